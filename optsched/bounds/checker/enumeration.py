@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from optsched.bounds.checker.groups import TOP, groups, moves, rises, rows_of, tables
 from optsched.bounds.checker.parts import Bytes, Cells, Ints, Masks, TooLarge
 from optsched.bounds.checker.period import Period
-from optsched.bounds.checker.product import LABELS, Arcs
+from optsched.bounds.checker.product import LABELS, Leaving
 from optsched.bounds.checker.states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
 
@@ -395,6 +395,16 @@ def _swap(m: int, layer: Layer, of: Sizes, number: Any) -> bool:
     return number[_NEXT] == layer.sets[0]
 
 
+@njit(nogil=True)
+def _lowest(graph: Leaving, rest: Any, price: Any) -> Any:
+    """Return by arc the min cost from its source to the end."""
+    target, label = graph.target, graph.label
+    out = np.empty(len(target), np.int64)
+    for a in range(np.uint64(len(target))):
+        out[a] = rest[np.uint64(target[a])] + price[np.uint64(label[a])]
+    return out
+
+
 def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> Layer:
     """Return room for so many sets and labels, with the sets of another layer if given.
 
@@ -422,9 +432,9 @@ class Enumeration:
     Parameters
     ----------
     period : Period
-        With the last graph and each node's cost to the end.
-    arcs : Arcs
-        Those of the graph.
+        With each node's cost to the end.
+    graph : Leaving
+        The last graph.
     pi : ndarray of int64
     unit, cutoff : int
     between : callable, optional
@@ -439,7 +449,7 @@ class Enumeration:
     def __init__(
         self,
         period: Period,
-        arcs: Arcs,
+        graph: Leaving,
         pi: Ints,
         unit: int,
         cutoff: int,
@@ -455,14 +465,14 @@ class Enumeration:
         self._budget, self._limits, self._between = period.budget, period.limits, between
         self.n, self._pi = period.n, pi
         price, step = period.prices(pi, unit), max(0, cutoff - int(rest[0])) // TOP + 1
-        row = rows_of(arcs, price[:, 1])
+        row = rows_of(graph, price[:, 1])
         group = groups(peak, copies, int(row[-1]) + 1, period.limits.table_bytes)
         move = moves(period.labels.mask[:count], price, cost, group)
-        table = tables(rest, row, arcs, move, group, step, between)
+        table = tables(rest, row, graph, move, group, step, between)
         self._paths = Paths(
-            *arcs, period.graph.loop, period.labels.what[:count],
-            rest[arcs.target] + price[arcs.label, 0], move.begin, move.kinds, rest, row, table,
-            group.of, group.stride, group.first[:-1].copy(), step, cost, unit, cutoff,
+            *graph, period.labels.what[:count], _lowest(graph, rest, move.lowest),
+            move.begin, move.kinds, rest, row, table, group.of, group.stride,
+            group.first[:-1].copy(), step, cost, unit, cutoff,
         )  # fmt: skip
         self._of = Sizes(
             copies, peak, output, output * (peak + floor) // 2,

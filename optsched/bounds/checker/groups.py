@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Bytes, Cells, Ints, Masks
-from optsched.bounds.checker.product import NEVER, Arcs
+from optsched.bounds.checker.product import NEVER, Leaving
 from optsched.problem.kernel import njit
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
@@ -58,24 +58,24 @@ class Bars(NamedTuple):
     save: Bytes  # scratch space
 
 
-def rows_of(arcs: Arcs, kind: Ints) -> Cells:
+def rows_of(graph: Leaving, kind: Ints) -> Cells:
     """Return the row of each node. They are in order of nodes: the last row is that of the end.
 
     Parameters
     ----------
-    arcs : Arcs
+    graph : Leaving
     kind : ndarray
         The cheapest kind that each label places, or -1.
     """
-    row = np.empty(len(arcs.first) - 1, np.int32)
-    row += _count_back(arcs, kind, row) - 1
+    row = np.empty(len(graph.first) - 1, np.int32)
+    row += _count_back(graph, kind, row) - 1
     return row
 
 
 @njit(allocates=False, nogil=True)
-def _count_back(arcs: Arcs, kind: Any, row: Any) -> int:
+def _count_back(graph: Leaving, kind: Any, row: Any) -> int:
     """Number the rows from the end backward, 0, -1, and so on, and return how many there are."""
-    first, target, label = arcs
+    first, target, label = graph[:3]
     rows, u = 0, np.uint64(len(row))
     while u > _ZERO:
         u -= _ONE
@@ -152,7 +152,7 @@ def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
 def tables(
     rest: Ints,
     row: Cells,
-    arcs: Arcs,
+    graph: Leaving,
     move: Moves,
     group: Groups,
     step: int,
@@ -166,7 +166,7 @@ def tables(
         The cost to the end of each node.
     row : ndarray
         The row of each node (`rows_of`).
-    arcs : Arcs
+    graph : Leaving
     move : Moves
     group : Groups
     step : int
@@ -174,7 +174,8 @@ def tables(
         Called now and then.
     """
     rows, width = int(row[-1]) + 1, int(group.first[-1])
-    flat = np.full(rows * width + WINDOW, TOP, np.uint8)
+    flat = np.empty(rows * width + WINDOW, np.uint8)  # each row is filled in when it is made
+    flat[(rows - 1) * width :] = TOP
     flat[(rows - 1) * width + group.first[:-1]] = 0
     column, size = np.arange(WINDOW), np.diff(group.first, append=group.first[-1])
     # A kind without a group has no column of its own.
@@ -185,7 +186,7 @@ def tables(
         if between is not None:
             between()
         part = max(0, last - _NODES), last
-        _fill(part, flat, rest, row, arcs, move, group, (bars, step))
+        _fill(part, flat, rest, row, graph, move, group, (bars, step))
     return flat[: rows * width].reshape(rows, width)
 
 
@@ -199,7 +200,7 @@ def _lower(to: Any, at: Any, add: Any, bar: Any, flat: Any) -> None:
 
 @njit(allocates=False, nogil=True)
 def _fill(
-    part: Any, flat: Any, rest: Any, row: Any, arcs: Arcs, move: Moves, group: Groups, how: Any
+    part: Any, flat: Any, rest: Any, row: Any, graph: Leaving, move: Moves, group: Groups, how: Any
 ) -> None:  # fmt: skip
     """Fill in the rows of the nodes of a part, which lie one after another, from its end backward.
 
@@ -209,7 +210,7 @@ def _fill(
     what is left, since such a schedule leaves the node by one of the arcs.
     """
     (foreign, barred, save), step = how
-    first, target, label = arcs
+    first, target, label = graph[:3]
     begin, kinds, bests, lowest, outside, cost = move
     of, stride, starts, _ = group
     width, unit, beyond = np.uint64(starts[-1]), np.uint64(step), TOP * step
@@ -221,6 +222,8 @@ def _fill(
             continue  # it shares a row that is there
         made = row[u]
         mine = np.uint64(made) * width
+        for j in range(width):
+            flat[mine + j] = np.uint8(TOP)
         for a in range(np.uint64(first[u]), np.uint64(first[u + _ONE])):
             v, number = np.uint64(target[a]), np.uint64(label[a])
             more = rest[v] - rest[u]

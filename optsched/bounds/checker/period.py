@@ -24,12 +24,11 @@ from optsched.bounds.checker.product import (
     NEVER,
     NODES,
     PARTS,
-    Arcs,
     Fine,
     Graph,
     Labels,
+    Leaving,
     Prices,
-    Thin,
     enter_masks,
     label_of,
     learn,
@@ -78,10 +77,16 @@ def sorted_by(end: Cells, nodes: int, one: Cells, two: Cells) -> tuple[Ints, Cel
     return first[:-1], other, label
 
 
-def outward(graph: Graph) -> Arcs:
-    """Return the arcs of a graph by the node that they leave."""
+def outward(graph: Graph) -> Leaving:
+    """Return a graph with its arcs in order of source."""
     target = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.into))
-    return Arcs(*sorted_by(graph.source, graph.nodes, target, graph.label))
+    return Leaving(*sorted_by(graph.source, graph.nodes, target, graph.label), graph.loop)
+
+
+def inward(graph: Leaving) -> Graph:
+    """Return a graph with its arcs in order of target."""
+    source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.first))
+    return Graph(*sorted_by(graph.target, graph.nodes, source, graph.label), graph.loop)
 
 
 @njit(allocates=False, nogil=True)
@@ -280,31 +285,19 @@ class Period:
             rest, limit = np.zeros(self.graph.nodes, np.int64), 2**61
         return Prices(cost, cost[order], cheapest, unit, rest, limit)
 
-    def thin(self, pi: Ints, unit: int, cutoff: int, *, shared: bool = False) -> bool:
-        """Keep the paths up to the cutoff and their costs to the end; return if one is left.
-
-        If others share the arrays of the graph, they stay as they are.
-        """
-        graph, prices = self.graph, self._learn(pi, unit, cutoff)
-        nodes, arcs = graph.nodes, graph.arcs
-        here, place = np.empty(nodes + 1, np.int64), np.empty(nodes, np.int32)
+    def thin(self, pi: Ints, unit: int, cutoff: int) -> bool:
+        """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
+        (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
+        here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
         here[0] = 0
-        out = Thin(*graph, here, place)
-        if shared:
-            into, loop = np.zeros(nodes + 1, np.int64), np.empty(nodes, np.int32)
-            out = Thin(
-                into, np.empty(arcs, np.int32), np.empty(arcs, np.int32), loop, here, place
-            )  # fmt: skip
         self.count[[NODES, ARCS, KEPT]] = v = 0
-        while v < nodes:
+        while v < len(loop):
             self._more_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
             room = len(self.labels.what) - self._margin
-            v = thin(v, graph, out, self.labels, prices, self.count, room)
+            v = thin(v, self.graph, self.labels, prices, here, place, self.count, room)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + arcs)
-        self.graph = Graph(
-            out.into[: nodes + 1], out.source[:arcs], out.label[:arcs], out.loop[:nodes]
-        )
+        self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
         self.rest = prices.rest[:nodes]
         return bool(place[-1] >= 0)
 

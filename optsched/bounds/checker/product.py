@@ -59,12 +59,23 @@ class Graph(NamedTuple):
         return len(self.label)
 
 
-class Arcs(NamedTuple):
-    """The arcs of a graph by the node that they leave: where those of each node begin."""
+class Leaving(NamedTuple):
+    """A graph, its arcs in order of source: where those that leave each node begin."""
 
     first: Ints
     target: Cells
     label: Cells
+    loop: Cells
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.loop)
+
+    @property
+    def arcs(self) -> int:
+        """Number of arcs."""
+        return len(self.label)
 
 
 class Labels(NamedTuple):
@@ -108,17 +119,6 @@ class Fine(NamedTuple):
     from_node: Cells
     to_node: Cells
     by_label: Cells
-
-
-class Thin(NamedTuple):
-    """A graph in the making that has a part of the paths of another one."""
-
-    into: Ints
-    source: Cells
-    label: Cells
-    loop: Cells
-    here: Ints  # by node, its cost so far; that of the first one is given
-    place: Cells  # by node of the other graph, its number here, or -1
 
 
 @njit(allocates=False)
@@ -405,25 +405,25 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
 
 @njit(allocates=False, nogil=True)
 def thin(
-    v: int, graph: Graph, out: Thin, labels: Labels, p: Prices, count: Any, room: int
+    v: int, graph: Graph, labels: Labels, p: Prices, here: Any, place: Any, count: Any, room: int
 ) -> int:  # fmt: skip
-    """Copy v and later nodes, but only paths up to the cutoff. Returns `Graph.nodes` at the end.
+    """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
-    Else it returns the node at which there may be too few labels; the next call goes on with the
-    next of its arcs. The columns of ``out`` may be those of the graph, where nodes move forward.
+    ``place`` has the new number of each node or -1, and ``here`` the cost so far by new number;
+    that of the first node is given. Returns the node at which there may be too few labels; the next
+    call goes on with the next of its arcs.
     """
-    before, source_of, label_of_arc, loop_of = graph
-    into, source, label, loop, here, place = out
+    into, source, label, loop = graph
     rest, low, high = p.rest, labels.low, labels.high
     while v < len(rest):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]
-        first, last = np.uint64(count[KEPT]), np.uint64(before[v + 1])
+        first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
 
         # The min cost from the start to an arc, the arc and the rest are added up: every path
         # through the arc costs this or more. Of a node that is kept, a cheapest path to the end is
         # kept, too, so that its rest stays what it is.
         for a in range(first, last if rest[v] < NEVER else first):
-            u, old = np.int64(place[np.uint64(source_of[a])]), np.uint64(label_of_arc[a])
+            u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
             if u < 0 or low[old] > spare - here[np.uint64(u)]:
                 continue
             so_far = here[np.uint64(u)]
@@ -438,7 +438,7 @@ def thin(
 
         place[v] = -1
         if here[nodes] < NEVER:
-            place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop_of[v], rest[v], arcs
+            place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs
             count[NODES], count[ARCS], here[nodes + 1] = nodes + 1, arcs, NEVER
         count[KEPT] = last
         v += 1

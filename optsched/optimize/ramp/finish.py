@@ -65,7 +65,6 @@ from numpy.typing import NDArray
 
 from optsched.bounds.checker.enumeration import FROM, KIND, ORIGIN, PASSED, Enumeration
 from optsched.bounds.checker.parts import Ints, TooLarge
-from optsched.bounds.checker.product import Arcs
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 
@@ -292,7 +291,7 @@ def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = Non
             raise _Ended
 
     period.rest = r.rest()
-    return Enumeration(period, Arcs(*r.arcs), r.pi, r.scale, r.cutoff, look)
+    return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
 
 
 def enumerate_below(

@@ -97,6 +97,51 @@ def least_totals(
 
 
 @njit(nogil=True)
+def pruned(
+    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, value: Any,
+    cutoff: int
+) -> Any:  # fmt: skip
+    """Return the graph without nodes and arcs through which every path exceeds the cutoff.
+
+    There must be a path up to the cutoff. Labels keep all of their kinds. Arcs that are deleted do
+    not count for the cost from the root. They do not matter: where such an arc is on the cheapest
+    way to a node, the node is deleted, too.
+    """
+    nodes = loop.shape[0]
+    forward = np.full(nodes, INFINITE, dtype=np.int32)
+    forward[0] = 0
+    number = np.empty(nodes, dtype=np.int32)
+    # Pages of these that are not written take no memory.
+    start = np.empty(nodes + 1, dtype=np.int64)
+    target = np.empty(arc_target.shape[0], dtype=np.int32)
+    label = np.empty(arc_target.shape[0], dtype=np.int32)
+    out_loop = np.empty(nodes, dtype=np.int32)
+    out_backward = np.empty(nodes, dtype=np.int32)
+    kept = 0
+    arcs = np.uint64(0)
+    for u in range(nodes):
+        here = np.int64(forward[u])
+        slack = cutoff - here
+        if here >= INFINITE or backward[u] > slack:
+            continue
+        number[u] = kept
+        start[kept], out_loop[kept], out_backward[kept] = arcs, loop[u], backward[u]
+        kept += 1
+        for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
+            v = np.uint32(arc_target[a])
+            cost = value[np.uint32(arc_label[a])]
+            if backward[v] < INFINITE and cost + backward[v] <= slack:
+                target[arcs], label[arcs] = v, arc_label[a]
+                arcs += np.uint64(1)
+                forward[v] = min(forward[v], np.int32(here + cost))
+    start[kept] = arcs
+    for a in range(arcs):
+        target[a] = number[np.uint32(target[a])]
+    graph = start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept]
+    return graph, out_backward[:kept]
+
+
+@njit(nogil=True)
 def _twice(array: Any) -> Any:
     """Return the array with twice the room."""
     more = np.empty(2 * array.shape[0], dtype=array.dtype)

@@ -205,7 +205,7 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.bounds.checker.period import Period
+        from optsched.bounds.checker.period import Period, outward
         from optsched.bounds.checker.states import Kinds
         from optsched.optimize.ramp import graph as ramp_graph
 
@@ -223,8 +223,7 @@ class Relaxation:
         )  # fmt: skip
         completed = max_completed_by(jobs, self.clock)
         self.period = Period(kinds, completed, _Unlimited(), _LIMITS)
-        self.graph: Any = self.period.graph  # None without a path
-        self._leaving: Any = None
+        self.graph: Any = outward(self.period.graph)  # None without a path
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
         self.counted: set[int] = set()
         self._chain: list[Level] = []
@@ -421,16 +420,19 @@ class Relaxation:
     def _refine(
         self, floors: Ints | None, groups: list[set[int]], level: Level, max_nodes: int
     ) -> None:
+        from optsched.bounds.checker.period import inward, outward
+
         period, nodes = self.period, min(max_nodes, MAX_NODES)
         period.limits = replace(
             period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=_STATE_BYTES // 4
         )  # fmt: skip
         period.rest = self.rest() if self._chain else None
+        period.graph = inward(self.graph)
         is_left = period.refine(floors, groups, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
         self._chain.append(level)
         self._deleted, self.shown = False, []
-        self.graph, self._leaving = period.graph if is_left else None, None
+        self.graph = outward(period.graph) if is_left else None
         if self.graph is None:
             self._prove(self.upper)
             return
@@ -478,12 +480,8 @@ class Relaxation:
     @property
     def arcs(self) -> tuple[Ints, Cells, Cells]:
         """The arcs by source: where those of each node start, and their targets and labels."""
-        if self._leaving is None:
-            from optsched.bounds.checker.period import outward
-
-            self._leaving = outward(self.period.graph)
-        leaving: tuple[Ints, Cells, Cells] = self._leaving
-        return leaving
+        first, target, label, _ = self.graph
+        return first, target, label
 
     def values(self, pi: Ints) -> Any:
         """Return the cost of each label, and the kind of min cost.
@@ -646,13 +644,9 @@ class Relaxation:
         if int(self.backward[0]) > cutoff:
             self._prove(self.upper)
             return
-        before, period = self.graph, self.period
-        period.rest = self.rest()
-        period.thin(self.pi, self.scale, cutoff, shared=True)
-        self.graph, self.backward = period.graph, period.rest.astype(np.int32)
-        self._leaving = None
-        # Labels alone may have changed, where some of their kinds cost too much.
-        sizes = self.graph.nodes, self.graph.arcs
-        self._deleted |= sizes != (before.nodes, before.arcs) or not np.array_equal(
-            before.label, self.graph.label
+        before = self.graph
+        kept, self.backward = self._kernels.pruned(
+            *before, self.backward, self.values(self.pi)[0], cutoff
         )
+        self.graph = before._make(kept)
+        self._deleted |= (self.graph.nodes, self.graph.arcs) != (before.nodes, before.arcs)
