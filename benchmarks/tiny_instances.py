@@ -15,30 +15,28 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from brute_force import brute_force_tel
+from readable_ramp import Plain
 from test_ramp import certified, tiny_instance
 
-from optsched.bounds.checker import ramp as checker_ramp
 from optsched.bounds.checker.parts import Rejected
-from optsched.optimize.ramp import climb, refine
+from optsched.bounds.checker.ramp import compiled
 from optsched.optimize.ramp.prove import prove_all
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
-_NEVER = 10**6
 WAYS = (
-    {},
-    {"_LARGE": 0, "_CLOSE": 0.0, "_FIRST": 10},
-    {"_BUDGET": 8, "_CLOSE": 0.0, "_FIRST": 3},
-    {"_CLOSE": 1.0, "_FIRST": 3},
+    MEASURED,
+    Tuning(large_nodes=0, close_gap=0.0, first_nodes=10),
+    Tuning(budget=8, close_gap=0.0, first_nodes=3),
+    Tuning(close_gap=1.0, first_nodes=3),
 )
-"""The settings of `refine`, with the nodes of the first graph, that make tiny proofs take a way."""
+"""With each of these tiny proofs take another way."""
 
 
 def contradiction(number: int) -> str:
@@ -46,21 +44,16 @@ def contradiction(number: int) -> str:
     rng = np.random.default_rng([11, number])
     instance = tiny_instance(rng, number, 5 if number % 8 == 0 else 4)
     optimum, _ = brute_force_tel(instance)
-    compiled = number // len(WAYS) % 2
-    with ExitStack() as settings:
-        for name, value in WAYS[number % len(WAYS)].items():
-            module = climb if name == "_FIRST" else refine
-            settings.enter_context(patch.object(module, name, value))
-        settings.enter_context(patch.object(checker_ramp, "FEW", 0 if compiled else _NEVER))
-        proofs = prove_all(instance, seed=number)
-        found: dict[str, int | str] = {
-            "bound": sum(p.bound for p in proofs),
-            "schedule": sum(p.value for p in proofs),
-        }
-        try:
-            found["certificate"] = certified(instance, proofs)
-        except Rejected as error:
-            found["certificate"] = str(error)
+    replays = compiled if number // len(WAYS) % 2 else Plain
+    proofs = prove_all(instance, seed=number, tuning=WAYS[number % len(WAYS)])
+    found: dict[str, int | str] = {
+        "bound": sum(p.bound for p in proofs),
+        "schedule": sum(p.value for p in proofs),
+    }
+    try:
+        found["certificate"] = certified(instance, proofs, replays)
+    except Rejected as error:
+        found["certificate"] = str(error)
     feasible = all(p.jobs.feasible(p.starts) for p in proofs)
     if feasible and set(found.values()) == {optimum}:
         return ""

@@ -1,4 +1,4 @@
-"""`optsched.optimize.ramp.finish` in plain Python: the twin of the compiled enumeration.
+"""`optsched.bounds.checker.enumeration` on a relaxation's graph, in plain Python.
 
 Slow and short; the tests demand the same bound and as many labels in every layer.
 """
@@ -39,30 +39,34 @@ class Readable:
         self.ready = [int(x) if arrivals else 0 for x in r.ready]
         self.kinds = range(len(self.pi))
         self.unit = max(0, r.cutoff - int(r.backward[0])) // TOP + 1
-        self.size = size
         self.groups = self.split(size)
         self.counters = [self.tables(group) for group in self.groups]
 
     def arcs(self, u: int) -> list[tuple[int, int, str, list[int]]]:
         """Return target, fixed rounds, what it is, and kinds of the arcs of a node."""
-        graph, labels = self.r.graph, self.r.labels
-        out = []
-        for a in range(graph.arc_start[u], graph.arc_start[u + 1]):
-            label, v = int(graph.arc_label[a]), int(graph.arc_target[a])
+        (start, targets, numbers), period = self.r.arcs, self.r.period
+        labels, out = period.labels, []
+        for a in range(start[u], start[u + 1]):
+            label, v = int(numbers[a]), int(targets[a])
             mask = sum(int(word) << 64 * at for at, word in enumerate(labels.mask[label]))
             kinds = [k for k in self.kinds if mask >> k & 1]
-            what = "place" if label >= labels.first_mask else "end"
-            what = "join" if label == labels.join else "round" if label < labels.join else what
+            what = "place" if label >= period.fixed else "end"
+            what = "join" if label == period.join else "round" if label < period.join else what
             if self.r.backward[v] < INFINITE:
-                out.append((v, int(labels.fixed[label]) * self.r.scale, what, kinds))
+                out.append((v, int(labels.rounds[label]) * self.r.scale, what, kinds))
         return out
 
     def split(self, size: int) -> list[list[int]]:
-        """Return kinds in order of peak and output, in groups of at most so many entries."""
+        """Return kinds in order of peak, in groups of at most so many entries.
+
+        Kinds of so many requests or more are in none.
+        """
         groups: list[list[int]] = []
         entries = size
-        for k in sorted(self.kinds, key=lambda k: (self.peak[k], self.output[k])):
-            own = min(self.copies[k], size - 1) + 1
+        for k in sorted(self.kinds, key=lambda k: self.peak[k]):
+            own = self.copies[k] + 1
+            if own > size:
+                continue
             fits = entries * own <= size
             groups = [*groups[:-1], [*groups[-1], k]] if fits else [*groups, [k]]
             entries = entries * own if fits else own
@@ -71,7 +75,7 @@ class Readable:
     def tables(self, group: list[int]) -> list[dict[tuple[int, ...], int]]:
         """Return by node the counters of a group, by what is left of its kinds."""
         back, unit = [int(x) for x in self.r.backward], self.unit
-        ways = list(product(*(range(self.told_apart(k) + 1) for k in group)))
+        ways = list(product(*(range(self.copies[k] + 1) for k in group)))
         out = [dict.fromkeys(ways, TOP) for _ in back]
         out[-1][ways[0]] = 0
         for u in range(len(back) - 2, -1, -1):
@@ -90,17 +94,12 @@ class Readable:
                 out[u][left] = min(costs) // unit
         return out
 
-    def told_apart(self, k: int) -> int:
-        """Return up to which number left of a kind the counters tell numbers apart."""
-        return min(self.copies[k], self.size - 1)
-
     def least(self, node: int, rest: tuple[int, ...]) -> int:
         """Return the least cost to the end that the graph and counters allow."""
         extra = [0]
         for group, table in zip(self.groups, self.counters, strict=True):
             left = tuple(rest[k] for k in group)
-            if all(rest[k] < self.size - 1 or self.copies[k] < self.size for k in group):
-                extra.append(table[node][left])
+            extra.append(table[node][left])
         return int(self.r.backward[node]) + self.unit * max(extra)
 
     def following(self, label: Label, m: int) -> list[Label]:
@@ -176,31 +175,33 @@ class Readable:
 
     def larger(self, i: int, j: int) -> bool:
         """Whether kind i is another kind and at least as large as kind j."""
-        sizes = [(self.peak[k], self.output[k], self.ready[k]) for k in (i, j)]
+        sizes = [(self.peak[k], self.output[k], int(self.r.ready[k])) for k in (i, j)]
         return i != j and all(x >= y for x, y in zip(*sizes, strict=True))
 
     def away(self, i: int, j: int) -> int:
         """Return how much kinds i and j differ."""
-        return sum(abs(of[i] - of[j]) for of in (self.peak, self.output, self.ready))
+        return sum(abs(of[i] - of[j]) for of in (self.peak, self.output, self.r.ready))
 
     def layer(self, labels: list[Label], m: int) -> list[Label]:
-        """Return the labels that dominance leaves of a layer."""
-        kept: list[Label] = []
+        """Return the labels that dominance leaves of a layer, those of each set next to others."""
+        sets: dict[tuple[int, ...], list[Label]] = {}
         for new in labels:
-            alike = [x for x in kept if x.rest == new.rest]
-            if not any(self.deletes(a, new, m) for a in alike):
-                gone = [b for b in alike if self.deletes(new, b, m)]
-                kept = [x for x in kept if x not in gone] + [new]
-        for b in list(kept):
+            sets.setdefault(new.rest, []).append(new)
+        for rest, alike in sets.items():
+            kept: list[Label] = []
+            for new in sorted(alike, key=lambda x: (x.rounds, sum(x.tokens))):
+                if not any(self.deletes(a, new, m) for a in kept):
+                    kept.append(new)
+            sets[rest] = kept
+        for rest, alike in sets.items():
             for j in self.kinds:
-                left = [i for i in self.kinds if b.rest[i] and self.larger(i, j)]
-                if b.rest[j] == self.copies[j] or not left or b not in kept:
-                    continue
-                i = min(left, key=lambda i: (self.away(i, j), i))
-                rest = tuple(x + (k == j) - (k == i) for k, x in enumerate(b.rest))
-                if any(a.rest == rest and self.deletes(a, b, m) for a in kept):
-                    kept.remove(b)
-        return kept
+                left = [i for i in self.kinds if rest[i] and self.larger(i, j)]
+                if rest[j] < self.copies[j] and left:
+                    i = min(left, key=lambda i: (self.away(i, j), i))
+                    other = tuple(x + (k == j) - (k == i) for k, x in enumerate(rest))
+                    better = sets.get(other, [])
+                    alike[:] = [b for b in alike if not any(self.deletes(a, b, m) for a in better)]
+        return [x for alike in sets.values() for x in alike]
 
     def finish(self) -> tuple[int, list[int]]:
         """Return the bound that the enumeration proves, and how many labels each layer has."""

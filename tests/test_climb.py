@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.climb import Climb, Seen
 from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import periods
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.workloads.generate import generate
@@ -59,7 +59,7 @@ def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:
     assert climb.seen.pop((rung, to)).growth > 1.5
     climb.share /= 100.0  # so that hardly any growth is expected
     assert climb.plan(1.0, 800)[1].factor < planned.factor
-    with pytest.raises(TooLargeError):
+    with pytest.raises(TooLarge):
         climb.take(to, most, 800)
     assert (climb.rung, climb.nodes) == (rung, nodes)
     for again in (climb, climb.fork()):

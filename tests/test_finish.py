@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import brute_force_tel
 from readable_finish import Readable
+from readable_ramp import Plain
 from sweeps import parts
 from test_certificate import corrupted
 from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
@@ -20,15 +22,13 @@ from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import (
     check_certificate,
-    compiled as checker_compiled,
-    enumeration as checker_enumeration,
-    groups as checker_groups,
     parts as checker_parts,
-    ramp as checker_ramp,
+    period as checker_period,
 )
 from optsched.bounds.checker.enumeration import larger_kinds
-from optsched.bounds.checker.parts import Budget, Rejected, TooLarge, columns_of
-from optsched.bounds.checker.plain import base
+from optsched.bounds.checker.groups import groups, rows_of
+from optsched.bounds.checker.parts import Budget, Limits, Rejected, TooLarge, columns_of
+from optsched.bounds.checker.period import Period
 from optsched.bounds.checker.product import (
     ARCS,
     CELLS,
@@ -38,10 +38,11 @@ from optsched.bounds.checker.product import (
     PARTS,
     STATES,
     Graph,
-    label_of,
 )
-from optsched.bounds.checker.ramp import check_ramp
-from optsched.optimize.ramp import climb, counters, finish as ramp_finish, refine, second_thread
+from optsched.bounds.checker.ramp import check_ramp, compiled
+from optsched.bounds.checker.replay import Compiled
+from optsched.bounds.checker.states import kinds_of
+from optsched.optimize.ramp import finish as ramp_finish, second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
@@ -49,16 +50,20 @@ from optsched.optimize.ramp.jobs import needed_clock, periods
 from optsched.optimize.ramp.prove import prove_all
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.ramp.second_thread import Helper
+from optsched.optimize.ramp.tuning import Tuning
 from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
+ENUMERATING = Tuning(close_gap=1.0, first_nodes=3)
+"""With coarse first graphs and a wide limit, most tiny proofs end by enumeration."""
 
-def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 16) -> Counter[str]:
-    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin.
 
-    Groups of kinds have at most ``size`` counters.
-    """
+def check_enumeration(
+    seed: int, count: int, most: int, every: int, table_bytes: int = 2**30
+) -> Counter[str]:
+    """Enumerate with graphs, clocks and targets of all kinds; ``every`` so many use the twin."""
+    size = 16 if table_bytes else 1  # the max entries of a group: without memory there is none
     rng = np.random.default_rng(seed)
     seen: Counter[str] = Counter()
     for turn in range(count):
@@ -75,6 +80,8 @@ def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 
             horizon = int(rng.integers(0, needed_clock(jobs) + 1)) if turn % 3 == 0 else None
             target = max(1, optimum + int(rng.integers(-4, 6)))
             relaxation = Relaxation(jobs, target, horizon=horizon)
+            period = relaxation.period
+            period.limits = replace(period.limits, table_bytes=table_bytes)
             for floors in coarse_to_fine(relaxation)[: int(rng.integers(1, 4))]:
                 if relaxation.graph is None or relaxation.closed:
                     break
@@ -103,7 +110,6 @@ def check_enumeration(seed: int, count: int, most: int, every: int, size: int = 
             assert replayed(part, relaxation) == shown.bound
             seen["found" if upper > optimum else "proved"] += 1
             seen["short clocks"] += relaxation.clock < needed_clock(jobs)
-            seen["not told apart"] += relaxation.copies.max() >= size
     return seen
 
 
@@ -113,52 +119,36 @@ def test_the_optimum_or_the_target_is_proved_and_certified_for_tiny_instances() 
     assert seen["short clocks"] > 5
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_optimum_or_the_target_is_proved_with_small_groups(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # That two (three) equal requests are left has no counter of its own.
-    monkeypatch.setattr(counters, "_SIZES", (size,))
-    seen = check_enumeration(7 + size, 120, 5, 2, size)
+def test_the_optimum_or_the_target_is_proved_without_memory_for_tables() -> None:
+    seen = check_enumeration(7, 120, 5, 2, table_bytes=0)
     assert seen["as the twin"] > 10
-    assert seen["not told apart"] > 0
 
 
-def test_groups_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Peaks 4, 4, 7, 8, 11: two requests and three others. 3 x 2 x 2 entries, then 2 are left.
-    instance = Instance([0] * 5, [2, 2, 4, 3, 1], [2, 2, 3, 5, 10], kv_capacity=20)
-    relaxation = Relaxation(periods(instance)[0], 100)
-    relaxation.use_floors(coarse_to_fine(relaxation)[0])
-
-    def groups() -> tuple[list[int], int]:
-        split = counters.groups_of(relaxation, relaxation.graph.nodes)
-        order = np.argsort(relaxation.peak)
-        return split.group[order].tolist(), int(split.first[-1])
-
-    assert groups() == ([0, 0, 0, 1], 14)
-    bytes_ = relaxation.graph.nodes * 14
-    for most, expected in (
-        (bytes_, ([0, 0, 0, 1], 14)),
-        (bytes_ - 1, ([0, 0, 1, 1], 10)),  # at most 8 entries: 3 x 2, then 2 x 2
-        (0, ([0, 1, 1, 2], 9)),  # at most 4: 3, 2 x 2, 2
+def test_groups_are_as_large_as_memory_allows() -> None:
+    # Peaks 4, 7, 8, 11; two requests of the first. 3 x 2 x 2 entries, then 2 are left.
+    peak, copies = np.array([4, 7, 8, 11]), np.array([2, 1, 1, 1])
+    for max_bytes, of, entries in (
+        (1400, [0, 0, 0, 1], 14),
+        (1399, [0, 0, 1, 1], 10),  # at most 8 entries: 3 x 2, then 2 x 2
+        (999, [0, 1, 1, 2], 9),  # at most 4: 3, 2 x 2, 2
+        (899, [-1, 0, 1, 2], 6),  # at most 2: two equal requests are in none
+        (599, [-1, -1, -1, -1], 0),
     ):
-        monkeypatch.setattr(counters, "_BYTES", most)
-        assert groups() == expected
+        found = groups(peak, copies, 100, max_bytes)
+        assert (found.of.tolist(), int(found.first[-1])) == (of, entries)
 
 
-def test_nodes_that_place_nothing_share_a_row_and_none_has_the_first() -> None:
-    # The last placement of the kind of the first group reads a window that begins before the row of
-    # the last node.
+def test_nodes_with_one_arc_that_places_nothing_share_a_row() -> None:
     relaxation = Relaxation(periods(Instance([0] * 2, [2, 3], [2, 1], kv_capacity=9))[0], 100)
     relaxation.use_floors(coarse_to_fine(relaxation)[0])
     relaxation.ascend()
-    graph, costs = ramp_finish.paths_of(relaxation), counters.costs_of(relaxation)
-    row, rows = counters.rows_of(graph, costs.kind)
+    arcs, kind = relaxation.graph, relaxation.values(relaxation.pi)[1]
+    row = rows_of(arcs, kind)
     last = len(row) - 1
     alike = [u for u in range(last) if row[u] == row[last]]
     assert alike
-    assert all(graph.arc_target[graph.arc_start[u]] >= last - len(alike) for u in alike)
-    assert sorted(set(row.tolist())) == list(range(1, rows))
+    assert all(arcs.target[arcs.first[u]] >= last - len(alike) for u in alike)
+    assert sorted(set(row.tolist())) == list(range(row[last] + 1))
 
 
 @pytest.mark.slow
@@ -166,16 +156,13 @@ def test_the_optimum_or_the_target_is_proved_for_5000_instances_up_to_six_reques
     check_enumeration(2, 5000, 6, 20)
 
 
-def test_proofs_end_by_enumeration_at_the_same_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    # With coarse first graphs and a wide limit, most tiny proofs end by enumeration.
-    monkeypatch.setattr(refine, "_CLOSE", 1.0)
-    monkeypatch.setattr(climb, "_FIRST", 3)
+def test_proofs_end_by_enumeration_at_the_same_optimum() -> None:
     rng = np.random.default_rng(9)
     enumerated = 0
     for turn in range(80):
         instance = tiny_instance(rng, turn)
         optimum, _ = brute_force_tel(instance)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         assert sum(p.bound for p in proofs) == sum(p.value for p in proofs) == optimum
         enumerated += sum(len(p.levels) > 0 and p.levels[-1].multipliers is None for p in proofs)
     assert enumerated > 10
@@ -388,29 +375,26 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
     rejected(lambda r: setattr(r, "clock", 0), "expected one to enumerate")
 
 
-@pytest.mark.parametrize("memory", [checker_groups.MAX_BYTES, 0])
-def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(
-    memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("memory", [Limits().table_bytes, 0])
+def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(memory: int) -> None:
     # The claimed value is right, one too high or one too low; half of the chains enumerate.
     # Without memory for tables no group is made.
-    monkeypatch.setattr(checker_groups, "MAX_BYTES", memory)
+    limited = partial(Compiled, limits=Limits(table_bytes=memory))
     rng = np.random.default_rng(4)
     refusals = 0
     for turn in range(40):
         instance = tiny_instance(rng, turn, 5)
-        monkeypatch.setattr(refine, "_CLOSE", float(turn % 2))
-        monkeypatch.setattr(climb, "_FIRST", 3)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(
+            instance, seed=turn, tuning=Tuning(close_gap=float(turn % 2), first_nodes=3)
+        )
         for change in (0, 1, -1):
             leaf = ramp_leaf(
                 [(p.jobs, p.bound + change, p.denominator, p.clock, p.levels) for p in proofs]
             )
             found = []
-            for few in (0, 10**6):
-                monkeypatch.setattr(checker_ramp, "FEW", few)
+            for replays in (limited, Plain):
                 try:
-                    found.append(str(check_ramp(columns_of(instance), leaf)))
+                    found.append(str(check_ramp(columns_of(instance), leaf, replays=replays)))
                 except Rejected as error:
                     found.append(str(error))
             assert found[0] == found[1]
@@ -448,19 +432,14 @@ def forged(n: int, output: int, capacity: int) -> tuple[Instance, dict[str, Any]
     return instance, {"relaxation": "ramp", "periods": [period]}
 
 
-def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops() -> None:
     # The claims are one too high. A loop that ends early leaves labels undone: had they counted
     # rounded down, the rest of a layer would have been lost, and the claim accepted.
-    monkeypatch.setattr(checker_ramp, "FEW", 0)
-    monkeypatch.setattr(refine, "_CLOSE", 1.0)
-    monkeypatch.setattr(climb, "_FIRST", 3)
     rng = np.random.default_rng(4)
     stopped = ended = 0
     for turn in range(200):
         instance = tiny_instance(rng, turn, 6)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         leaf = ramp_leaf([(p.jobs, p.bound + 1, p.denominator, p.clock, p.levels) for p in proofs])
         if not all(p.levels and p.levels[-1].multipliers is None for p in proofs):
             continue  # without an enumeration, such a claim only proves less
@@ -496,44 +475,41 @@ def test_labels_that_are_compared_count_as_steps(monkeypatch: pytest.MonkeyPatch
         check_ramp(columns_of(instance), leaf)
 
 
-def test_ways_into_the_clock_and_labels_are_limited_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ways_into_the_clock_and_labels_are_limited_apart() -> None:
     # A short stack of ways into the clock is made longer. A layer of too many labels is refused.
     instance = generate("jaillet-model-2", seed=7, n=8)
     relaxation = ready(instance, 680)
     finish(relaxation, 10**6)
-    monkeypatch.setattr(checker_ramp, "FEW", 0)
-    monkeypatch.setattr(checker_enumeration, "_DEEP", 1)
-    assert replayed(instance, relaxation) == relaxation.bound
-    with monkeypatch.context() as few:
-        few.setattr(checker_enumeration, "_DEEPEST", 1)
-        with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
-            replayed(instance, relaxation)
-    monkeypatch.setattr(checker_enumeration, "MAX_LABELS", 100)
+    r = relaxation
+    leaf = ramp_leaf([(r.jobs, r.bound, r.scale, r.clock, r.levels)])
+
+    def checked(ways: tuple[int, int]) -> int:
+        replays = partial(Compiled, limits=Limits(ways=ways))
+        return check_ramp(columns_of(instance), leaf, replays=replays)
+
+    assert checked((1, 1000)) == relaxation.bound
+    with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
+        checked((1, 1))
     equal, leaf = forged(13, 6, 40)
+    few = partial(Compiled, limits=Limits(layer=100))
     with pytest.raises(TooLarge, match="more than 100 labels"):
-        check_ramp(columns_of(equal), leaf)
+        check_ramp(columns_of(equal), leaf, replays=few)
 
 
 @pytest.mark.parametrize("turns", parts(25, 1000))
-def test_corrupted_enumerations_never_prove_more_than_the_optimum(
-    turns: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corrupted_enumerations_never_prove_more_than_the_optimum(turns: range) -> None:
     # Chains that end by enumeration, one change each, in the leaf (sealed again, claiming more)
-    # or in the file as it is. Half are replayed by compiled code. With ten changes per chain the
+    # or in the file as it is. With ten changes per chain the
     # whole sweep has over 10,000 corrupted files and claims, of which none is accepted.
     rejected = chains = 0
     for turn in turns:
         rng = np.random.default_rng([5, turn])
         instance = tiny_instance(rng, turn, 5)
-        with monkeypatch.context() as patch:  # tiny proofs end by enumeration, too
-            patch.setattr(refine, "_CLOSE", 1.0)
-            patch.setattr(climb, "_FIRST", 3)
-            proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
         if not any(p.levels and p.levels[-1].multipliers is None for p in proofs):
             continue
         chains += 1
-        monkeypatch.setattr(checker_ramp, "FEW", 0 if turn % 2 else 10**6)
         optimum = sum(p.value for p in proofs)
         good = make_certificate(instance, leaf, value=optimum)
         assert check_certificate(instance, good) == optimum == brute_force_tel(instance)[0]
@@ -562,9 +538,7 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(
 @pytest.mark.parametrize(
     "turns", [range(60, 80), pytest.param(range(4000), marks=pytest.mark.slow)], ids=str
 )
-def test_deletion_leaves_one_of_the_best_schedules(
-    turns: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deletion_leaves_one_of_the_best_schedules(turns: range) -> None:
     # Coarse graphs with any multipliers, so that schedules share nodes and labels delete others.
     # Both twins find one of the optimal schedules below optimum + 1, and none below the optimum.
     # In turn 69 the readable one finds none if a shorter output may delete a longer one.
@@ -579,15 +553,13 @@ def test_deletion_leaves_one_of_the_best_schedules(
             floors = jobs.first_kv + rng.integers(0, 5)
             levels = [Level(floors, [], pi), Level(None, [], None)]
             clock = int(rng.integers(relaxation.clock > 0, relaxation.clock + 1))
-            for few in (0, 10**6):
-                monkeypatch.setattr(checker_ramp, "FEW", few)
-                for value in (optimum, optimum + 1):
-                    leaf = ramp_leaf([(jobs, value, relaxation.scale, clock, levels)])
-                    if value == optimum:
-                        assert check_ramp(columns_of(part), leaf) == optimum, instance.to_dict()
-                    else:
-                        with pytest.raises(Rejected, match="found a schedule below"):
-                            check_ramp(columns_of(part), leaf)
+            for replays in (compiled, Plain):
+                leaf = ramp_leaf([(jobs, optimum, relaxation.scale, clock, levels)])
+                found = check_ramp(columns_of(part), leaf, replays=replays)
+                assert found == optimum, instance.to_dict()
+                leaf = ramp_leaf([(jobs, optimum + 1, relaxation.scale, clock, levels)])
+                with pytest.raises(Rejected, match="found a schedule below"):
+                    check_ramp(columns_of(part), leaf, replays=replays)
 
 
 def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> None:
@@ -603,14 +575,14 @@ def test_what_is_placed_instead_of_a_request_is_larger_in_all_three_sizes() -> N
 def graphs_met(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     """Return a list to which the compiled checker adds the columns of each graph that it makes."""
     graphs: list[list[list[int]]] = []
-    refine_ = checker_compiled.Compiled.refine
+    refine_ = Period.refine
 
     def refined(self: Any, *args: Any) -> bool:
         found = refine_(self, *args)
         graphs.append([column.tolist() for column in self.graph])
         return found
 
-    monkeypatch.setattr(checker_compiled.Compiled, "refine", refined)
+    monkeypatch.setattr(Period, "refine", refined)
     return graphs
 
 
@@ -629,13 +601,11 @@ def test_a_level_with_more_nodes_than_arrays_hold_at_first_is_checked_up_to_the_
     assert check_ramp(columns_of(instance), leaf) == 49 * 128
     into, _, label, _ = graphs[0]
     assert len(into) - 1 > 90_000
-    for name, size in (("MAX_NODES", len(into) - 1), ("MAX_ARCS", len(label))):
-        with monkeypatch.context() as limit:
-            limit.setattr(checker_compiled, name, size)
-            assert check_ramp(columns_of(instance), leaf) == 49 * 128
-            limit.setattr(checker_compiled, name, size - 1)
-            with pytest.raises(TooLarge, match=f"a level of more than {size - 1} "):
-                check_ramp(columns_of(instance), leaf)
+    for name, size in (("nodes", len(into) - 1), ("arcs", len(label))):
+        enough, less = (partial(Compiled, limits=Limits(**{name: x})) for x in (size, size - 1))
+        assert check_ramp(columns_of(instance), leaf, replays=enough) == 49 * 128
+        with pytest.raises(TooLarge, match=f"a level of more than {size - 1} "):
+            check_ramp(columns_of(instance), leaf, replays=less)
 
 
 def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
@@ -656,32 +626,30 @@ def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
 
 def narrowed(seed: int) -> tuple[Any, ...]:
     """Return what is left of a small graph of any arcs and labels below any cutoff."""
-    rng, kinds = np.random.default_rng(seed), [(0, peak, 1) for peak in range(2, 8)]
-    graph, ones = base(kinds, [1] * 6, 30, 0, Budget()), [1] * 6
-    engine = checker_compiled.Compiled(graph, kinds, ones, 30, 0, Budget())
+    rng, six = np.random.default_rng(seed), [(0, peak, 1) for peak in range(2, 8)]
+    kinds = kinds_of(six, [1] * 6, 30)
+    period = Period(kinds, np.zeros(1, int), Budget(), Limits())
     into, source, label = [0], [], []
     for v in range(12):
         for u in sorted(rng.choice(v, min(v, int(rng.integers(0, 6))), replace=False).tolist()):
-            mask = np.uint64(rng.integers(1, 64))
             source.append(u)
-            cost = np.zeros(6, np.int64)
-            label.append(label_of(mask, np.uint64(0), engine.labels, cost, engine.count))
+            label.append(period._label_of(np.flatnonzero(rng.integers(1, 64) >> np.arange(6) & 1)))
         into.append(len(source))
-    engine.graph = Graph(
-        np.array(into), np.array(source, np.int32), np.array(label, np.int32), np.full(12, -1)
+    period.graph = Graph(
+        np.array(into), np.array(source, np.int32), np.array(label, np.int32), np.full(12, -1, "i4")
     )
-    pi = rng.integers(0, 9, 6).tolist()
-    least = engine.bound(pi, 1)
-    left = least is not None and engine._thin(pi, 1, least + int(rng.integers(0, 12)))
-    masks = engine.labels.mask[engine.graph.label]
-    return left, *(x.tolist() for x in (*engine.graph[:2], masks, engine.rest))
+    pi = rng.integers(0, 9, 6)
+    lowest = period.bound(pi, 1)
+    is_left = lowest is not None and period.thin(pi, 1, lowest + int(rng.integers(0, 12)))
+    masks = period.labels.mask[period.graph.label]
+    return is_left, *(x.tolist() for x in (*period.graph[:2], masks, period.rest))
 
 
 def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What is kept is written over the arcs of before. So no arc may be read again.
-    thin = checker_compiled.thin
+    thin = checker_period.thin
     roomy = [narrowed(seed) for seed in range(200)]
     assert sum(graph[0] for graph in roomy) > 100
 
@@ -689,7 +657,7 @@ def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
         *others, count, _ = args
         return int(thin(*others, count, int(count[LABELS])))
 
-    monkeypatch.setattr(checker_compiled, "thin", one_label_at_a_time)
+    monkeypatch.setattr(checker_period, "thin", one_label_at_a_time)
     assert [narrowed(seed) for seed in range(200)] == roomy
 
 
@@ -697,8 +665,7 @@ def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
 def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checker_ramp, "FEW", 0)
-    product, graphs = checker_compiled.product, graphs_met(monkeypatch)
+    product, graphs = checker_period.product, graphs_met(monkeypatch)
     rng, stops = np.random.default_rng(8), Counter()
 
     def short(
@@ -708,7 +675,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
         while v < len(graph.loop):
             tried, few = v, room.copy()
             which = (NODES, ARCS, LABELS, PARTS, CELLS, STATES)[int(rng.integers(6))]
-            used = [f.first[v], count[KEPT], count[LABELS], count[PARTS], 0, *t.count]
+            used = [f.first[v], count[KEPT], count[LABELS], count[PARTS], 0, *t.made]
             few[which] = min(room[which], used[which] + int(rng.integers(0, 60)))
             v = product(v, graph, labels, p, t, f, count, few)
             stops[which] += v == tried
@@ -721,7 +688,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
         proofs = prove_all(instance, seed=seed)
         graphs.clear()
         for way in (product, short):
-            monkeypatch.setattr(checker_compiled, "product", way)
+            monkeypatch.setattr(checker_period, "product", way)
             assert certified(instance, proofs) == sum(p.bound for p in proofs)
         half = len(graphs) // 2
         assert graphs[:half] == graphs[half:]
@@ -729,7 +696,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
 
 
 def test_more_equal_requests_than_a_group_tells_apart_are_enumerated() -> None:
-    for n in (15, 16, 20):
+    for n in (15, 16, 20, 260):  # 260 are more than a byte counts
         instance, leaf = forged(n, 2, 6)
         optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each
         leaf["periods"][0]["value"] = optimum

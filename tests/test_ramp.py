@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import brute_force_tel
+from readable_ramp import Plain
 
-from optsched.bounds.checker import check_certificate, ramp as checker_ramp
-from optsched.bounds.checker.parts import columns_of
-from optsched.bounds.checker.ramp import check_ramp
+from optsched.bounds.checker import check_certificate, states as checker_states
+from optsched.bounds.checker.parts import TooLarge, columns_of
+from optsched.bounds.checker.ramp import Replays, check_ramp, compiled
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import (
-    climb,
-    graph as ramp_graph,
     kinds as ramp_kinds,
-    product as ramp_product,
     prove,
     refine,
-    relaxation as ramp,
     second_thread,
-    tracker as ramp_tracker,
 )
 from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.floors import Ladder, count_multisets
-from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
+from optsched.optimize.ramp.graph import Interrupted
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.optimize.ramp.second_thread import Helper
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import SolveOptions
@@ -56,9 +55,9 @@ def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instanc
     )
 
 
-def certified(instance: Instance, proofs: list[Proof]) -> int:
+def certified(instance: Instance, proofs: list[Proof], replays: Replays = compiled) -> int:
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    return check_ramp(columns_of(instance), leaf)
+    return check_ramp(columns_of(instance), leaf, replays=replays)
 
 
 def replayed(instance: Instance, relaxation: Relaxation) -> int:
@@ -68,12 +67,12 @@ def replayed(instance: Instance, relaxation: Relaxation) -> int:
     return check_ramp(columns_of(instance), leaf)
 
 
-def check_against_brute_force(seed: int, count: int, most: int) -> None:
+def check_against_brute_force(seed: int, count: int, most: int, tuning: Tuning = MEASURED) -> None:
     rng = np.random.default_rng(seed)
     for turn in range(count):
         instance = tiny_instance(rng, turn, most)
         optimum, _ = brute_force_tel(instance)
-        proofs = prove_all(instance, seed=turn)
+        proofs = prove_all(instance, seed=turn, tuning=tuning)
         assert sum(p.bound for p in proofs) == optimum, instance.to_dict()
         assert sum(p.value for p in proofs) == optimum, instance.to_dict()
         assert all(p.jobs.feasible(p.starts) for p in proofs)
@@ -84,31 +83,28 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
     check_against_brute_force(1, 400, 4)
 
 
-def test_deletion_before_the_ascent_is_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine, "_LARGE", 0)
-    monkeypatch.setattr(climb, "_FIRST", 10)
-    check_against_brute_force(3, 150, 4)
+def test_deletion_before_the_ascent_is_certified_too() -> None:
+    tuning = Tuning(large_nodes=0, first_nodes=10)
+    check_against_brute_force(3, 150, 4, tuning)
     instance = generate("jaillet-model-2", seed=2, n=7)
-    (proof,) = prove_all(instance)
+    (proof,) = prove_all(instance, tuning=tuning)
     assert any(level.floors is None and not level.counters for level in proof.levels)
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
-def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    relaxation = Relaxation(periods(generate("jaillet-model-1", seed=1, n=14))[0], 900)
+def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound() -> None:
+    tuning = Tuning(divided_nodes=0, large_nodes=0, first_nodes=10)
+    jobs = periods(generate("jaillet-model-1", seed=1, n=14))[0]
+    relaxation = Relaxation(jobs, 900, tuning=tuning)
     relaxation.use_floors(coarse_to_fine(relaxation)[0])
     before, other = relaxation.graph_bound, relaxation.fork()
+    other.tuning = MEASURED
     other.ascend()
-    monkeypatch.setattr(ramp, "_LARGE", 0)
     relaxation.ascend()
     # Both end within a hundredth of the gap of the best multipliers, whatever they begin with.
     assert before < other.graph_bound
     assert abs(relaxation.graph_bound - other.graph_bound) <= 0.02 * (900 - other.graph_bound) + 1
-    monkeypatch.setattr(refine, "_LARGE", 0)
-    monkeypatch.setattr(climb, "_FIRST", 10)
-    check_against_brute_force(4, 100, 4)
+    check_against_brute_force(4, 100, 4, tuning)
 
 
 def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
@@ -124,14 +120,12 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
         return found
 
     monkeypatch.setattr(Relaxation, "target", target)
-    monkeypatch.setattr(refine, "_BUDGET", 8)
     for first, large in ((10, 4_000_000), (3, 0)):
-        monkeypatch.setattr(climb, "_FIRST", first)
-        monkeypatch.setattr(refine, "_LARGE", large)
-        check_against_brute_force(31 + first, 100, 4)
+        tuning = Tuning(budget=8, first_nodes=first, large_nodes=large)
+        check_against_brute_force(31 + first, 100, 4, tuning)
     assert sum(found < upper for found, upper in targets) > 30
     instance = generate("jaillet-model-2", seed=2, n=7)
-    (proof,) = prove_all(instance)
+    (proof,) = prove_all(instance, tuning=tuning)
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
@@ -263,10 +257,8 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
         return clocks[-1][0]
 
     monkeypatch.setattr(prove, "_clock", clock)
-    monkeypatch.setattr(prove, "_WHOLE_CLOCK", 0)
-    monkeypatch.setattr(prove, "_FEW_NODES", 0)
-    monkeypatch.setattr(prove, "_LOST", 1.0)  # so that clocks are shortened down to nothing
-    check_against_brute_force(5, 150, 4)
+    # Clocks are shortened down to nothing.
+    check_against_brute_force(5, 150, 4, Tuning(whole_clock=0, clocked_nodes=0, lost=1.0))
     assert sum(short == 0 < needed for short, needed in clocks) > 30
 
 
@@ -340,7 +332,7 @@ def test_a_ladder_falls_from_alike_floors_to_exact_ones_and_graphs_have_no_more_
     states = [ladder.states(k) for k in range(9)]
     assert states == sorted(states)
     assert [ladder.finest(0, x) for x in (0, states[3], states[4] - 1, 10**12)] == [0, 3, 3, 8]
-    pairs = int((most_completed(jobs, 20) + 1).sum())
+    pairs = int((max_completed_by(jobs, 20) + 1).sum())
     for k in (0, 4, 6):
         relaxation.use_floors(ladder.steps[k])
         assert relaxation.graph.nodes <= (jobs.n + 1 + pairs) * states[k] + 1
@@ -391,7 +383,7 @@ def test_an_error_in_the_second_thread_is_raised(monkeypatch: pytest.MonkeyPatch
         prove_all(generate("jaillet-model-2", seed=5, n=60), threads=2, time_limit_s=600)
 
 
-def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
     class Stop:
         """A flag that another thread sets just before it is read for the k-th time."""
 
@@ -403,27 +395,27 @@ def test_a_product_that_is_stopped_makes_no_more_states(monkeypatch: pytest.Monk
             return int(self.left < 0)
 
     jobs = periods(generate("jaillet-model-1", seed=1, n=6, kv_capacity=12))[0]
-    relaxation = Relaxation(jobs, 10**6)
-    step = ramp_product.state_after
 
-    def live(*arguments: Any) -> int:
-        assert relaxation.stop.left >= 0
-        return step(*arguments)
-
-    walk = ("_walk", "_follow", "_follow_loop", "_add_lighter")
-    for name in (*walk, "reversed_arcs", "by_source"):
-        monkeypatch.setattr(ramp_product, name, getattr(ramp_product, name).py_func)
-    monkeypatch.setattr(ramp_graph, "by_source", ramp_graph.by_source.py_func)
-    monkeypatch.setattr(ramp_product, "state_after", live)
-    relaxation.stop = Stop(10**9)
-    relaxation.use_floors(relaxation.floor)
-    reads = 10**9 - relaxation.stop.left
-    assert reads > 100
-    for k in np.linspace(0, reads - 1, 40).astype(int).tolist():
+    def watched(reads: int) -> Relaxation:
         relaxation = Relaxation(jobs, 10**6)
-        relaxation.stop = Stop(k)
-        with pytest.raises(ramp_graph.Interrupted):
+        relaxation.use_floors(np.full_like(relaxation.floor, relaxation.floor.max()))
+        relaxation.stop = Stop(reads)  # type: ignore[assignment]
+        relaxation.period.limits = replace(relaxation.period.limits, rest=1)
+        return relaxation
+
+    whole = watched(10**9)
+    whole.use_floors(whole.floor)
+    reads = 10**9 - whole.stop.left  # type: ignore[attr-defined]
+    assert reads > 10
+    for k in range(reads):
+        relaxation = watched(k)
+        before = relaxation.graph
+        with pytest.raises(Interrupted):
             relaxation.use_floors(relaxation.floor)
+        assert relaxation.graph is before
+        relaxation.stop = np.zeros(1, dtype=np.int8)
+        relaxation.use_floors(relaxation.floor)
+        assert all((x == y).all() for x, y in zip(relaxation.graph, whole.graph, strict=True))
 
 
 def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
@@ -480,7 +472,7 @@ def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:
     # but 24 token-rounds hold the three short ones (15) only.
     instance = Instance([0, 0, 2, 0], [1] * 4, [2, 2, 2, 4], kv_capacity=6)
     jobs = periods(instance)[0]
-    assert most_completed(jobs, 4).tolist() == [0, 0, 2, 2, 3]
+    assert max_completed_by(jobs, 4).tolist() == [0, 0, 2, 2, 3]
     assert needed_clock(jobs) == 4
 
 
@@ -591,9 +583,7 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
     assert result.status == "feasible"
 
 
-def test_seventy_kinds_stay_separate_and_have_a_certificate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
     rng = np.random.default_rng(0)
     instance = Instance(np.zeros(70), rng.integers(1, 4, 70), np.arange(1, 71), kv_capacity=75)
     jobs = periods(instance)[0]
@@ -610,20 +600,17 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate(
     assert jobs.output.sum() < relaxation.bound < annealing.value
     for claim in (relaxation.bound, relaxation.bound + 1):
         leaf = ramp_leaf([(jobs, claim, relaxation.scale, 0, relaxation.levels)])
-        for few in (0, 10**6):  # compiled, and plain
-            monkeypatch.setattr(checker_ramp, "FEW", few)
-            assert check_ramp(columns_of(instance), leaf) == relaxation.bound
+        for replays in (compiled, Plain):
+            assert check_ramp(columns_of(instance), leaf, replays=replays) == relaxation.bound
 
 
-@pytest.mark.parametrize("n", [63, 64, 65, 66, 70])
-def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(
-    n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("n", [63, 64, 65, 66, 70, 130])
+def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(n: int) -> None:
     # Only requests 61, ... differ in price. Each level after the first tells some of them apart.
     instance = Instance([0] * n, [1] * n, range(1, n + 1), kv_capacity=n + 2)
     rng = np.random.default_rng(n)
     free = [[n + 2] * n, [n - 1] * n]
-    for k in range(61, n):
+    for k in range(61, n, 1 if n < 100 else 17):
         chains = [(floors, []) for floors in free] + [(None, [[k]]), (None, [[61, k], [n - 1]])]
         levels = []
         for floors, counters in chains:
@@ -631,13 +618,10 @@ def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(
             multipliers[61:] = rng.integers(30, 300, n - 61).tolist()
             level = {"floors": floors, "counters": counters, "multipliers": multipliers}
             levels.append(level)
-        found = []
-        for few in (0, 10**6):
-            monkeypatch.setattr(checker_ramp, "FEW", few)
-            period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": levels}
-            leaf = {"relaxation": "ramp", "periods": [period]}
-            found.append(check_ramp(columns_of(instance), leaf))
-        assert found[0] == found[1]
+        period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": levels}
+        leaf = {"relaxation": "ramp", "periods": [period]}
+        found = check_ramp(columns_of(instance), leaf)
+        assert found == check_ramp(columns_of(instance), leaf, replays=Plain)
 
 
 def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
@@ -709,10 +693,11 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
     for jobs in (small, large):
         one = np.ones_like(jobs.peak)
         counts.append(count_multisets(jobs.peak, jobs.first_kv, one, jobs.capacity))
-        tracker = ramp_tracker.multiset_tracker(
-            jobs.peak, jobs.first_kv, one, jobs.capacity, np.arange(8), jobs.peak
+        kinds = checker_states.Kinds(
+            jobs.output, jobs.peak, jobs.first_kv, one, jobs.capacity, jobs.peak
         )
-        columns = (tracker.heaviest, tracker.items, tracker.info, tracker.table, tracker.slots)
+        tracker = checker_states.multisets(kinds, jobs.first_kv)
+        columns = (tracker.heavy, tracker.items, tracker.rows, tracker.slots)
         assert sum(column.nbytes for column in columns) < 10**6
     assert 0.5 * counts[0] < counts[1] < 2 * counts[0]
 
@@ -730,7 +715,7 @@ def test_an_instance_is_solved_as_fast_at_any_capacity() -> None:
 def test_counting_ends_when_it_is_told_to() -> None:
     jobs = periods(of_capacity(10**5))[0]
     stop = np.ones(1, dtype=np.int8)
-    with pytest.raises(ramp_graph.Interrupted):
+    with pytest.raises(Interrupted):
         count_multisets(jobs.peak, jobs.first_kv, np.ones_like(jobs.peak), 10**5, stop)
 
 
@@ -740,5 +725,5 @@ def test_counters_that_memory_does_not_hold_are_refused_before_they_are_made() -
     prompt = np.repeat([2, 3, 4], n // 3)
     jobs = periods(Instance(np.zeros(n, int), prompt, np.ones(n, int), kv_capacity=9))[0]
     relaxation = Relaxation(jobs, 10**9)
-    with pytest.raises(ramp_graph.TooLargeError):
+    with pytest.raises(TooLarge):
         relaxation.count([0, 1, 2])

@@ -1,6 +1,6 @@
 """Certificates: bounds and proofs of optimality as files that anyone can check.
 
-This module writes them. `optsched.bounds.checker` checks them, and shares no code with it.
+This module writes them. `optsched.bounds.checker` checks them, and imports nothing of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Independent check of certificates. Nothing here is imported from what makes them.
 
 `check` reads a certificate and its tree, and checks leaves of prices. Chains of the ramp relaxation
-(`ramp`) are replayed in plain Python for few requests (`plain`, `labels`), and by compiled code for
-more (`compiled`, `product`, `states`, `enumeration`, `groups`). In seconds (`seconds`), each kind
-of leaf has a file: `busy_time`, `shares` and `clock`.
+(`ramp`) are replayed (`replay`) by compiled code (`period`, `product`, `states`, `enumeration`,
+`groups`), which the prover of `optsched.optimize.ramp` calls, too. In seconds (`seconds`), each
+kind of leaf has a file: `busy_time`, `shares` and `clock`.
 """
 
 from optsched.bounds.checker.check import check_certificate, schedule_value

@@ -1,134 +1,175 @@
-"""Compiled enumeration at the end of a ramp leaf: the twin of `optsched.bounds.checker.labels`.
+"""Enumeration at the end of a ramp leaf: is there a schedule below a value? Compiled.
 
-Numbers stay below 2**62 (`optsched.bounds.checker.compiled.fits`). Labels that have placed the same
-form a set, and the labels of a set lie next to each other, in order of cost. So each is compared
-with those before it, and what belongs to a set is looked up once for all its labels. A layer is
-made in three passes: find the placements, keep what no label of the same set deletes, and delete by
-swaps. Of the kinds that are larger than one, only the nearest that is left is tried instead of it,
-and only the `_LOOKS` cheapest labels of a set. So some labels stay that the twin deletes. Tables
-are of groups of kinds (`optsched.bounds.checker.groups`), where the twin's are of single kinds.
+A label is a graph node together with the requests placed on a way there and the tokens of the live
+ones, in this and each earlier round. Labels are made layer by layer, one for each number of
+placements. Those of the last layer are schedules.
+
+**Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
+has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and
+arrival + output; and if A, some rounds later, is where B is: its cost is then at most B's, its
+tokens in this round and each earlier one are at most B's, and it may join the clock whenever B may
+(`_deletes`).
+
+*Proof.* Let B have a completion: its other requests are placed in earlier rounds, up to a start of
+the schedule. A waits and then does the same, with j where B places i, which B has left to place.
+Request j holds p_j - x tokens x rounds before it completes, for x < o_j. These are at most the
+p_i - x of i, and there are no more rounds of them. So A's requests fit where B's fit. B's i
+completes at a_i + o_i or later, and so does j, as a_j + o_j is no later. If the schedule starts
+without a clock, at the earliest round that arrivals and live requests allow, A's start is no later
+for the same reasons. So A has a completion that costs no more than B's.
+
+*No circle.* Labels are deleted one after another, each by one that is there at that moment. The
+one that deleted B may be deleted later, by one that is there later. These moments ascend, so they
+end at a label that stays, and it has a completion of at most B's cost.
+
+*The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
+lost paths that cost more. So the label that the completion passes next is made.
+
+Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
+the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
+compared with those before it, and what belongs to a set is looked up once for all its labels. A
+layer is made in three passes: find the placements, keep what no label of the same set deletes, and
+delete by swaps. Of the kinds that are larger than one, only the nearest that is left is tried
+instead of it, and only the `_LOOKS` cheapest labels of a set. So some labels stay that others could
+delete. Tables are of groups of kinds (`optsched.bounds.checker.groups`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.bounds.checker.groups import TOP, groups, moves, rises, rows_of, tables
-from optsched.bounds.checker.parts import Budget, TooLarge
+from optsched.bounds.checker.parts import Bytes, Cells, Ints, Masks, TooLarge
+from optsched.bounds.checker.period import Period
+from optsched.bounds.checker.product import LABELS, Leaving
 from optsched.bounds.checker.states import JOIN, ROUND, wider
 from optsched.problem.kernel import njit
 
-MAX_LABELS = 8_000_000
-"""Max labels of a layer before any is deleted, if they take at most `MAX_BYTES`."""
-MAX_BYTES = 3 * 2**30
+MAX_OUTPUT = 2**24
+"""Max rounds of a run: a label has its tokens for each."""
 _LOOKS = 16  # labels of another set that may delete one
-_FEW = 4000  # placements and sets that a layer has room for at first
-_DEEP, _DEEPEST = 64, 2**20  # ways to join the clock that a label has at first, and at most
-_DONE, _NO_ROW, _NO_WAY, _NO_STEPS = 0, 1, 2, 3  # what a layer ran short of
+_ROWS = 4000  # placements and sets that a layer has room for at first
+_CANDIDATES = 3  # placements that are tried per label of a layer that has a width
+_PAUSE = 3_000_000  # steps from one look whether to go on to the next
+_DONE, _NO_ROW, _NO_WAY, _REST = 0, 1, 2, 3  # all is done, or what a layer ran short of
 _ONE = np.uint64(1)
-_NODE, _COST, _CLOCK, _NEED, _NOW, _ALL, _ROWS = range(7)  # of a label; tokens now, and in all
-_TO, _SET, _FROM, _KIND, _PASSED, _SPENT, _WHEN, _TOKENS, _COLUMNS = range(9)  # of a placement
-_NEXT, _FOUND, _STEPS = 0, 1, 2  # the set to go on with, placements, steps
+NODE, COST, CLOCK, NEED, NOW, ALL, ORIGIN, _ABOUT = range(8)
+"""Columns of a label: its node, its cost in rounds, the present round or -1 without a clock, the
+least clock at which it may join, its tokens now, and in all, and the placement it was made by."""
+TO, SET, FROM, KIND, PASSED, SPENT, WHEN, TOKENS, LOWEST, _COLUMNS = range(10)
+"""Columns of a placement: the node, the set, the label of the layer before, the kind, the rounds
+passed since, then cost, clock and tokens in all of the label, and the min cost of its schedules."""
+_NEXT, _FOUND, _STEPS, _PLACED, _UNTIL, _ALLOWED = range(6)
+"""Places of counts: the set to go on with, placements, steps, the cost of what the set has placed,
+the steps after which to rest, and the steps that are allowed in all."""
 
 
 class Paths(NamedTuple):
     """The last graph, its arcs in order of source, and what its paths cost."""
 
-    first: Any
-    target: Any
-    label: Any
-    loop: Any
-    what: Any  # of each label
-    least: Any  # by arc, the least cost from its source to the end
-    begin: Any  # of the kinds of each label
-    kinds: Any
-    rest: Any
-    row: Any  # of each node in the table
-    table: Any  # what the cost to the end rises by (`groups`)
-    of: Any  # of each kind, its group or -1
-    stride: Any
-    columns: Any  # by group, the first one
-    step: Any  # the unit of the table
-    cost: Any  # of each kind
-    unit: Any
-    cutoff: Any
+    first: Ints
+    target: Cells
+    label: Cells
+    loop: Cells
+    what: Ints  # of each label
+    lowest: Ints  # by arc, the min cost from its source to the end
+    begin: Ints  # of the kinds of each label
+    kinds: Ints
+    rest: Ints
+    row: Cells  # of each node in the table
+    table: Bytes  # what the cost to the end rises by (`groups`)
+    group: Ints  # of each kind, or -1
+    stride: Ints
+    columns: Ints  # by group, the first one
+    step: int  # the unit of the table
+    cost: Ints  # of each kind
+    unit: int
+    cutoff: int
 
 
-class Of(NamedTuple):
+class Sizes(NamedTuple):
     """The kinds of requests."""
 
-    copies: Any
-    peak: Any
-    output: Any
-    volume: Any  # tokens of a request, all rounds together
-    ready: Any
-    larger: Any  # by kind, those at least as large, the nearest first, then -1
-    sign: Any
-    capacity: Any
-    clock: Any
+    copies: Ints
+    peak: Ints
+    output: Ints
+    volume: Ints  # tokens of a request, all rounds together
+    ready: Ints
+    larger: Ints  # by kind, those at least as large, the nearest first, then -1
+    sign: Masks
+    capacity: int
+    clock: int
 
 
-class Sets(NamedTuple):
-    """What is left for the labels of each set, and where they are."""
+class Layer(NamedTuple):
+    """Labels after so many placements, in sets of those that have placed the same."""
 
-    left: Any  # requests of each kind
-    key: Any
-    slots: Any  # a hash table of the keys
-    count: Any
-    first: Any  # by set, its first label; at the end the number of labels
+    left: Bytes  # by set, the requests of each kind that are left
+    key: Masks
+    slots: Cells  # a hash table of the keys
+    sets: Ints  # their number
+    first: Ints  # by set, its first label; then the number of labels
+    about: Ints  # labels: see `NODE` and so on
+    tokens: Bytes  # of each label's live requests, in this round, one round earlier, and so on
+    there: NDArray[np.bool_]
 
 
-class Labels(NamedTuple):
-    """Labels: integers (see `_NODE` and so on), live tokens, and whether they are still there."""
+class Scratch(NamedTuple):
+    """What following labels takes, and the placements that it finds."""
 
-    about: Any
-    tokens: Any
-    there: Any
+    found: Ints  # see `TO` and so on
+    column: Ints  # by group, the column of a table's row for what is left
+    after: Ints  # by kind, the set after placing it; -1 if not known yet
+    stack: Ints  # ways to join the clock that wait to be followed
+    number: Ints  # see `_NEXT` and so on
 
 
 @njit(allocates=False)
 def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     width = tokens.shape[1]
-    gain = about[b, _COST] - about[a, _COST]
+    gain = about[b, COST] - about[a, COST]
     # In each round that a waits it loses at most the tokens of this round, and after `width` rounds
     # it has none. Most labels are told apart here.
-    lost = min(gain, m * width) * about[a, _NOW]
-    if gain < 0 or (about[a, _ALL] - about[b, _ALL]) * m > lost:
+    lost = min(gain, m * width) * about[a, NOW]
+    if gain < 0 or (about[a, ALL] - about[b, ALL]) * m > lost:
         return False
+
     waits = gain // m
-    clock_a, clock_b = about[a, _CLOCK], about[b, _CLOCK]
+    clock_a, clock_b = about[a, CLOCK], about[b, CLOCK]
     if clock_a >= 0:
-        right = clock_b >= 0 and 0 <= clock_a - clock_b <= waits
+        is_valid = clock_b >= 0 and 0 <= clock_a - clock_b <= waits
         waits = clock_a - clock_b
     elif clock_b >= 0:
         before = waits - join + clock_b
-        right = before >= 0 and about[a, _NEED] - before <= join
+        is_valid = before >= 0 and about[a, NEED] - before <= join
     else:
-        right = max(about[a, _NEED] - waits, join) <= about[b, _NEED]
+        is_valid = max(about[a, NEED] - waits, join) <= about[b, NEED]
     j = 0
-    while right and j + waits < width:
-        right = tokens[a, j + waits] <= tokens[b, j]
+    while is_valid and j + waits < width:
+        is_valid = tokens[a, j + waits] <= tokens[b, j]
         j += 1
-    return right
+    return is_valid
 
 
 @njit(allocates=False)
-def _slot(key: Any, left: Any, row: int, less: int, more: int, sets: Sets) -> Any:
+def _slot(key: Any, left: Any, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
     What is left for it is a row of ``left`` with one less of a kind and one more of another.
     """
-    own, keys, slots = sets.left, sets.key, sets.slots
+    mine, keys, slots = layer.left, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)
     at = (key >> np.uint64(7)) & last
     while slots[at] >= 0:
         s = slots[at]
         same = keys[s] == key
         for k in range(left.shape[1] if same else 0):
-            same &= np.int64(own[s, k]) == np.int64(left[row, k]) - (k == less) + (k == more)
+            same &= np.int64(mine[s, k]) == np.int64(left[row, k]) - (k == less) + (k == more)
         if same:
             break
         at = (at + _ONE) & last
@@ -136,16 +177,16 @@ def _slot(key: Any, left: Any, row: int, less: int, more: int, sets: Sets) -> An
 
 
 @njit(allocates=False)
-def _enter_keys(sets: Sets) -> None:
+def _enter_keys(layer: Layer) -> None:
     """Enter the sets in their hash table, which is empty."""
-    for s in range(sets.count[0]):
-        sets.slots[_slot(sets.key[s], sets.left, s, -1, -1, sets)] = s
+    for s in range(layer.sets[0]):
+        layer.slots[_slot(layer.key[s], layer.left, s, -1, -1, layer)] = s
 
 
 @njit(allocates=False)
-def _set_after(s: int, k: int, old: Sets, new: Sets, sign: Any) -> Any:
+def _set_after(s: int, k: int, old: Layer, new: Layer, sign: Any) -> Any:
     """Return the set of the labels of set s that place kind k next, or -1 without room for it."""
-    key, row = old.key[s] + sign[k], new.count[0]
+    key, row = old.key[s] + sign[k], new.sets[0]
     at = _slot(key, old.left, s, k, -1, new)
     if new.slots[at] < 0:
         if row == len(new.key):
@@ -153,23 +194,28 @@ def _set_after(s: int, k: int, old: Sets, new: Sets, sign: Any) -> Any:
         for j in range(old.left.shape[1]):
             new.left[row, j] = old.left[s, j] - (j == k)
         new.key[row], new.slots[at] = key, row
-        new.count[0] += 1
+        new.sets[0] += 1
     return np.int64(new.slots[at])
 
 
 @njit(allocates=False)
 def _follow(
-    e: int, s: int, m: int, placed: int, old: Sets, labels: Labels, new: Sets, found: Any,
-    paths: Paths, of: Of, few: Any, after: Any, stack: Any, number: Any, most: int
+    e: int, s: int, m: int, old: Layer, new: Layer, paths: Paths, of: Sizes, scratch: Scratch
 ) -> int:  # fmt: skip
-    """Find what may be placed after label e of set s; return what was too little, or `_DONE`."""
+    """Find what may be placed after label e of set s; return what was too little, or `_DONE`.
+
+    A schedule goes on by waiting and then by placing a request that is left and fits. It costs at
+    least what the graph and the table say, so that what is beyond the cutoff may be left out.
+    """
     first, target, label, loop, what = paths[:5]
-    least, begin, listed, rest, at, table = paths[5:11]
+    lowest, begin, listed, rest, at, table = paths[5:11]
     group, stride, _, step, cost, unit, cutoff = paths[11:]
-    about, tokens, left = labels.about, labels.tokens, old.left
-    peak, capacity, join, need = of.peak, of.capacity, of.clock, about[e, _NEED]
-    stack[0, 0], stack[0, 1] = about[e, _NODE], 0
-    stack[0, 2], stack[0, 3] = about[e, _CLOCK], about[e, _ALL]
+    found, column, after, stack, number = scratch
+    about, tokens, left = old.about, old.tokens, old.left
+    peak, capacity, join, need = of.peak, of.capacity, of.clock, about[e, NEED]
+    placed = number[_PLACED]
+    stack[0, 0], stack[0, 1] = about[e, NODE], 0
+    stack[0, 2], stack[0, 3] = about[e, CLOCK], about[e, ALL]
     depth = 1
     while depth > 0:
         depth -= 1
@@ -177,18 +223,19 @@ def _follow(
         clock, total = stack[depth, 2], stack[depth, 3]
         while node >= 0:
             number[_STEPS] += 1
-            if number[_STEPS] > most:
-                return _NO_STEPS
-            here, spent = np.uint64(node), about[e, _COST] + m * passed
+            if number[_STEPS] > number[_ALLOWED]:
+                return _REST
+            here, spent = np.uint64(node), about[e, COST] + m * passed
             spare = cutoff - spent * unit - placed
-            if rest[here] > spare or rest[here] + rises(at[here], table, few) * step > spare:
+            if rest[here] > spare or rest[here] + rises(at[here], table, column) * step > spare:
                 break
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             early = clock < 0 and need - passed > join
             number[_STEPS] += first[here + _ONE] - first[here]
             onward = node if loop[here] >= 0 and (live > 0 or early) else np.int64(-1)
+
             for a in range(np.uint64(first[here]), np.uint64(first[here + _ONE])):
-                if least[a] > spare:
+                if lowest[a] > spare:
                     continue
                 v, arc = np.uint64(target[a]), np.uint64(label[a])
                 number[_STEPS] += begin[arc + _ONE] - begin[arc]
@@ -206,10 +253,10 @@ def _follow(
                     if left[s, k] == 0 or live + peak[k] > capacity or room < 0:
                         continue
                     if group[k] >= 0:
-                        few[np.uint64(group[k])] -= stride[k]
-                    more = rises(at[v], table, few) * step
+                        column[np.uint64(group[k])] -= stride[k]
+                    more = rises(at[v], table, column) * step
                     if group[k] >= 0:
-                        few[np.uint64(group[k])] += stride[k]
+                        column[np.uint64(group[k])] += stride[k]
                     if more > room:
                         continue
                     if after[k] < 0:
@@ -217,42 +264,42 @@ def _follow(
                     if after[k] < 0 or number[_FOUND] == len(found):
                         return _NO_ROW
                     row = found[number[_FOUND]]
-                    row[_TO], row[_SET], row[_FROM], row[_KIND] = v, after[k], e, k
-                    row[_PASSED], row[_SPENT], row[_WHEN] = passed, spent, clock
-                    row[_TOKENS] = total + of.volume[k]
+                    row[TO], row[SET], row[FROM], row[KIND] = v, after[k], e, k
+                    row[PASSED], row[SPENT], row[WHEN] = passed, spent, clock
+                    row[TOKENS], row[LOWEST] = total + of.volume[k], cutoff - room + more
                     number[_FOUND] += 1
             node, passed, clock, total = onward, passed + 1, max(clock - 1, -1), total - live
     return _DONE
 
 
-@njit(allocates=False)
+@njit(allocates=False, nogil=True)
 def _find(
-    m: int, old: Sets, labels: Labels, new: Sets, found: Any, paths: Paths, of: Of, few: Any,
-    after: Any, stack: Any, number: Any, most: int
+    m: int, old: Layer, new: Layer, paths: Paths, of: Sizes, scratch: Scratch
 ) -> int:  # fmt: skip
     """Find what may be placed after the labels of each set, from a set on, in so many steps.
 
     Returns what was too little, or `_DONE`. The set in which it was begins again with the next
-    call. A step is a node that a label meets, an arc there, or a kind
-    that an arc may place. ``few``, ``after`` and ``stack`` are scratch space.
+    call. A step is a node that a label meets, an arc there, or a kind that an arc may place.
     """
-    copies, cost, group, stride = of.copies, paths.cost, paths.of, paths.stride
-    while number[_NEXT] < old.count[0]:
+    copies, cost, group, stride = of.copies, paths.cost, paths.group, paths.stride
+    column, after, number = scratch.column, scratch.after, scratch.number
+    while number[_NEXT] < old.sets[0]:
+        if number[_STEPS] > number[_UNTIL]:
+            return _REST
         s, before, placed = number[_NEXT], number[_FOUND], np.int64(0)
-        for g in range(len(few)):
-            few[g] = paths.columns[g]
+        for g in range(len(column)):
+            column[g] = paths.columns[g]
         for k in range(len(cost)):
             after[k] = -1
             placed += (copies[k] - old.left[s, k]) * cost[k]
             if group[k] >= 0:
-                few[group[k]] += old.left[s, k] * stride[k]
+                column[group[k]] += old.left[s, k] * stride[k]
+        number[_PLACED] = placed
+
         for e in range(old.first[s], old.first[s + 1]):
             short = _DONE
-            if labels.there[e]:
-                short = _follow(
-                    e, s, m, placed, old, labels, new, found, paths, of, few, after, stack, number,
-                    most
-                )  # fmt: skip
+            if old.there[e]:
+                short = _follow(e, s, m, old, new, paths, of, scratch)
             if short != _DONE:
                 number[_FOUND] = before
                 return short
@@ -261,162 +308,296 @@ def _find(
 
 
 @njit(allocates=False)
-def _write(row: Any, at: int, old: Labels, new: Labels, of: Of) -> None:
+def _write(row: Any, at: int, old: Layer, new: Layer, of: Sizes) -> None:
     """Write the label of a placement into a row."""
-    e, k, passed, clock = row[_FROM], row[_KIND], row[_PASSED], row[_WHEN]
+    e, k, passed, clock = row[FROM], row[KIND], row[PASSED], row[WHEN]
     live, tokens, about, peak = old.tokens, new.tokens, new.about, of.peak[k]
     width = tokens.shape[1]
-    need = max(old.about[e, _NEED] - passed, of.clock)
+    need = max(old.about[e, NEED] - passed, of.clock)
     if clock < 0:
         need = max(need, of.ready[k])
     for j in range(width):
         tokens[at, j] = live[e, j + passed] if j + passed < width else 0
     for j in range(of.output[k]):
         tokens[at, j] += peak - j
-    about[at, _NODE], about[at, _COST], about[at, _CLOCK] = row[_TO], row[_SPENT], clock
-    about[at, _NEED], about[at, _NOW], about[at, _ALL] = need, tokens[at, 0], row[_TOKENS]
+    about[at, NODE], about[at, COST], about[at, CLOCK] = row[TO], row[SPENT], clock
+    about[at, NEED], about[at, NOW], about[at, ALL] = need, tokens[at, 0], row[TOKENS]
 
 
-@njit(allocates=False)
+@njit(allocates=False, nogil=True)
 def _keep(
-    m: int, order: Any, found: Any, old: Labels, sets: Sets, new: Labels, of: Of, most: int
-) -> Any:  # fmt: skip
+    m: int, order: Any, found: Any, old: Layer, new: Layer, of: Sizes, number: Any
+) -> bool:  # fmt: skip
     """Write the labels of placements, but those that one of the same set deletes.
 
-    They come in order of set and cost. Returns the number of steps, where it ends with `most`: a
-    step is a label that another is compared with.
+    They come in order of set and cost, from a place of the order on. Returns whether it is at the
+    end. A step is a label that another is compared with.
     """
-    about, tokens, there, join = new.about, new.tokens, new.there, of.clock
-    wide, kept, begun, steps = 1 + tokens.shape[1] // 64, 0, 0, np.int64(0)
-    for x in order:
-        while begun <= found[x, _SET]:
-            sets.first[begun] = kept
+    about, tokens, there, join, first = new.about, new.tokens, new.there, of.clock, new.first
+    wide, kept, begun = 1 + tokens.shape[1] // 64, number[_FOUND], number[_PLACED]
+    while number[_NEXT] < len(order) and number[_STEPS] <= number[_UNTIL]:
+        x = order[number[_NEXT]]
+        while begun <= found[x, SET]:
+            first[begun] = kept
             begun += 1
         _write(found[x], kept, old, new, of)
-        a = sets.first[begun - 1]
-        steps += 1
+        about[kept, ORIGIN] = x
+
+        # Any schedule that goes on from here has one of no higher cost that goes on from a.
+        a = first[begun - 1]
+        number[_STEPS] += 1
         while a < kept and not _deletes(a, kept, m, about, tokens, join):
-            steps += wide
+            number[_STEPS] += wide
             a += 1
         if a == kept:
             there[kept] = True
             kept += 1
-        if steps > most:
-            break
-    sets.first[begun : sets.count[0] + 1] = kept
-    return steps
+        number[_NEXT] += 1
+    first[begun : new.sets[0] + 1] = kept
+    number[_FOUND], number[_PLACED] = kept, begun
+    return number[_NEXT] == len(order)
 
 
-@njit(allocates=False)
-def _swap(m: int, sets: Sets, labels: Labels, of: Of, most: int) -> Any:
+@njit(allocates=False, nogil=True)
+def _swap(m: int, layer: Layer, of: Sizes, number: Any) -> bool:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
     Of the larger ones that are left only the nearest is tried, in place of each kind, and of
-    labels that have placed the same only the first `_LOOKS`. Returns the number of steps.
+    labels that have placed the same only the first `_LOOKS`. It begins at a set, and returns
+    whether it is at the end.
     """
-    left, first, copies, larger = sets.left, sets.first, of.copies, of.larger
-    about, tokens, there = labels.about, labels.tokens, labels.there
-    kinds, steps, wide = len(copies), np.int64(0), 1 + tokens.shape[1] // 64
-    for s in range(sets.count[0] if first[sets.count[0]] else 0):
-        for j in range(kinds if first[s] < first[s + 1] and steps <= most else 0):
+    left, first, copies, larger = layer.left, layer.first, of.copies, of.larger
+    about, tokens, there = layer.about, layer.tokens, layer.there
+    kinds, wide = len(copies), 1 + tokens.shape[1] // 64
+    while number[_NEXT] < layer.sets[0] and number[_STEPS] <= number[_UNTIL]:
+        s = number[_NEXT]
+        for j in range(kinds if first[s] < first[s + 1] else 0):
             c = 0
             while c < kinds and larger[j, c] >= 0 and left[s, larger[j, c]] == 0:
                 c += 1
             i = larger[j, c] if c < kinds else -1
             if i < 0 or left[s, j] == copies[j]:
                 continue
-            steps += 1
-            other = sets.slots[_slot(sets.key[s] - of.sign[j] + of.sign[i], left, s, i, j, sets)]
+            number[_STEPS] += 1
+            key = layer.key[s] - of.sign[j] + of.sign[i]
+            other = layer.slots[_slot(key, left, s, i, j, layer)]
+
+            # With the larger request in place of theirs, what b goes on with fits after a, too.
             for b in range(first[s], first[s + 1] if other >= 0 else 0):
                 last = min(first[other] + _LOOKS, first[other + 1])
                 a = first[other]
-                while a < last and there[b] and about[a, _COST] <= about[b, _COST]:
-                    steps += wide
+                while a < last and there[b] and about[a, COST] <= about[b, COST]:
+                    number[_STEPS] += wide
                     if there[a] and _deletes(a, b, m, about, tokens, of.clock):
                         there[b] = False
                     a += 1
-    return steps
+        number[_NEXT] += 1
+    return number[_NEXT] == layer.sets[0]
 
 
-def _sets(rows: int, kinds: int, like: Sets | None = None) -> Sets:
-    """Return room for so many sets, with those of another one if given."""
-    left, key = np.empty((0, kinds), np.uint8), np.empty(0, np.uint64)
-    count = np.zeros(1, np.int64)
+@njit(nogil=True)
+def _lowest(graph: Leaving, rest: Any, price: Any) -> Any:
+    """Return by arc the min cost from its source to the end."""
+    target, label = graph.target, graph.label
+    out = np.empty(len(target), np.int64)
+    for a in range(np.uint64(len(target))):
+        out[a] = rest[np.uint64(target[a])] + price[np.uint64(label[a])]
+    return out
+
+
+def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> Layer:
+    """Return room for so many sets and labels, with the sets of another layer if given.
+
+    Memory is taken only for rows that are written.
+    """
+    kinds, width = len(of.copies), int(of.output.max())
+    number = np.uint8 if of.copies.max() < 256 else np.int32
+    left, key = np.empty((0, kinds), number), np.empty(0, np.uint64)
+    made = np.zeros(1, np.int64)
     if like is not None:
-        left, key, count = like.left, like.key, like.count
-    slots = np.full(2 << rows.bit_length(), -1, np.int32)
-    sets = Sets(wider(left, rows), wider(key, rows), slots, count, np.zeros(rows + 1, np.int64))
-    _enter_keys(sets)
-    return sets
-
-
-def _room(rows: int, width: int, capacity: int) -> Labels:
-    """Return room for so many labels. Memory is taken only for rows that are written."""
-    tokens = np.uint8 if capacity < 256 else np.int32  # they only fall from round to round
-    return Labels(
-        np.empty((rows, _ROWS), np.int64), np.empty((rows, width), tokens),
-        np.empty(rows, np.bool_),
+        left, key, made = like.left, like.key, like.sets
+    tokens = np.uint8 if of.capacity < 256 else np.int32  # they only fall from round to round
+    layer = Layer(
+        wider(left, sets), wider(key, sets), np.full(2 << sets.bit_length(), -1, np.int32), made,
+        np.zeros(sets + 1, np.int64), np.empty((labels, _ABOUT), np.int64),
+        np.empty((labels, width), tokens), np.empty(labels, np.bool_),
     )  # fmt: skip
+    _enter_keys(layer)
+    return layer
 
 
-class _Layers:
-    """Makes one layer after another.
+class Enumeration:
+    """The labels of schedules that may cost at most a cutoff, layer by layer.
 
     Parameters
     ----------
-    paths : Paths
-    of : Of
-    budget : Budget
+    period : Period
+        With each node's cost to the end.
+    graph : Leaving
+        The last graph.
+    pi : ndarray of int64
+    unit, cutoff : int
+    between : callable, optional
+        Called now and then. It may raise an error, after which there is no use of what was made.
+
+    Raises
+    ------
+    TooLarge
+        Runs are too long.
     """
 
-    def __init__(self, paths: Paths, of: Of, budget: Budget) -> None:
-        self._paths, self._of, self._budget = paths, of, budget
-        self._width, kinds = int(of.output.max()), len(of.copies)
-        self._most = min(MAX_LABELS, MAX_BYTES // (200 + 2 * kinds + 8 * self._width))
-        self._found = np.empty((min(_FEW, self._most), _COLUMNS), np.int64)
-        self._few, self._after = np.empty(len(paths.columns), np.int64), np.empty(kinds, np.int64)
-        self._stack = np.empty((_DEEP, 4), np.int64)
-        self.sets, self.labels = _sets(1, kinds), _room(1, self._width, of.capacity)
-        self.sets.left[0], self.sets.key[0], self.sets.count[0] = of.copies, 0, 1
-        self.sets.first[:] = 0, 1
-        self.labels.about[0], self.labels.tokens[0] = (0, 0, -1, of.clock, 0, 0), 0
-        self.labels.there[0] = True
-
-    def place(self, m: int) -> None:
-        """Make the labels with one more request placed than m."""
-        number, kinds = np.zeros(3, np.int64), len(self._of.copies)
-        new, short = _sets(len(self._found), kinds), -1
-        while short != _DONE:
-            short = _find(
-                m, self.sets, self.labels, new, self._found, self._paths, self._of, self._few,
-                self._after, self._stack, number, self._budget.compiled
-            )  # fmt: skip
-            self._budget.spend_compiled(int(number[_STEPS]))
-            number[_STEPS] = 0
-            if short == _NO_WAY:
-                if len(self._stack) >= _DEEPEST:
-                    raise TooLarge(
-                        f"found more than {_DEEPEST} ways to join the clock; too large to check"
-                    )
-                self._stack = np.empty((2 * len(self._stack), 4), np.int64)
-            elif short == _NO_ROW:
-                if len(self._found) >= self._most:
-                    raise TooLarge(f"found more than {self._most} labels; too large to check")
-                rows = min(self._most, 4 * len(self._found))
-                self._found, new = wider(self._found, rows), _sets(rows, kinds, new)
-        found = self._found[: number[_FOUND]]
-        order = np.lexsort((found[:, _TOKENS], found[:, _SPENT], found[:, _SET]))
-        labels = _room(len(found) + 1, self._width, self._of.capacity)
-        most = self._budget.compiled
-        self._budget.spend_compiled(
-            _keep(m + 1, order, found, self.labels, new, labels, self._of, most)
+    def __init__(
+        self,
+        period: Period,
+        graph: Leaving,
+        pi: Ints,
+        unit: int,
+        cutoff: int,
+        between: Callable[[], None] | None = None,
+    ) -> None:
+        kinds, rest, count = period.kinds, period.rest, int(period.count[LABELS])
+        if rest is None:
+            raise ValueError("found no multipliers; expected those of the last graph")
+        ready, peak, floor, copies = kinds[:4]
+        cost, output = -pi, peak - floor + 1
+        if output.max() > MAX_OUTPUT:
+            raise TooLarge(f"found more than {MAX_OUTPUT} tokens of output; too large to check")
+        self._budget, self._limits, self._between = period.budget, period.limits, between
+        self.n, self._pi = period.n, pi
+        price, step = period.prices(pi, unit), max(0, cutoff - int(rest[0])) // TOP + 1
+        row = rows_of(graph, price[:, 1])
+        group = groups(peak, copies, int(row[-1]) + 1, period.limits.table_bytes)
+        move = moves(period.labels.mask[:count], price, cost, group)
+        table = tables(rest, row, graph, move, group, step, between)
+        self._paths = Paths(
+            *graph, period.labels.what[:count], _lowest(graph, rest, move.lowest),
+            move.begin, move.kinds, rest, row, table, group.of, group.stride,
+            group.first[:-1].copy(), step, cost, unit, cutoff,
         )  # fmt: skip
-        most = self._budget.compiled
-        self._budget.spend_compiled(_swap(m + 1, new, labels, self._of, most))
-        self.sets, self.labels = new, labels
+        self._of = Sizes(
+            copies, peak, output, output * (peak + floor) // 2,
+            ready if (ready > output).any() else np.zeros_like(peak),
+            larger_kinds(ready - output, peak, output),
+            np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
+            kinds.capacity, period.clock,
+        )  # fmt: skip
+        limits, width = period.limits, int(output.max())
+        self.max_placements = min(
+            limits.layer, limits.layer_bytes // (216 + 2 * len(cost) + 8 * width)
+        )  # fmt: skip
+        self._scratch = Scratch(
+            np.empty((min(_ROWS, self.max_placements), _COLUMNS), np.int64),
+            np.empty(len(group.first) - 1, np.int64), np.empty(len(cost), np.int64),
+            np.empty((limits.ways[0], 4), np.int64), np.zeros(6, np.int64),
+        )  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        """Begin with a layer of one label, which has placed nothing."""
+        of = self._of
+        self.layer = _new_layer(1, 1, of)
+        self.layer.left[0], self.layer.key[0], self.layer.sets[0] = of.copies, 0, 1
+        self.layer.first[:] = 0, 1
+        self.layer.about[0], self.layer.tokens[0] = (0, 0, -1, of.clock, 0, 0, -1), 0
+        self.layer.there[0] = True
+        self.placements = self._scratch.found[:0]
+
+    @property
+    def labels(self) -> Ints:
+        """The labels of the present layer that are there."""
+        layer = self.layer
+        return np.flatnonzero(layer.there[: int(layer.first[layer.sets[0]])])
+
+    def place(self, m: int, width: int | None = None) -> None:
+        """Make the labels with one more request placed than m.
+
+        Parameters
+        ----------
+        m : int
+        width : int, optional
+            The max number of labels: those of the lowest estimates. Default: all, without which
+            nothing is shown.
+
+        Raises
+        ------
+        TooLarge
+            The labels are too many.
+        """
+        of, number = self._of, self._scratch.number
+        new = _new_layer(len(self._scratch.found), 0, of)
+        number[:] = 0
+        short = -1
+        while short != _DONE:
+            self._go_on()
+            short = _find(m, self.layer, new, self._paths, of, self._scratch)
+            self._count_steps()
+            if short == _NO_WAY:
+                self._lengthen_stack()
+            elif short == _NO_ROW:
+                new = self._more_rows(new)
+
+        found = self._scratch.found[: number[_FOUND]]
+        order = np.arange(len(found))
+        if width is not None and len(found) > _CANDIDATES * width:
+            order = np.argpartition(found[:, LOWEST], _CANDIDATES * width)[: _CANDIDATES * width]
+        order = order[np.lexsort(found[order][:, [TOKENS, SPENT, SET]].T)]
+        room = _new_layer(1, len(order) + 1, of)
+        new = new._replace(about=room.about, tokens=room.tokens, there=room.there)
+        number[:] = 0
+        done = False
+        while not done:
+            self._go_on()
+            done = _keep(m + 1, order, found, self.layer, new, of, number)
+            self._count_steps()
+        number[:] = 0
+        done = False
+        while not done:
+            self._go_on()
+            done = _swap(m + 1, new, of, number)
+            self._count_steps()
+        self.layer, self.placements = new, found
+
+        if width is not None and len(self.labels) > width:
+            lowest = found[new.about[self.labels, ORIGIN], LOWEST]
+            new.there[self.labels[np.argpartition(lowest, width)[width:]]] = False
+
+    def totals(self) -> Ints:
+        """Return what the labels of the last layer cost, which are schedules: in rounds."""
+        layer, some = self.layer, self.labels
+        about, live = layer.about[some], (layer.tokens[some] > 0).sum(axis=1)
+        since = about[:, CLOCK]  # rounds from the start to the last placement
+        since = np.where(since < 0, np.maximum(about[:, NEED], live), since)
+        totals: Ints = about[:, COST] + self.n * since
+        return totals
+
+    def _go_on(self) -> None:
+        """Look whether to go on, and say how far."""
+        if self._between is not None:
+            self._between()
+        number, allowed = self._scratch.number, self._budget.compiled
+        number[_ALLOWED] = allowed
+        number[_UNTIL] = min(_PAUSE, allowed)
+
+    def _count_steps(self) -> None:
+        self._budget.spend_compiled(int(self._scratch.number[_STEPS]))
+        self._scratch.number[_STEPS] = 0
+
+    def _lengthen_stack(self) -> None:
+        stack, (_, deepest) = self._scratch.stack, self._limits.ways
+        if len(stack) >= deepest:
+            raise TooLarge(f"found more than {deepest} ways to join the clock; too large to check")
+        self._scratch = self._scratch._replace(stack=np.empty((2 * len(stack), 4), np.int64))
+
+    def _more_rows(self, new: Layer) -> Layer:
+        found = self._scratch.found
+        if len(found) >= self.max_placements:
+            raise TooLarge(f"found more than {self.max_placements} labels; too large to check")
+        rows = min(self.max_placements, 4 * len(found))
+        self._scratch = self._scratch._replace(found=wider(found, rows))
+        return _new_layer(rows, 0, self._of, new)
 
 
-def larger_kinds(arrival: Any, peak: Any, output: Any) -> Any:
+def larger_kinds(arrival: Ints, peak: Ints, output: Ints) -> Ints:
     """Return by kind the larger ones, the nearest first, then -1.
 
     A label that placed one of these instead of the kind may delete one that did not. They are at
@@ -424,63 +605,7 @@ def larger_kinds(arrival: Any, peak: Any, output: Any) -> Any:
     """
     sizes = np.stack([peak, output, arrival + output])
     away = sizes[:, None, :] - sizes[:, :, None]  # by kind, how much larger each kind is
-    right = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)
-    distance = np.where(right, away.sum(axis=0), np.iinfo(np.int64).max)
+    is_larger = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)
+    distance = np.where(is_larger, away.sum(axis=0), np.iinfo(np.int64).max)
     order = np.argsort(distance, axis=1, kind="stable")
-    return np.where(np.take_along_axis(right, order, axis=1), order, -1)
-
-
-def none_left(
-    engine: Any, outward: Any, price: Any, pi: list[int], unit: int, cutoff: int, budget: Budget
-) -> bool:
-    """Return whether no schedule costs at most the cutoff.
-
-    Parameters
-    ----------
-    engine : optsched.bounds.checker.compiled.Compiled
-        With the last graph and each node's cost to the end.
-    outward : tuple of ndarray
-        The arcs by the node that they leave: the first of each node, the nodes that they reach,
-        and the numbers of their labels.
-    price : ndarray
-        Of each label the least cost, and the kind of this cost or -1.
-    pi : list of int
-    unit, cutoff : int
-    budget : Budget
-
-    Raises
-    ------
-    TooLarge
-        The labels are too many.
-    """
-    graph, labels, count = engine.graph, engine.labels, int(engine.count[2])
-    cost = -np.array(pi, dtype=np.int64)
-    step = max(0, cutoff - int(engine.rest[0])) // TOP + 1
-    first, targets, numbers = outward
-    arrival, peak, floor = np.array(engine.kinds, dtype=np.int64).T
-    output, copies = peak - floor + 1, np.array(engine.copies)
-    row = rows_of(first, targets, price[numbers, 1])
-    group = groups(peak, copies, int(row[-1]) + 1)
-    move = moves(labels.mask[:count], price, cost, group)
-    table = tables(engine.rest, row, first, targets, numbers, move, group, step)
-    paths = Paths(
-        first, targets, numbers, graph.loop, labels.what[:count],
-        engine.rest[targets] + price[numbers, 0], move.begin, move.kinds, engine.rest, row, table,
-        group.of, group.stride, group.first[:-1].copy(), step, cost, unit, cutoff,
-    )  # fmt: skip
-    of = Of(
-        copies, peak, output, output * (peak + floor) // 2,
-        arrival + output if arrival.any() else np.zeros_like(peak),
-        larger_kinds(arrival, peak, output),
-        np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
-        engine.capacity, engine.clock,
-    )  # fmt: skip
-    layers = _Layers(paths, of, budget)
-    for m in range(engine.n):
-        layers.place(m)
-    sets, (about, tokens, there) = layers.sets, layers.labels
-    some = slice(int(sets.first[sets.count[0]]))
-    clock, need = about[some, _CLOCK], about[some, _NEED]
-    since = np.where(clock < 0, np.maximum(need, (tokens[some] > 0).sum(axis=1)), clock)
-    total = (about[some, _COST] + engine.n * since) * unit + int((copies * cost).sum())
-    return not bool((total[there[some]] <= cutoff).any())
+    return np.where(np.take_along_axis(is_larger, order, axis=1), order, -1)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from optsched.bounds.checker.fields import unknown_fields
 
+Ints = NDArray[np.int64]
+Cells = NDArray[np.int32]
+Masks = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 MAX_BITS = 1024
 """Max size of an integer in a certificate, about 300 digits."""
 MAX_STEPS = 1_000_000_000
@@ -56,6 +64,48 @@ class Budget:
         that ended early has left undone is never taken for a result.
         """
         self.spend(-(-steps // COMPILED))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large what is made of a period of a ramp leaf may become.
+
+    Parameters
+    ----------
+    nodes, arcs : int
+        Of a level.
+    cells : int
+        Of 4 bytes each, for the states of its tracker.
+    labels : int
+        Different sets of kinds on the arcs of the levels so far.
+    rest : int
+        Arcs that are made until `Period.refine` looks whether to go on.
+    layer, layer_bytes : int
+        Labels of a layer of an enumeration before any is deleted, and what they take.
+    table_bytes : int
+        What the tables of an enumeration take.
+    ways : (int, int)
+        Ways to join the clock that an enumeration's label has at first, and at most.
+    """
+
+    nodes: int = 60_000_000
+    arcs: int = 240_000_000
+    cells: int = 600_000_000
+    labels: int = 1_000_000
+    rest: int = 1_000_000
+    layer: int = 8_000_000
+    layer_bytes: int = 3 * 2**30
+    table_bytes: int = 3 * 2**30
+    ways: tuple[int, int] = (64, 2**20)
+
+
+class Requests(NamedTuple):
+    """What a period's replay needs of its requests: the different ones, and how many are alike."""
+
+    kinds: list[tuple[int, int, int]]  # arrival, peak, floor
+    copies: list[int]
+    capacity: int
+    clock: int  # the last round with one, 0 for none
 
 
 @dataclass(frozen=True)
@@ -126,3 +176,18 @@ def integers(values: Any, place: str) -> list[int]:
     """Return a list after checking that it holds such integers."""
     expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
     return [integer(v, place) for v in values]
+
+
+def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
+    """Return by round, up to the last one, how many requests can have completed by then at most.
+
+    They are ready, and the tokens that they hold in all of their rounds fit into so many rounds.
+    """
+    order = np.argsort(volume, kind="stable")
+    ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])
+    out = np.zeros(last + 1, np.int64)
+    marks = np.unique(ready[ready <= last])
+    for begin, end in pairwise([*marks.tolist(), last + 1]):
+        used = np.cumsum(volume[ready <= begin])
+        out[begin:end] = np.searchsorted(used, capacity * np.arange(begin, end), side="right")
+    return out

@@ -1,4 +1,4 @@
-"""Compiled product of a graph of a ramp leaf with a tracker: part of `compiled`.
+"""Graphs of a ramp leaf, and their products with trackers: compiled, part of `period`.
 
 Nodes of the finer graph are made in the order of the graph before, those of one of its nodes next
 to each other. An arc is made only if some path through it may cost no more than the cutoff: the
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.bounds.checker.parts import Cells, Ints, Masks
 from optsched.bounds.checker.states import (
     ITEMS,
     LAST,
@@ -30,7 +31,8 @@ from optsched.problem.kernel import njit, prefetch
 NEVER = 2**62
 """The cost of a node that no path reaches."""
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
-"""Places of the counts of a level. The last one is of the arcs of the nodes that are complete."""
+"""Places of the counts of a level, and of the room for it. `KEPT` is of the arcs of the nodes that
+are complete: with more of them than its room, a product rests."""
 _ONE, _ZERO, _AHEAD = np.uint64(1), np.uint64(0), np.uint64(4)
 
 
@@ -41,35 +43,64 @@ class Graph(NamedTuple):
     round that leaves it as it is, or -1.
     """
 
-    into: Any
-    source: Any
-    label: Any
-    loop: Any
+    into: Ints
+    source: Cells
+    label: Cells
+    loop: Cells
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.loop)
+
+    @property
+    def arcs(self) -> int:
+        """Number of arcs."""
+        return len(self.label)
+
+
+class Leaving(NamedTuple):
+    """A graph, its arcs in order of source: where those that leave each node begin."""
+
+    first: Ints
+    target: Cells
+    label: Cells
+    loop: Cells
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.loop)
+
+    @property
+    def arcs(self) -> int:
+        """Number of arcs."""
+        return len(self.label)
 
 
 class Labels(NamedTuple):
     """What arcs do: pass rounds, join the clock, end, or place a request of a set of kinds."""
 
-    what: Any  # `PLACE`, or the tracker's column
-    rounds: Any
-    mask: Any  # of the kinds that it places (`mask_of`)
-    low: Any  # the least and the largest cost
-    high: Any
-    first: Any  # the parts that the tracker tells apart, from here on; -1 if not known yet
-    end: Any
-    part: Any  # the tracker's column and the label of each
-    slots: Any  # a hash table of the masks
+    what: Ints  # `PLACE`, or the tracker's column
+    rounds: Ints
+    mask: Masks  # of the kinds that it places, by word: kind k is bit k % 64 of word k // 64
+    low: Ints  # the min and the max cost
+    high: Ints
+    first: Ints  # the parts that the tracker tells apart, from here on; -1 if not known yet
+    end: Ints
+    part: Cells  # the tracker's column and the label of each
+    slots: Ints  # a hash table of the masks
 
 
 class Prices(NamedTuple):
     """What placing a kind costs, the denominator, and the costs that may still be reached."""
 
-    cost: Any
-    ascending: Any  # the costs in order
-    cheapest: Any  # the masks of so many cheapest kinds
-    unit: Any
-    rest: Any
-    cutoff: Any
+    cost: Ints
+    ascending: Ints  # the costs in order
+    cheapest: Masks  # the masks of so many cheapest kinds
+    unit: int
+    rest: Ints
+    cutoff: int
 
 
 class Fine(NamedTuple):
@@ -79,15 +110,15 @@ class Fine(NamedTuple):
     reach states at first, then nodes.
     """
 
-    first: Any  # by node of the graph before, its first node
-    state: Any
-    here: Any
-    into: Any
-    source: Any
-    label: Any
-    from_node: Any
-    to_node: Any
-    by_label: Any
+    first: Ints  # by node of the graph before, its first node
+    state: Cells
+    here: Ints
+    into: Ints
+    source: Cells
+    label: Cells
+    from_node: Cells
+    to_node: Cells
+    by_label: Cells
 
 
 @njit(allocates=False)
@@ -108,24 +139,32 @@ def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
 
 
 @njit(allocates=False)
-def _slot(one: Any, two: Any, masks: Any, slots: Any) -> Any:
-    """Return the place of a mask of two words in the hash table, or the empty one for it."""
-    last = np.uint64(slots.shape[0] - 1)
-    at = mixed(one ^ mixed(two)) & last
-    while slots[at] >= 0 and (masks[slots[at], 0] != one or masks[slots[at], 1] != two):
+def _slot(label: int, masks: Any, slots: Any) -> Any:
+    """Return the place of a label's mask in the hash table, or the empty one for it."""
+    last, words, key = np.uint64(slots.shape[0] - 1), masks.shape[1], _ZERO
+    for word in range(words):
+        key = mixed(key ^ masks[label, word])
+    at = key & last
+    while slots[at] >= 0:
+        other, same = slots[at], True
+        for word in range(words):
+            same &= masks[other, word] == masks[label, word]
+        if same:
+            break
         at = (at + _ONE) & last
     return at
 
 
 @njit(allocates=False)
-def label_of(one: Any, two: Any, labels: Labels, cost: Any, count: Any) -> Any:
-    """Return the number of the label that places one of the kinds in a mask of two words."""
-    at = _slot(one, two, labels.mask, labels.slots)
+def label_of(labels: Labels, cost: Any, count: Any) -> Any:
+    """Return the label that places one of the kinds in the mask behind those of all labels.
+
+    It is a new one if there was none.
+    """
+    new = count[LABELS]
+    at = _slot(new, labels.mask, labels.slots)
     if labels.slots[at] < 0:
-        new = count[LABELS]
-        labels.what[new], labels.rounds[new] = PLACE, 0
-        labels.mask[new, 0], labels.mask[new, 1] = one, two
-        labels.slots[at] = new
+        labels.what[new], labels.rounds[new], labels.slots[at] = PLACE, 0, new
         learn(new, new + 1, labels, cost)
         count[LABELS] += 1
     return np.int64(labels.slots[at])
@@ -134,25 +173,27 @@ def label_of(one: Any, two: Any, labels: Labels, cost: Any, count: Any) -> Any:
 @njit(allocates=False)
 def enter_masks(labels: Labels, first: int, end: int) -> None:
     """Enter the labels first, ..., end - 1 in the hash table, which is empty."""
-    mask = labels.mask
     for k in range(first, end):
-        labels.slots[_slot(mask[k, 0], mask[k, 1], mask, labels.slots)] = k
+        labels.slots[_slot(k, labels.mask, labels.slots)] = k
 
 
 @njit(allocates=False)
 def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None:
     """Part a label by what the tracker tells apart, in order of the tracker's symbols."""
+    masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
     if labels.what[label] != PLACE:
         labels.part[count[PARTS], 0] = labels.what[label]
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
-    for g in range(len(t.alike)):
-        one = labels.mask[label, 0] & t.alike[g, 0]
-        two = labels.mask[label, 1] & t.alike[g, 1]
-        if one | two != _ZERO:
+    for g in range(len(members)):
+        new, some = count[LABELS], _ZERO
+        for word in range(words):
+            masks[new, word] = masks[label, word] & members[g, word]
+            some |= masks[new, word]
+        if some != _ZERO:
             part = labels.part[count[PARTS]]
-            part[0], part[1] = SYMBOLS + g, label_of(one, two, labels, cost, count)
+            part[0], part[1] = SYMBOLS + g, label_of(labels, cost, count)
             count[PARTS] += 1
     labels.end[label] = count[PARTS]
 
@@ -160,12 +201,12 @@ def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None
 @njit(allocates=False)
 def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Any) -> Any:
     """Return the label of those kinds of a label that cost at most ``slack``; there are some."""
-    few = len(p.ascending)
-    while p.ascending[few - 1] > slack:
-        few -= 1
-    one = labels.mask[label, 0] & p.cheapest[few, 0]
-    two = labels.mask[label, 1] & p.cheapest[few, 1]
-    return label_of(one, two, labels, p.cost, count)
+    masks, cheapest, number, new = labels.mask, p.cheapest, len(p.ascending), count[LABELS]
+    while p.ascending[number - 1] > slack:
+        number -= 1
+    for word in range(masks.shape[1]):
+        masks[new, word] = masks[label, word] & cheapest[number, word]
+    return label_of(labels, p.cost, count)
 
 
 @njit(allocates=False)
@@ -201,27 +242,31 @@ def _follow(
     Returns the first node for which room is short, or that rounds may leave as it is, and whether
     room is short. After the first symbol that does not fit none does. Places are unsigned: of
     signed ones it is asked each time if they count from the end.
+
+    An arc through which every path costs more than the cutoff is left out: a schedule of at most
+    this cost is another path. So are the kinds of an arc that cost too much.
     """
     begins, state, here, _, _, _, source, target, number = f
-    rows, states, rest = t.rows, t.count, p.rest
-    least, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
+    rows, states, rest = t.rows, t.made, p.rest
+    low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
     while v < len(loop):
         begin, spare, a = begins[v], p.cutoff - rest[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
-        if _short(0, states, count, room):
+        if count[KEPT] > room[KEPT] or _short(0, states, count, room):
             return v, True
         full = np.uint64(room[ARCS] - count[KEPT])
         if v == 0:
             here[_node(0, 0, 0, rows, state, here)] = 0
             count[NODES] = 1
+
         for into in range(enter[v], enter[v + 1] if rest[v] < NEVER else 0):
             u, label = np.uint64(before[into]), np.uint64(by[into])
             for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
                 prefetch(rows, state[x + _AHEAD])
                 so_far = here[x]
                 slack = spare - so_far
-                if so_far == NEVER or least[label] > slack:
+                if so_far == NEVER or low[label] > slack:
                     continue
                 if a > full:
                     count[ARCS] += np.int64(a)
@@ -233,6 +278,7 @@ def _follow(
                     _split(np.int64(whole), labels, p.cost, t, count)
                     if _short(0, states, count, room):
                         return v, True
+
                 s = np.int64(state[x])
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
@@ -250,12 +296,13 @@ def _follow(
                         source[a], target[a], number[a] = x, y, new
                         a += _ONE
         count[ARCS] += np.int64(a)
+
         nodes = count[NODES]
         for w in range(a):  # the states that arcs reach become nodes
             y = _node(target[w], begin, nodes, rows, state, here)
             nodes, at = max(nodes, y + 1), np.uint64(y)
             target[w] = y
-            here[at] = min(here[at], here[np.uint64(source[w])] + least[np.uint64(number[w])])
+            here[at] = min(here[at], here[np.uint64(source[w])] + low[np.uint64(number[w])])
             if nodes > room[NODES]:
                 count[NODES] = nodes
                 return v, True
@@ -314,7 +361,7 @@ def _follow_loop(
     while x < count[NODES]:
         y = _node(before_round(f.state[x], t), begin, count[NODES], rows, f.state, f.here)
         count[NODES] = max(count[NODES], y + 1)
-        if _short(count[NODES] - begin, t.count, count, room):
+        if _short(count[NODES] - begin, t.made, count, room):
             return True
         x += 1
     _heaviest_first(begin, t, f, count)
@@ -327,7 +374,7 @@ def _follow_loop(
     return False
 
 
-@njit
+@njit(nogil=True)
 def product(
     v: int, graph: Graph, labels: Labels, p: Prices, t: States, f: Fine, count: Any, room: Any
 ) -> int:  # fmt: skip
@@ -345,7 +392,7 @@ def product(
     return v
 
 
-@njit
+@njit(nogil=True)
 def loops(loop: Any, f: Fine, t: States) -> Any:
     """Return of each node the cost of a round that leaves it as it is, or -1."""
     out = np.full(f.first[-1], -1, np.int32)
@@ -356,22 +403,25 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
     return out
 
 
-@njit(allocates=False)
+@njit(allocates=False, nogil=True)
 def thin(
     v: int, graph: Graph, labels: Labels, p: Prices, here: Any, place: Any, count: Any, room: int
 ) -> int:  # fmt: skip
     """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
-    What is least from the start to an arc, the arc and the rest are added up. Of a node that is
-    kept, a cheapest path to the end is kept too. ``place`` has the new number of each node or -1,
-    and ``here`` the cost so far by new number; that of the first node is given. Returns the node at
-    which there may be too few labels; the next call goes on with the next of its arcs.
+    ``place`` has the new number of each node or -1, and ``here`` the cost so far by new number;
+    that of the first node is given. Returns the node at which there may be too few labels; the next
+    call goes on with the next of its arcs.
     """
     into, source, label, loop = graph
     rest, low, high = p.rest, labels.low, labels.high
     while v < len(rest):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]
         first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
+
+        # The min cost from the start to an arc, the arc and the rest are added up: every path
+        # through the arc costs this or more. Of a node that is kept, a cheapest path to the end is
+        # kept, too, so that its rest stays what it is.
         for a in range(first, last if rest[v] < NEVER else first):
             u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
             if u < 0 or low[old] > spare - here[np.uint64(u)]:
@@ -385,6 +435,7 @@ def thin(
             here[nodes] = min(here[nodes], so_far + low[old])
             source[arcs], label[arcs] = u, old
             arcs += _ONE
+
         place[v] = -1
         if here[nodes] < NEVER:
             place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs

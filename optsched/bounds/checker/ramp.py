@@ -6,27 +6,59 @@ tracker. It drops the paths that by the previous multipliers cost a period's ``v
 period proves the min of its ``value`` and the bound of its last level. A last level without
 multipliers proves ``value`` if no schedule below it can be enumerated. The leaf proves their sum.
 
-A period of few requests is replayed in plain Python (`optsched.bounds.checker.plain`), a larger
-one by compiled code (`optsched.bounds.checker.compiled`). The work of a check is limited in
+Compiled code replays a period (`optsched.bounds.checker.replay`). The work of a check is limited in
 advance: the levels, the rounds with a clock, the nodes, arcs and cells of one level, and all steps
 together.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
-from optsched.bounds.checker.parts import Budget, Columns, expect, integer, integers
-from optsched.bounds.checker.plain import Plain, base
+from optsched.bounds.checker.parts import (
+    Budget,
+    Columns,
+    Requests,
+    TooLarge,
+    expect,
+    integer,
+    integers,
+)
 
 MAX_LEVELS = 1000
 """Max levels of one period."""
-FEW = 12
-"""Periods of at most so many requests are replayed in plain Python."""
+MAX_CLOCK = 5_000_000
+"""Max product of the rounds with a clock and the requests, and one more of each."""
 
 
-def check_ramp(columns: Columns, leaf: dict[str, Any], budget: Budget | None = None) -> int:
+class Replay(Protocol):
+    """What replays a period, level by level. Tests give a slow one that can be read."""
+
+    def refine(
+        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
+    ) -> bool:
+        """Take a level by the multipliers of the one before; return whether a path is left."""
+
+    def bound(self, pi: list[int]) -> int | None:
+        """Return the min cost of a path in units, or None if there is none."""
+
+    def none_left(self, pi: list[int], cutoff: int) -> bool:
+        """Return whether no schedule costs at most the cutoff."""
+
+
+Replays = Callable[[Requests, int, list[list[int]], Budget], Replay]
+"""Makes a `Replay` of requests, for a denominator and the multipliers of all levels."""
+
+
+def check_ramp(
+    columns: Columns,
+    leaf: dict[str, Any],
+    budget: Budget | None = None,
+    replays: Replays | None = None,
+) -> int:
     """Return the bound on total latency, in rounds, that a leaf proves.
 
     Parameters
@@ -37,6 +69,8 @@ def check_ramp(columns: Columns, leaf: dict[str, Any], budget: Budget | None = N
         The JSON object of the leaf.
     budget : Budget, optional
         The steps that the check may take; default: a new budget.
+    replays : callable, optional
+        Default: `compiled`.
 
     Returns
     -------
@@ -69,11 +103,16 @@ def check_ramp(columns: Columns, leaf: dict[str, Any], budget: Budget | None = N
         f"periods: found another number; expected {len(groups)}",
     )
     pairs = zip(groups, periods, strict=True)
-    return sum(_period(group, period, columns.capacity, budget) for group, period in pairs)
+    replays = replays or compiled
+    return sum(_period(group, period, columns.capacity, budget, replays) for group, period in pairs)
 
 
 def _period(
-    requests: list[tuple[int, int, int]], period: Any, capacity: int, budget: Budget
+    requests: list[tuple[int, int, int]],
+    period: Any,
+    capacity: int,
+    budget: Budget,
+    replays: Replays,
 ) -> int:
     fields = {"value", "denominator", "clock", "levels"}
     expect(
@@ -128,32 +167,48 @@ def _period(
         for (_, _, f), up in zip(kinds, step.floors or (), strict=step.floors is not None):
             expect(f <= up, f"floors: found {up}; expected at least {f}")
         if step.pi is None:
-            last = at == len(steps) - 1 and step.floors is None and not step.groups
-            expect(last and at > 0, "multipliers: found none; expected a list")
+            is_last = at == len(steps) - 1 and step.floors is None and not step.groups
+            expect(is_last and at > 0, "multipliers: found none; expected a list")
             timed = max(a for a, _, _ in requests) == 0 or clock > 0
             expect(timed, "clock: found none; expected one to enumerate schedules")
     budget.spend(4 * len(requests) * len(levels))
+    if not steps:
+        return min(value, proved)
+
+    # The multipliers and their denominator are used in lowest terms.
+    common = math.gcd(unit, *(x for step in steps for x in step.pi or ()))
+    unit //= common
+    of_levels = [[x // common for x in step.pi or ()] for step in steps]
+    # The requests one after another are a schedule. So no more is proved by a larger value.
+    end = max(a for a, _, _ in requests) + sum(peak - floor + 1 for _, peak, floor in requests)
+    limit = min(value, len(requests) * end + 1)
+    _expect_clock(kinds, len(requests), clock, budget)
+    replay = replays(Requests(kinds, copies, capacity, clock), unit, of_levels, budget)
     pi = [0] * len(kinds)
-    for step in steps:
-        if replay is None:
-            graph = base(kinds, copies, capacity, clock, budget)
-            numbers = [x for s in steps for x in (*(s.floors or ()), *(s.pi or ()))]
-            engine = _engine(requests, len(kinds), [value, *numbers], unit, clock, capacity)
-            replay = engine(graph, kinds, copies, capacity, clock, budget)
-        shift = sum(map(int.__mul__, copies, pi))
-        cutoff = (value - 1 + arrivals) * unit - shift
+    for step, next_pi in zip(steps, of_levels, strict=True):
+        cutoff = (limit - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
         if step.pi is None:
-            left = not replay.none_left(pi, unit, cutoff)
-            expect(not left, f"found a schedule below {value}; expected none")
-            return value
-        if not replay.refine(step.floors, step.groups, pi, unit, cutoff):
-            return value
-        pi = step.pi
-        least = replay.bound(pi, unit)
-        if least is None:
-            return value
-        proved = -(-(least + sum(map(int.__mul__, copies, pi))) // unit) - arrivals
-    return min(value, proved)
+            is_left = not replay.none_left(pi, cutoff)
+            expect(not is_left, f"found a schedule below {value}; expected none")
+            return limit
+        if not replay.refine(step.floors, step.groups, pi, cutoff):
+            return limit
+        pi = next_pi
+        lowest = replay.bound(pi)
+        if lowest is None:
+            return limit
+        proved = -(-(lowest + sum(map(int.__mul__, copies, pi))) // unit) - arrivals
+    return min(limit, proved)
+
+
+def _expect_clock(kinds: list[tuple[int, int, int]], n: int, clock: int, budget: Budget) -> None:
+    """Reject a clock that goes on when nothing else can complete, or is too long to check."""
+    longest = max(a + p - f + 1 for a, p, f in kinds)
+    expect(clock <= longest, f"clock: found {clock} rounds; expected at most {longest}")
+    rounds = clock + 1 if clock else 0
+    if rounds * (n + 1) > MAX_CLOCK:
+        raise TooLarge(f"clock: found {clock} rounds; too large to check")
+    budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
 
 
 class _Step(NamedTuple):
@@ -179,13 +234,14 @@ def _step(level: Any, per_kind: Any, groups_of: Any) -> _Step:
     )
 
 
-def _engine(
-    requests: Any, kinds: int, numbers: list[int], unit: int, clock: int, capacity: int
-) -> Any:
-    """Return what replays a period: compiled code if there are many requests."""
-    if len(requests) > FEW:
-        from optsched.bounds.checker.compiled import Compiled, fits
+def compiled(requests: Requests, unit: int, multipliers: list[list[int]], budget: Budget) -> Replay:
+    """Return what replays a period by compiled code.
 
-        if fits(requests, kinds, numbers, unit, clock, capacity):
-            return Compiled
-    return Plain
+    Raises
+    ------
+    TooLarge
+        Arrays of 64 bits may not hold the numbers.
+    """
+    from optsched.bounds.checker.replay import Compiled
+
+    return Compiled(requests, unit, multipliers, budget)

@@ -10,17 +10,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.graph import TooLargeError
-from optsched.optimize.ramp.jobs import most_completed
+from optsched.optimize.ramp.jobs import max_completed_by
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 
 _COUNTERS = 3
 """The number of kinds that get counters at a time."""
 _GROWTH = 8.0
 """The factor by which the nodes should grow from one step of the ladder to the next."""
-_FIRST = 1_000_000
-"""The max nodes of a graph that is built without smaller graphs before it."""
 _CAUTION = 1.5
 """The factor by which graphs of a higher target may grow more at the same step."""
 _FEWEST = 0.4
@@ -116,13 +114,13 @@ class Climb:
         ``value`` is that of the known schedule.
         """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
-        last = len(ladder.steps) - 1
+        last, first = len(ladder.steps) - 1, r.tuning.first_nodes
         if rung < 0:
-            states = min(_FIRST, room / 4) / _first_nodes(r)
+            states = min(first, room / 4) / _first_nodes(r)
             return min(last, ladder.finest(0, states)), Growth(0.0, value)
         if rung < last:
             per_state = self.share * self.nodes / ladder.states(rung)
-            states = min(room, max(_FIRST, _GROWTH * self.nodes)) / per_state
+            states = min(room, max(first, _GROWTH * self.nodes)) / per_state
             to = ladder.finest(rung + 1, states)
         else:
             to = rung + 1
@@ -132,17 +130,17 @@ class Climb:
                     break
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
-    def take(self, to: int, most: int, value: int) -> None:
-        """Go to a rung, with at most ``most`` nodes. ``value`` is that of the known schedule.
+    def take(self, to: int, max_nodes: int, value: int) -> None:
+        """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is that of the known schedule.
 
         Raises
         ------
-        Interrupted, TooLargeError
+        Interrupted, TooLarge
             The rung was not reached. The graph is as it was.
         """
         r, rung, last = self.relaxation, self.rung, len(self.ladder.steps) - 1
         if rung < 0:
-            r.use_floors(self.ladder.steps[to], most)
+            r.use_floors(self.ladder.steps[to], max_nodes)
             self.rung = to
             return
         before, predicted, expected = self.nodes, self._predicted(to), self._expected(to)
@@ -150,12 +148,12 @@ class Climb:
         part = Growth(expected, value).part(r.upper, r.graph_bound)
         try:
             if rung < last:
-                r.use_floors(self.ladder.steps[to], most)
+                r.use_floors(self.ladder.steps[to], max_nodes)
             else:
                 order = np.argsort(-r.violation, kind="stable").tolist()
-                r.count([k for k in order if k not in r.counted][: to - rung], most)
-        except TooLargeError:
-            seen.learn(most / before, expected, part)
+                r.count([k for k in order if k not in r.counted][: to - rung], max_nodes)
+        except TooLarge:
+            seen.learn(max_nodes / before, expected, part)
             seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
             raise
         seen.learn(r.made / before, expected, part)
@@ -181,5 +179,5 @@ class Climb:
 def _first_nodes(relaxation: Relaxation) -> float:
     """Return roughly the number of nodes per state."""
     r = relaxation
-    pairs = int((most_completed(r.jobs, r.clock) + 1).sum()) if r.clock else 0
+    pairs = int((max_completed_by(r.jobs, r.clock) + 1).sum()) if r.clock else 0
     return r.jobs.n + CLOCKED_SHARE * pairs

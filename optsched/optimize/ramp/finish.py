@@ -11,7 +11,7 @@ schedule is below the target. The labels of the last layer are schedules.
 target or more. So labels and bounds may use the graph, and dominance may argue with schedules.
 
 **Counters.** A label costs at least the graph's cost to the end, and what this rises by if a few
-kinds of requests are placed exactly as often as they are left: `optsched.optimize.ramp.counters`.
+kinds of requests are placed exactly as often as they are left: `optsched.bounds.checker.groups`.
 
 **Dominance.** Let A and B be labels of one layer with m requests placed, of cost F_A and F_B in
 rounds. Let A pass k more rounds, so that its cost is F_A + k m <= F_B. Let w_A(j) be A's tokens j
@@ -45,8 +45,7 @@ the labels that are allowed will reach.
 
 **A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
 proved, but what remains in the last layer is a schedule. The best are those that may be completed
-at the least cost, by the graph and counters. While a layer is made, a limit on this cost
-falls, so that labels which would not be kept are not written.
+at the least cost, by the graph and counters. Of the placements only some times as many are tried.
 
 **Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
 to wait to join the clock. In all other cases they are not followed: without them the schedule is
@@ -60,42 +59,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.ramp.counters import Counters, costs_of, counters_of
-from optsched.optimize.ramp.finish_kernel import (
-    ABOUT,
-    CLOCK,
-    FEW_SLOTS,
-    FOUND,
-    FULL,
-    NEED,
-    NODE,
-    PARENT,
-    PASSED,
-    ROUNDS,
-    Kinds,
-    Layer,
-    Scratch,
-    arcs_above,
-    estimate,
-    follow,
-    swap,
-)
-from optsched.optimize.ramp.graph import Interrupted, Paths
+from optsched.bounds.checker.enumeration import FROM, KIND, ORIGIN, PASSED, Enumeration
+from optsched.bounds.checker.parts import Ints, TooLarge
+from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 
 MAX_OUTPUT = 1024
 """The max rounds of a run, since a label holds its tokens for each round from now."""
 MAX_COPIES = 255
 """The max number of equal requests."""
-_BYTES = 2**29
-"""The max bytes of one layer."""
-_CHUNK = 1024
-"""The number of labels that are followed before the stop flag is looked at."""
+_TRIED = 8
+"""The max placements of a layer that are tried, per label that is allowed in all."""
 WIDER = 3
 """The factor from the width of one part of the labels to that of the next."""
 _WIDTH, _NODES_PER_WIDTH = 300, 100
@@ -119,89 +97,10 @@ _NODES_PER_LABEL = 20
 """To prepare the enumeration takes as long for so many nodes as one label takes."""
 _SURE, _DOUBT = 0.05, 1.5
 """After this share of the labels, it ends if so many times as many as allowed are predicted."""
-_CANDIDATES = 3
-"""The number of labels, per label that a layer may keep, after which the limit falls."""
-_BUCKETS = 4096
-"""The number of buckets of estimates."""
-_STACK = 4096
-"""The max number of chains of rounds that wait to be followed from one label."""
-_PLACEMENTS = 65536
-"""The max number of placements that are tried after one label."""
 
 
-def paths_of(relaxation: Relaxation) -> Paths:
-    """Return the graph of a relaxation for compiled loops.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-    """
-    r, graph, labels = relaxation, relaxation.graph, relaxation.labels
-    return Paths(
-        graph.arc_start, graph.arc_target, graph.arc_label, graph.loop, r.backward, labels.mask,
-        labels.join, labels.first_mask, r.scale, r.cutoff,
-    )  # fmt: skip
-
-
-def kinds_of(relaxation: Relaxation) -> Kinds:
-    """Return the kinds of a relaxation for compiled loops.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-    """
-    r = relaxation
-    output = r.peak - r.floor + 1
-    ready = r.ready if r.jobs.arrival.any() else np.zeros_like(r.ready)
-    sizes = np.stack([r.peak, output, ready])
-    larger = np.all(sizes[:, :, None] <= sizes[:, None, :], axis=0)
-    larger &= ~np.eye(len(r.copies), dtype=bool)
-    away = np.abs(sizes[:, :, None] - sizes[:, None, :]).sum(axis=0)
-    order = np.argsort(np.where(larger, away, np.iinfo(np.int64).max), axis=1, kind="stable")
-    larger = np.where(np.take_along_axis(larger, order, axis=1), order, -1)
-    sign = np.random.default_rng(0).integers(-(2**63), 2**63, len(r.copies))
-    return Kinds(
-        -r.pi, r.copies, r.peak, output, ready, larger, sign, r.jobs.capacity, r.clock
-    )  # fmt: skip
-
-
-def _new_layer(rows: int, kinds: Kinds) -> Layer:
-    """Return an empty layer. Memory is taken only for rows that are written."""
-    tokens = np.uint8 if kinds.capacity <= np.iinfo(np.uint8).max else np.int32
-    return Layer(
-        about=np.empty((rows, ABOUT), dtype=np.int32),
-        rest=np.empty((rows, len(kinds.copies)), dtype=np.uint8),
-        tokens=np.empty((rows, int(kinds.output.max())), dtype=tokens),
-        key=np.empty(rows, dtype=np.int64),
-        kept=np.empty(rows, dtype=np.bool_),
-        slots=np.empty(max(FEW_SLOTS, 1 << (2 * rows).bit_length()), dtype=np.int64),
-        count=np.zeros(3, dtype=np.int64),
-    )
-
-
-def _row_bytes(kinds: Kinds) -> int:
-    """Return the bytes of a label."""
-    return sum(a.nbytes // len(a) for a in _new_layer(1, kinds)[:-2])
-
-
-def _runs(kinds: Kinds) -> NDArray[np.int64]:
-    """Return the tokens of each kind when it completes, one round earlier, and so on."""
-    rounds = np.arange(kinds.output.max())
-    return np.where(rounds < kinds.output[:, None], kinds.peak[:, None] - rounds, 0)
-
-
-def _clear(layer: Layer) -> None:
-    """Make a layer empty."""
-    layer.count[:] = 0, 0, FEW_SLOTS
-    layer.slots[:FEW_SLOTS] = -1
-
-
-def _root(layer: Layer, kinds: Kinds) -> None:
-    """Make a layer that has the root only."""
-    layer.about[0, [NODE, ROUNDS, CLOCK, NEED]] = 0, 0, -1, kinds.clock
-    layer.rest[0], layer.tokens[0], layer.key[0] = kinds.copies, 0, 0
-    layer.kept[0] = True
-    layer.count[:2] = 1
+class _Ended(Exception):
+    """Someone asked the enumeration to end."""
 
 
 def refused(relaxation: Relaxation) -> str:
@@ -217,8 +116,8 @@ def refused(relaxation: Relaxation) -> str:
         One line, or an empty string if they can.
     """
     r, jobs = relaxation, relaxation.jobs
-    own = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv])
-    if np.unique(own, axis=1).shape[1] > len(r.copies):
+    sizes = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv])
+    if np.unique(sizes, axis=1).shape[1] > len(r.copies):
         return "found kinds of requests that were merged; expected none"
     if jobs.arrival.any() and not r.clock:
         return "found arrivals but no clock; expected a clock of a round or more"
@@ -250,7 +149,7 @@ class Finished:
 
 def finish(
     relaxation: Relaxation,
-    most: float,
+    max_labels: float,
     over: Callable[[], bool] | None = None,
     at_end: float = 0,
 ) -> None:
@@ -264,7 +163,7 @@ def finish(
     ----------
     relaxation : Relaxation
         With multipliers for its graph (`Relaxation.ascend`).
-    most : float
+    max_labels : float
         The max number of labels of all targets together.
     over : callable, optional
         Whether to end early.
@@ -289,12 +188,15 @@ def finish(
         else:
             before = max(2, sum(shown.labels))
             if reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
-                most = max(most, at_end)
-            room = min(_AHEAD * before, _SHARE * (most - spent))
+                max_labels = max(max_labels, at_end)
+            room = min(_AHEAD * before, _SHARE * (max_labels - spent))
             target = reach(relaxation, room)
             if room < _MORE * before:
                 return
-            if before > _TELLING and reach(relaxation, _SHARE * (most - spent)) <= relaxation.bound:
+            if (
+                before > _TELLING
+                and reach(relaxation, _SHARE * (max_labels - spent)) <= relaxation.bound
+            ):
                 return  # more than is proved will not be shown
         target = min(target, relaxation.upper)
         part = relaxation.below(target, part)
@@ -303,9 +205,9 @@ def finish(
             shown = Finished(target, None, [])
         else:
             spent += part.graph.nodes / _NODES_PER_LABEL
-            if most - spent < 1:
+            if max_labels - spent < 1:
                 return
-            allowed = int(min(most - spent, _MAX_LABELS))
+            allowed = int(min(max_labels - spent, _MAX_LABELS))
             shown = enumerate_below(part, allowed, like=shown, over=over)
             if shown is None:
                 return
@@ -326,13 +228,13 @@ def reach(relaxation: Relaxation, labels: float) -> int:
     """
     points = [(relaxation.graph_bound, 0.0)]
     points += [(to, math.log(max(2, sum(f.labels)))) for to, f in relaxation.shown[-2:]]
-    (near, few), (far, many) = points[0], points[-1]
+    (near, fewer), (far, more) = points[0], points[-1]
     if len(points) > 2:
-        near, few = points[-2]
+        near, fewer = points[-2]
     if far <= near or labels < 2:
         return far
-    slope = max(many - few, 1.0) / (far - near)
-    return far + max(1, int((math.log(labels) - many) / slope))
+    slope = max(more - fewer, 1.0) / (far - near)
+    return far + max(1, int((math.log(labels) - more) / slope))
 
 
 def samples(
@@ -358,22 +260,46 @@ def samples(
     Interrupted
         The stop flag was set.
     """
-    counters = counters_of(relaxation, paths_of(relaxation), costs_of(relaxation), over)
+    try:
+        labels = enumeration_of(relaxation, over)
+    except _Ended:
+        return
     yield None
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
     while width <= widest and not relaxation.closed:
-        most = 10 * width * relaxation.jobs.n
-        shown = enumerate_below(relaxation, most, width=width, counters=counters, over=over)
+        max_labels = 10 * width * relaxation.jobs.n
+        shown = enumerate_below(relaxation, max_labels, width=width, labels=labels, over=over)
         yield None if shown is None else shown.starts
         width *= WIDER
 
 
+def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = None) -> Enumeration:
+    """Return the labels of a relaxation's graph, of which none is made yet, with their tables.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+    over : callable, optional
+        Whether to end early.
+    """
+    r, period = relaxation, relaxation.period
+
+    def look() -> None:
+        if r.stop[0]:
+            raise Interrupted
+        if over is not None and over():
+            raise _Ended
+
+    period.rest = r.rest()
+    return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
+
+
 def enumerate_below(
     relaxation: Relaxation,
-    most: int,
+    max_labels: int,
     *,
     width: int | None = None,
-    counters: Counters | None = None,
+    labels: Enumeration | None = None,
     like: Finished | None = None,
     over: Callable[[], bool] | None = None,
 ) -> Finished | None:
@@ -383,13 +309,12 @@ def enumerate_below(
     ----------
     relaxation : Relaxation
         With multipliers for its graph (`Relaxation.ascend`), and not `refused`.
-    most : int
-        The max number of labels.
+    max_labels : int
     width : int, optional
         The max number of labels of a layer. Those of the least cost to be expected are kept, so
         that a schedule may be found but no bound is shown. Default: all.
-    counters : Counters, optional
-        What `counters_of` returns for this graph and these multipliers.
+    labels : Enumeration, optional
+        What `enumeration_of` returns for this graph and these multipliers.
     like : Finished, optional
         What a lower target has shown. The number of labels is predicted from it, so that the
         enumeration ends early if they will be too many.
@@ -406,88 +331,57 @@ def enumerate_below(
     Interrupted
         The stop flag was set.
     """
-    r, jobs, upper = relaxation, relaxation.jobs, relaxation.upper
-    kinds, graph = kinds_of(r), paths_of(r)
-    costs = costs_of(r)
-    counters = counters or counters_of(r, graph, costs, over)
-    rows = max(2, min(most, _BYTES // _row_bytes(kinds)))
-    old, new = _new_layer(rows, kinds), _new_layer(rows, kinds)
-    scratch = Scratch(
-        counters=counters,
-        above=arcs_above(graph, costs.value),
-        start=costs.start,
-        kinds=costs.kinds,
-        runs=_runs(kinds).astype(old.tokens.dtype),
-        stack=np.empty((_STACK, 3), dtype=np.int64),
-        found=np.empty((_PLACEMENTS, FOUND), dtype=np.int64),
-        at=np.empty(len(counters.groups.first) - 1, dtype=np.uint64),
-        limit=np.array([r.cutoff, _BUCKETS - 1, 0, 0]),
-        counts=np.zeros(_BUCKETS, dtype=np.int64),
-    )
-    _root(old, kinds)
-    estimates = np.zeros(1, dtype=np.int64)
-    steps, labels = [], []
-    for m in range(jobs.n):
-        _clear(new)
-        kept = np.flatnonzero(old.kept[: old.count[0]])
-        if width is not None:
-            kept = kept[np.argsort(estimates[kept], kind="stable")]
-            scratch.limit[:] = r.cutoff, _BUCKETS - 1, 0, _CANDIDATES * width
-            scratch.counts[:] = 0
-        for begin in range(0, len(kept), _CHUNK):
-            if r.stop[0]:
-                raise Interrupted
-            some = kept[begin : begin + _CHUNK]
-            if over is not None and over():
+    try:
+        labels = labels or enumeration_of(relaxation, over)
+        upper = relaxation.upper  # another thread may have lowered it
+        labels.start()
+        labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
+        steps, sizes = [], []
+        for m in range(relaxation.jobs.n):
+            labels.place(m, width)
+            layer, found = labels.layer, labels.placements
+            origin = layer.about[: layer.first[layer.sets[0]], ORIGIN]
+            steps.append(found[origin][:, [FROM, KIND, PASSED]])
+            sizes.append(len(labels.labels))
+            if sum(sizes) > max_labels:
                 return None
-            if follow(some, m, old, new, graph, kinds, scratch) == FULL:
+            if like is not None and _too_many(sizes, like.labels, max_labels):
                 return None
-        swap(m + 1, new, kinds)
-        if width is not None:
-            estimates = np.empty(int(new.count[0]), dtype=np.int64)
-            estimate(new, graph, kinds, scratch, estimates)
-            if new.count[1] > width:
-                new.kept[: len(estimates)] = False
-                new.kept[np.argpartition(estimates, width)[:width]] = True
-                new.count[1] = width
-        steps.append(new.about[: new.count[0], PARENT : PASSED + 1].copy())
-        labels.append(int(new.count[1]))
-        if sum(labels) > most or (like is not None and _too_many(labels, like.labels, most)):
-            return None
-        if not labels[-1]:
-            return Finished(upper, None, labels) if width is None else None
-        old, new = new, old
-    return _best(r, old, steps, labels)
+            if not sizes[-1]:
+                return Finished(upper, None, sizes) if width is None else None
+    except (TooLarge, _Ended):
+        return None
+    return _best(relaxation, upper, labels, steps, sizes)
 
 
-def _too_many(labels: list[int], before: list[int], most: int) -> bool:
+def _too_many(labels: list[int], before: list[int], max_labels: int) -> bool:
     """Whether the labels of all layers are likely to be more than allowed.
 
     Parameters
     ----------
     labels, before : list of int
         By layer, those made so far and those of a lower target.
-    most : int
+    max_labels : int
     """
     same = sum(before[: len(labels)])
     so_far = sum(labels)
-    return so_far > _SURE * most and same > 0 and so_far * sum(before) / same > _DOUBT * most
+    return (
+        so_far > _SURE * max_labels
+        and same > 0
+        and so_far * sum(before) / same > _DOUBT * max_labels
+    )
 
 
-def _best(r: Relaxation, layer: Layer, steps: list[Any], labels: list[int]) -> Finished:
+def _best(
+    r: Relaxation, upper: int, labels: Enumeration, steps: list[Ints], sizes: list[int]
+) -> Finished:
     """Return what the last layer shows: its labels are schedules."""
-    made = slice(int(layer.count[0]))
-    about = layer.about[made].astype(np.int64)
-    live = (layer.tokens[made] > 0).sum(axis=1)
-    since = about[:, CLOCK]  # rounds from the start to the last placement
-    since = np.where(since < 0, np.maximum(about[:, NEED], live), since)
-    total = about[:, ROUNDS] + r.jobs.n * since - r.latency_offset
-    total[~layer.kept[made]] = np.iinfo(np.int64).max
-    at = int(np.argmin(total))
-    if total[at] >= r.upper:
-        return Finished(r.upper, None, labels)
+    total = labels.totals() - r.latency_offset
+    if total.min() >= upper:
+        return Finished(upper, None, sizes)
+    at = int(labels.labels[np.argmin(total)])
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):
         at, kinds[m], passed[m] = steps[m][at]
     starts = r.starts(kinds, np.cumsum(passed))
-    return Finished(r.jobs.total(starts), starts, labels)
+    return Finished(r.jobs.total(starts), starts, sizes)

@@ -34,20 +34,20 @@ _CELLS, _ENTRIES = 1 << 16, 1 << 24
 
 
 @njit(nogil=True)
-def _of_class(most: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
+def _of_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
     """Return the number of multisets of weights from ``low`` on, by total in units.
 
-    A multiset has at most ``most[w - low]`` weights of at least w. The count is incomplete if the
+    A multiset has at most ``limit[w - low]`` weights of at least w. The count is incomplete if the
     stop flag has been set.
     """
     table = np.zeros((width + 1, cells + 1))
     table[0, 0] = 1.0
-    heaviest = (low + most.shape[0] - 1) // unit
-    for above in range(most.shape[0] - 1, -1, -1):
+    heaviest = (low + limit.shape[0] - 1) // unit
+    for above in range(limit.shape[0] - 1, -1, -1):
         if stop[0] != 0:
             break
         weight = (low + above) // unit
-        for k in range(1, min(width, most[above]) + 1):
+        for k in range(1, min(width, limit[above]) + 1):
             for total in range(k * weight, min(cells, k * heaviest) + 1):
                 table[k, total] += table[k - 1, total - weight]
     out = np.zeros(cells + 1)
@@ -57,16 +57,16 @@ def _of_class(most: Any, low: int, unit: int, width: int, cells: int, stop: Any)
 
 
 @njit(nogil=True)
-def _of_both(counts: Any, own: Any, stop: Any) -> Any:
+def _of_both(counts: Any, others: Any, stop: Any) -> Any:
     """Return the convolution of two counts, as long as the first one; see `_of_class`."""
     cells = counts.shape[0]
     out = np.zeros(cells)
     for added in range(cells):
         if stop[0] != 0:
             break
-        if own[added] != 0.0:
+        if others[added] != 0.0:
             for total in range(added, cells):
-                out[total] += own[added] * counts[total - added]
+                out[total] += others[added] * counts[total - added]
     return out
 
 
@@ -95,7 +95,7 @@ def count_multisets(
     Returns
     -------
     float
-        The states of the tracker (`optsched.optimize.ramp.tracker.multiset_tracker`) when every
+        The states of the tracker (`optsched.bounds.checker.states.multisets`) when every
         multiset can be reached.
 
     Raises
@@ -111,13 +111,13 @@ def count_multisets(
     counts = np.zeros(cells + 1)
     counts[0] = 1.0
     for f in np.unique(floor):
-        mine = floor == f
+        members = floor == f
         low = max(int(f), 1)
-        most = np.zeros(max(int(peak[mine].max()) + 1 - low, 1), dtype=np.int64)
-        for p, number in zip(peak[mine], copies[mine], strict=True):
-            most[: max(int(p) + 1 - low, 0)] += number
-        width = int(min(most[0], capacity // low))
-        counts = _of_both(counts, _of_class(most, low, unit, width, cells, flag), flag)
+        limit = np.zeros(max(int(peak[members].max()) + 1 - low, 1), dtype=np.int64)
+        for p, number in zip(peak[members], copies[members], strict=True):
+            limit[: max(int(p) + 1 - low, 0)] += number
+        width = int(min(limit[0], capacity // low))
+        counts = _of_both(counts, _of_class(limit, low, unit, width, cells, flag), flag)
         if flag[0]:
             raise Interrupted
     return float(counts.sum())
@@ -143,10 +143,10 @@ class Ladder:
     _states: dict[int, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        own = self.relaxation.floor
-        top = int(own.max())
-        values = {*own.tolist(), *(int(top * share) for share in _ABOVE)}
-        self.steps = [np.maximum(own, v) for v in sorted(values, reverse=True)]
+        exact = self.relaxation.floor
+        top = int(exact.max())
+        values = {*exact.tolist(), *(int(top * share) for share in _ABOVE)}
+        self.steps = [np.maximum(exact, v) for v in sorted(values, reverse=True)]
 
     def states(self, step: int) -> float:
         """Return the max number of multisets with the floors of a step.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.blocks import blocks_of
+from optsched.bounds.checker.parts import max_completed
 from optsched.problem.instance import Instance
 
 
@@ -149,7 +149,7 @@ def needed_clock(jobs: Jobs) -> int:
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
 
 
-def most_completed(jobs: Jobs, last: int) -> NDArray[np.int64]:
+def max_completed_by(jobs: Jobs, last: int) -> NDArray[np.int64]:
     """Return how many requests can have completed by each round.
 
     Arrivals and the token-rounds of the requests limit the number; see the module's text.
@@ -164,11 +164,5 @@ def most_completed(jobs: Jobs, last: int) -> NDArray[np.int64]:
     -------
     ndarray of int64, shape (last + 1,)
     """
-    most = np.zeros(last + 1, dtype=np.int64)
     ready = jobs.arrival + jobs.output
-    marks = np.unique(ready[ready <= last])
-    for begin, end in pairwise([*marks.tolist(), last + 1]):
-        volumes = np.cumsum(np.sort(jobs.volume[ready <= begin]))
-        room = jobs.capacity * np.arange(begin, end)
-        most[begin:end] = np.searchsorted(volumes, room, side="right")
-    return most
+    return max_completed(ready, jobs.volume, np.ones_like(ready), jobs.capacity, last)

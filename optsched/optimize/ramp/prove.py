@@ -15,33 +15,31 @@ import math
 import sys
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
 from optsched.optimize.ramp.floors import Ladder, count_multisets
-from optsched.optimize.ramp.graph import Interrupted, TooLargeError
-from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock, periods
+from optsched.optimize.ramp.graph import Interrupted
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper, look
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 
 _MAX_ROUNDS = 10**7
 """The max length of annealing's array of rounds."""
-_WHOLE_CLOCK = 600
-"""A clock is not shortened if it has at most so many (t, m) pairs."""
 _CLOCK_PART = 0.03
 """The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
-_FEW_NODES = 100_000
-"""If these graphs have at most so many nodes, the clock is not shortened any more."""
-_SHORTER, _LOST = 0.85, 0.0025
-"""The factor by which a clock is shortened at a time, and the max share of the value by which the
-bound of a coarse graph may fall in all."""
+_SHORTER = 0.85
+"""The factor by which a clock is shortened at a time."""
 _FIRST_ORDERS = 2_000_000
 """The max number of orders that annealing tries before the first graph."""
 _HELPED = 10
@@ -60,6 +58,7 @@ def prove(
     starts: NDArray[np.int64] | None = None,
     gap: float = 0.0,
     threads: int = 1,
+    tuning: Tuning = MEASURED,
 ) -> Proof:
     """Bound one busy period from both sides until the bounds meet or time is up.
 
@@ -80,6 +79,7 @@ def prove(
     threads : int
         With 2 or more and a deadline, a second thread looks for schedules unless annealing is
         soon done.
+    tuning : Tuning
 
     Returns
     -------
@@ -106,10 +106,12 @@ def prove(
     # A schedule 1 % above the optimum costs far more time in graphs that are pruned less.
     orders = int(6 * CHUNK * (jobs.n / 12) ** 4)
     if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
-        _prove(proof, annealing, min(orders, _FIRST_ORDERS), None, deadline, stop, tell, gap)
+        orders, end = min(orders, _FIRST_ORDERS), _End(deadline, stop, gap)
+        _prove(proof, annealing, orders, None, end, tell, tuning)
         return proof
     with Helper(annealing, deadline, stop, tell) as helper:
-        _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, deadline, helper.halt, tell, gap)
+        end = _End(deadline, helper.halt, gap)
+        _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, end, tell, tuning)
     _take(proof, helper.relaxation)
     annealing.offer(helper.annealing.starts)
     proof.starts, proof.value = annealing.starts, annealing.value
@@ -124,18 +126,25 @@ def _take(proof: Proof, relaxation: Relaxation | None) -> None:
         proof.denominator, proof.clock = relaxation.scale, relaxation.clock
 
 
+class _End(NamedTuple):
+    """When to end: see `prove`."""
+
+    deadline: float
+    stop: NDArray[np.int8]
+    gap: float
+
+
 def _prove(
     proof: Proof,
     annealing: Annealing,
     orders: int,
     helper: Helper | None,
-    deadline: float,
-    stop: NDArray[np.int8],
+    end: _End,
     tell: Report,
-    gap: float,
+    tuning: Tuning,
 ) -> None:
     """Improve a proof until its bounds meet or time is up."""
-    jobs = annealing.jobs
+    jobs, (deadline, stop, gap) = annealing.jobs, end
 
     def over() -> bool:
         return bool(
@@ -176,21 +185,22 @@ def _prove(
         return
     room = min(MAX_NODES, RATE * (deadline - work_time()))
     try:
-        clock, needed = _clock(jobs, room, annealing.value, stop, over), needed_clock(jobs)
+        clock = _clock(jobs, room, annealing.value, stop, over, tuning)
+        needed = needed_clock(jobs)
     except Interrupted:
         proof.note = "stopped"
         return
     tried: set[int] = set()
     while clock not in tried:
         tried.add(clock)
-        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update)
+        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update, tuning)
         try:
             proof.note = Refinement(
                 relaxation, proof, annealing, helper, over, update, search, deadline
             ).run()
         except Interrupted:
             proof.note = "stopped"
-        except TooLargeError:
+        except TooLarge:
             proof.note = TOO_LARGE
         update(relaxation)
         if over():
@@ -203,7 +213,12 @@ def _prove(
 
 
 def _clock(
-    jobs: Jobs, room: float, value: int, stop: NDArray[np.int8], over: Callable[[], bool]
+    jobs: Jobs,
+    room: float,
+    value: int,
+    stop: NDArray[np.int8],
+    over: Callable[[], bool],
+    tuning: Tuning = MEASURED,
 ) -> int:
     """Return the first clock to refine with.
 
@@ -212,26 +227,26 @@ def _clock(
     """
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
-    pairs = np.cumsum(most_completed(jobs, needed_clock(jobs)) + 1)
+    pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)
     nodes = CLOCKED_SHARE * pairs * states
-    clock = int(((pairs <= _WHOLE_CLOCK) | (nodes <= _CLOCK_PART * room)).sum()) - 1
-    if pairs[clock] <= _WHOLE_CLOCK or nodes[clock] <= _FEW_NODES:
+    clock = int(((pairs <= tuning.whole_clock) | (nodes <= _CLOCK_PART * room)).sum()) - 1
+    if pairs[clock] <= tuning.whole_clock or nodes[clock] <= tuning.clocked_nodes:
         return clock
-    coarse = Relaxation(jobs, value, stop, horizon=clock)
+    coarse = Relaxation(jobs, value, stop, horizon=clock, tuning=tuning)
     ladder = Ladder(coarse)
     floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
     least = -math.inf
     while clock and not over():
         try:
             coarse.use_floors(floors)
-        except TooLargeError:
+        except TooLarge:
             break
         coarse.ascend()
         if coarse.graph_bound < least:
             break
-        least = max(least, coarse.graph_bound - _LOST * value)
+        least = max(least, coarse.graph_bound - tuning.lost * value)
         clock, pi = coarse.clock, coarse.pi
-        coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock))
+        coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock), tuning=tuning)
         coarse.pi = pi
     return clock
 
@@ -246,6 +261,7 @@ def prove_all(
     starts: NDArray[np.int64] | None = None,
     gap: float = 0.0,
     threads: int = 1,
+    tuning: Tuning = MEASURED,
 ) -> list[Proof]:
     """Bound every busy period of an instance in rounds. The sums are those of the instance.
 
@@ -266,6 +282,7 @@ def prove_all(
         See `prove`.
     threads : int
         See `prove`.
+    tuning : Tuning
 
     Returns
     -------
@@ -303,5 +320,6 @@ def prove_all(
             starts=None if starts is None else proofs[k].starts,
             gap=gap,
             threads=threads,
+            tuning=tuning,
         )
     return proofs

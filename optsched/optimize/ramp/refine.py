@@ -13,24 +13,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.climb import Climb
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
 from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.graph import TooLargeError
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
 from optsched.optimize.search.orders import Annealing
 from optsched.problem.budget import work_time
 
-_LARGE = 4_000_000
-"""A graph with more nodes is large. It is pruned before its multipliers are improved, and its time
-predicts that of larger graphs."""
 RATE = 1_500_000.0
 """Nodes per second for building, ascent and search, until they are measured."""
-_BUDGET = 48_000_000
-"""The initial budget: the max nodes of a graph before the target is lowered."""
 _RAISE = 3.0
 """The factor by which the budget is raised once a target is proved or out of reach."""
 _LAST = 10.0
@@ -51,8 +46,8 @@ _ARCS_PER_ORDER = 80
 """After each level, annealing tries at most one order per so many arcs."""
 _SEARCHED = 0.15
 """The max time of this annealing, as a share of the level's."""
-_CLOSE, _ROUNDS = 0.025, 4
-"""Below this gap to the target, and at most so many rounds per request, schedules are enumerated,
+_ROUNDS = 4
+"""With a small gap and at most so many rounds per request to the target, schedules are enumerated,
 until there are too many labels. Some of the labels are followed to find a better schedule."""
 _LABELS, _NODES_PER_LABEL, _FEW = 3_000, 20, 10
 """There may be so many labels, and one more per so many nodes that the graph was built with, if
@@ -141,7 +136,7 @@ class Refinement:
 
     def __post_init__(self) -> None:
         self.base = self.climb = Climb(self.first, Ladder(self.first))
-        self.budget = float(min(_BUDGET, MAX_NODES))
+        self.budget = float(min(self.first.tuning.budget, MAX_NODES))
         self.start = self.begin = work_time()
 
     @property
@@ -196,9 +191,9 @@ class Refinement:
                 continue
             self.start = work_time()
             try:
-                most = int(2 * room) if growth.factor else MAX_NODES
-                self.climb.take(to, most, self.annealing.value)
-            except TooLargeError:
+                max_nodes = int(2 * room) if growth.factor else MAX_NODES
+                self.climb.take(to, max_nodes, self.annealing.value)
+            except TooLarge:
                 if not self._lower(room, self.climb.plan(room, self.annealing.value)[1]):
                     break
                 continue
@@ -243,13 +238,14 @@ class Refinement:
     def _settle(self) -> None:
         """Use a new graph: improve multipliers, delete, and look for schedules."""
         relaxation, nodes = self.climb.relaxation, self.climb.nodes
+        large_nodes = relaxation.tuning.large_nodes
         self.update(relaxation)
         if self.over() or relaxation.closed:
             return
         while True:
-            if relaxation.graph.nodes > _LARGE:
+            if relaxation.graph.nodes > large_nodes:
                 relaxation.prune()
-            large = relaxation.graph.nodes > _LARGE
+            large = relaxation.graph.nodes > large_nodes
             middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
             relaxation.ascend(until=middle if large else None)
             self.update(relaxation)
@@ -257,7 +253,7 @@ class Refinement:
                 return
             if not large or relaxation.graph_bound < middle:
                 break
-        if nodes >= _LARGE:
+        if nodes >= large_nodes:
             self.rate = nodes / (work_time() - self.start)
         if self._whole and _close(relaxation):
             self._follow_some(relaxation, _FOLLOWED * (work_time() - self.start))
@@ -295,8 +291,8 @@ class Refinement:
             room = min(self.budget, MAX_NODES)
             growth = self._growth(self.climb.plan(room, self.annealing.value)[1])
             at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self._left))
-        few = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
-        finish(relaxation, few, self.over, at_end)
+        labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
+        finish(relaxation, labels, self.over, at_end)
         self.update(relaxation)
         if self.helper is not None and self._whole and not (relaxation.counted or self.over()):
             self.helper.post(relaxation)  # it goes on to the end
@@ -322,4 +318,4 @@ class Refinement:
 def _close(relaxation: Relaxation) -> bool:
     """Whether there may be few enough labels to follow."""
     rounds = relaxation.upper - relaxation.bound
-    return relaxation.gap < _CLOSE and rounds <= _ROUNDS * relaxation.jobs.n
+    return relaxation.gap < relaxation.tuning.close_gap and rounds <= _ROUNDS * relaxation.jobs.n

@@ -63,7 +63,6 @@ as long as the time axis.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -73,9 +72,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits
 from optsched.optimize.ramp.chain import Level
-from optsched.optimize.ramp.jobs import Jobs, most_completed, needed_clock
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
 from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
 try:
     _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -85,9 +86,18 @@ MAX_NODES = min(128_000_000, _MEMORY // 250)
 """The max number of nodes of a graph. A node takes about 120 bytes while a level is built, and
 graphs may take half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
+_LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
+"""Of levels and enumerations. Nodes, arcs and cells are limited level by level."""
 _PATHS = 150
-_LARGE, _PARTS = 2_000_000, 8
-"""With more nodes, multipliers are improved on one part in so many of them first."""
+_PARTS = 8
+"""On a divided graph, multipliers are improved on one part in so many of its nodes first."""
+
+
+class _Unlimited(Budget):
+    """A prover takes as many steps as its time allows."""
+
+    def spend(self, steps: int) -> None:
+        """Count nothing."""
 
 
 class Growth(NamedTuple):
@@ -162,6 +172,7 @@ class Relaxation:
         The max number of rounds that get a clock. Default: all that need one.
     improved : callable, optional
         Called with the relaxation when `bound` or the chain that proves it is new.
+    tuning : Tuning
 
     Attributes
     ----------
@@ -188,18 +199,17 @@ class Relaxation:
     bound: int = 0
     horizon: int | None = None
     improved: Callable[[Relaxation], None] | None = None
+    tuning: Tuning = MEASURED
 
     def __post_init__(self) -> None:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
-        from optsched.optimize.ramp import (
-            graph as ramp_graph,
-            product as ramp_product,
-            tracker as ramp_tracker,
-        )
+        from optsched.bounds.checker.period import Period, outward
+        from optsched.bounds.checker.states import Kinds
+        from optsched.optimize.ramp import graph as ramp_graph
 
-        self._kernels, self._products, self._trackers = ramp_graph, ramp_product, ramp_tracker
+        self._kernels = ramp_graph
         jobs = self.jobs
         self.ready, self.peak, self.floor, self.kind_of, self.copies = merged_kinds(jobs)
         self.clock = needed_clock(jobs)
@@ -207,8 +217,13 @@ class Relaxation:
             self.clock = min(self.clock, self.horizon)
         self.scale = scale_of(jobs)
         self.latency_offset = int(jobs.arrival.sum())
-        self.labels = ramp_graph.new_labels(jobs.n, self.clock)
-        self.graph = self._base()
+        order = np.argsort(self.kind_of, kind="stable")
+        kinds = Kinds(
+            self.ready, self.peak, self.floor, self.copies, jobs.capacity, jobs.peak[order]
+        )  # fmt: skip
+        completed = max_completed_by(jobs, self.clock)
+        self.period = Period(kinds, completed, _Unlimited(), _LIMITS)
+        self.graph: Any = outward(self.period.graph)  # None without a path
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
         self.counted: set[int] = set()
         self._chain: list[Level] = []
@@ -218,7 +233,7 @@ class Relaxation:
         weights = np.bincount(self.kind_of, weights=start) / self.copies
         self.pi = self._clipped(weights * self.scale)
         self.levels: list[Level] = []
-        self.found: list[NDArray[np.int64]] = []
+        self.found: list[Ints] = []
         self.shown: list[tuple[int, Any]] = []
         self._known = self.upper
         self.violation = np.ones(len(self.copies))
@@ -228,58 +243,9 @@ class Relaxation:
         self._step = 1.0
         self.bound = max(self.bound, int(jobs.output.sum()))
 
-    def _clipped(self, pi: NDArray[Any]) -> NDArray[np.int64]:
-        most = BEYOND // (4 * self.jobs.n)
-        return np.clip(np.rint(pi), -most, most).astype(np.int64)
-
-    def _base(self) -> Any:
-        """Return the graph of (m) without a clock and (t, m) with one, memory left out."""
-        n, join = self.jobs.n, self.labels.join
-        everything = self._mask(range(len(self.copies)))
-        marks = np.unique(self.ready)
-        placing = np.array([self._mask(np.flatnonzero(self.ready <= t)) for t in marks])
-        # Nodes of the part with a clock, from its first round backward: round and m of each.
-        rounds = np.arange(self.clock, -1, -1) if self.clock else np.arange(0)
-        most = most_completed(self.jobs, self.clock)[rounds]
-        first = n + 1 + np.concatenate([[0], np.cumsum(most + 1)])
-        end = int(first[-1])
-        t = np.repeat(rounds, most + 1)
-        met = n - np.repeat(most + first[:-1], most + 1) + np.arange(n + 1, end)
-        # Two arcs of each node at most: one that places or ends, then one a round back; before
-        # them those without a clock, that place (or end, where there is no clock) and join.
-        arcs = np.zeros((end, 2, 2), dtype=np.int64)
-        there = np.ones((end, 2), dtype=bool)
-        m = np.arange(n + 1)
-        arcs[m, 0] = np.stack([m + 1, np.full(n + 1, everything)], axis=1)
-        there[n, 0] = not self.clock
-        arcs[n, 0] = end, join + 1
-        joined = m - (n - most[0]) if self.clock else m - n - 1
-        there[m, 1] = joined >= 0
-        arcs[m, 1] = np.stack([n + 1 + joined, np.full(n + 1, join)], axis=1)
-        node = np.arange(n + 1, end)
-        mask = placing[np.maximum(np.searchsorted(marks, t, side="right") - 1, 0)]
-        arcs[node, 0, 0] = np.where(met == n, end, node + 1)
-        arcs[node, 0, 1] = np.where(met == n, join + 1 + t, mask)
-        fewest = np.repeat(n - np.append(most, -1)[1:], most + 1)  # met in the round before
-        there[node, 1] = met >= fewest
-        arcs[node, 1, 0] = np.repeat(first[1:], most + 1) + met - fewest
-        arcs[node, 1, 1] = met
-        loop = np.full(end + 1, -1, dtype=np.int16)
-        loop[1 : n + 1] = np.arange(1, n + 1)
-        return self._kernels.Graph(
-            np.concatenate([[0], np.cumsum(there.sum(axis=1)), [there.sum()]]),
-            arcs[there][:, 0].astype(np.int32),
-            arcs[there][:, 1].astype(np.int32),
-            loop,
-        )
-
-    def _mask(self, kinds: Any) -> int:
-        bits = sum(1 << int(k) for k in kinds)
-        labels = self.labels
-        low, high = np.uint64(bits & (2**64 - 1)), np.uint64(bits >> 64)
-        return int(
-            self._kernels.label_of(low, high, labels.mask, labels.slots, labels.count)
-        )  # fmt: skip
+    def _clipped(self, pi: NDArray[Any]) -> Ints:
+        largest = BEYOND // (4 * self.jobs.n)
+        return np.clip(np.rint(pi), -largest, largest).astype(np.int64)
 
     @property
     def closed(self) -> bool:
@@ -317,11 +283,7 @@ class Relaxation:
     def fork(self) -> Relaxation:
         """Return a copy that can be refined further while this relaxation stays as it is."""
         other = copy(self)
-        labels = self.labels
-        other.labels = replace(
-            labels, mask=labels.mask.copy(), fixed=labels.fixed.copy(), slots=labels.slots.copy(),
-            count=labels.count.copy(),
-        )  # fmt: skip
+        other.period = self.period.fork()
         other.counted, other.found, other.shown = set(self.counted), [], list(self.shown)
         other._chain, other._paths = list(self._chain), list(self._paths)
         return other
@@ -391,7 +353,7 @@ class Relaxation:
         shift = int((self.copies * self.pi).sum())
         latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
         least = self._kernels.least_totals(
-            *self._arcs, self._values(self.pi)[0], self.backward, latency, self.bound, self.upper
+            *self.arcs, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
         targets = np.arange(self.bound + 1, self.upper + 1)
         return np.asarray(np.cumsum(least) * growth.below(targets, self.graph_bound))
@@ -413,70 +375,65 @@ class Relaxation:
         """
         return self.bound + int(np.searchsorted(self.sizes(growth), nodes, side="right"))
 
-    def use_floors(self, floors: NDArray[np.int64], most: int = MAX_NODES) -> None:
+    def use_floors(self, floors: Ints, max_nodes: int = MAX_NODES) -> None:
         """Refine by multisets in which kind k vanishes at ``floors[k]``.
 
         Parameters
         ----------
         floors : ndarray of int64, shape (kinds,)
             In tokens.
-        most : int
+        max_nodes : int
             The max number of nodes of the graph.
 
         Raises
         ------
         Interrupted
             The stop flag was set. The graph stays as it was.
-        TooLargeError
+        TooLarge
             The graph would have too many nodes. It stays as it was.
         """
-        tracker = self._trackers.multiset_tracker(
-            self.peak, floors, self.copies, self.jobs.capacity, self.kind_of, self.jobs.peak
-        )
-        self._refine(tracker, Level(floors[self.kind_of], [], self.pi[self.kind_of]), most)
+        level = Level(floors[self.kind_of], [], self.pi[self.kind_of])
+        self._refine(floors, [], level, max_nodes)
 
-    def count(self, kinds: Sequence[int], most: int = MAX_NODES) -> None:
+    def count(self, kinds: Sequence[int], max_nodes: int = MAX_NODES) -> None:
         """Refine by a counter for each of these kinds.
 
         Parameters
         ----------
         kinds : sequence of int
             Numbers of kinds that are not counted yet.
-        most : int
+        max_nodes : int
             The max number of nodes of the graph.
 
         Raises
         ------
         Interrupted
             The stop flag was set. The graph stays as it was.
-        TooLargeError
+        TooLarge
             The graph would have too many nodes. It stays as it was.
         """
-        states = math.prod(int(self.copies[k]) + 1 for k in kinds)
-        if 4 * states * (len(kinds) + 8) > _STATE_BYTES:
-            raise self._kernels.TooLargeError
-        groups = [[k] for k in kinds]
         members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
-        tracker = self._trackers.counting_tracker(groups, self.copies)
-        self._refine(tracker, Level(None, members, self.pi[self.kind_of]), most)
+        level = Level(None, members, self.pi[self.kind_of])
+        self._refine(None, [{k} for k in kinds], level, max_nodes)
         self.counted.update(kinds)
 
-    def _refine(self, tracker: Any, level: Level, most: int) -> None:
-        per_state = 4 * (tracker.symbols + tracker.width + 7)
-        cutoff = self.cutoff if self._chain else 2 * BEYOND
-        nodes = min(most, MAX_NODES)
-        graph, self.made = self._products.product(
-            self.graph,
-            self.labels,
-            tracker,
-            prices=self._products.Prices(-self.pi, self.scale, self.backward, cutoff),
-            room=self._products.Room(nodes, 7 * nodes // 2, _STATE_BYTES // per_state),
-            stop=self.stop,
-        )
+    def _refine(
+        self, floors: Ints | None, groups: list[set[int]], level: Level, max_nodes: int
+    ) -> None:
+        from optsched.bounds.checker.period import inward, outward
+
+        period, nodes = self.period, min(max_nodes, MAX_NODES)
+        period.limits = replace(
+            period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=_STATE_BYTES // 4
+        )  # fmt: skip
+        period.rest = self.rest() if self._chain else None
+        period.graph = inward(self.graph)
+        is_left = period.refine(floors, groups, self.pi, self.scale, self.cutoff, self._look)
+        self.made = period.made
         self._chain.append(level)
         self._deleted, self.shown = False, []
-        self.graph = graph
-        if graph is None:
+        self.graph = outward(period.graph) if is_left else None
+        if self.graph is None:
             self._prove(self.upper)
             return
         _, self.backward, path = self._evaluate(self.pi)
@@ -485,7 +442,20 @@ class Relaxation:
         else:
             self._paths.append(path)
 
-    def enumerated(self, bound: int, starts: NDArray[np.int64] | None) -> None:
+    def rest(self) -> Ints:
+        """Return the cost to the end of each node, as the period has it."""
+        from optsched.bounds.checker.product import NEVER
+
+        rest: Ints = self.backward.astype(np.int64)
+        rest[self.backward >= self._kernels.INFINITE] = NEVER
+        return rest
+
+    def _look(self) -> None:
+        """End what is being made if the stop flag is set."""
+        if self.stop[0]:
+            raise self._kernels.Interrupted
+
+    def enumerated(self, bound: int, starts: Ints | None) -> None:
         """Take what an enumeration of the schedules below `upper` has shown.
 
         Parameters
@@ -508,24 +478,35 @@ class Relaxation:
                 self.improved(self)
 
     @property
-    def _arcs(self) -> tuple[Any, Any, Any]:
-        return self.graph.arc_start, self.graph.arc_target, self.graph.arc_label
+    def arcs(self) -> tuple[Ints, Cells, Cells]:
+        """The arcs by source: where those of each node start, and their targets and labels."""
+        first, target, label, _ = self.graph
+        return first, target, label
 
-    def _values(self, pi: NDArray[np.int64]) -> Any:
-        """Return the cost of each label, and the kind of least cost."""
-        labels = self.labels
-        return self._kernels.label_costs(
-            labels.mask, labels.fixed, int(labels.count[0]), labels.first_mask, -pi, self.scale
-        )  # fmt: skip
+    def values(self, pi: Ints) -> Any:
+        """Return the cost of each label, and the kind of min cost.
 
-    def _evaluate(self, pi: NDArray[np.int64]) -> tuple[int, Any, Any]:
-        kernels, labels, arcs = self._kernels, self.labels, self._arcs
-        value, kind = self._values(pi)
+        Parameters
+        ----------
+        pi : ndarray of int64, shape (kinds,)
+
+        Returns
+        -------
+        tuple of ndarray of int32, shape (labels,)
+            A kind is -1 where the label places none.
+        """
+        price = self.period.prices(pi, self.scale)
+        value = np.minimum(price[:, 0], self._kernels.INFINITE)
+        return value.astype(np.int32), price[:, 1].astype(np.int32)
+
+    def _evaluate(self, pi: Ints) -> tuple[int, Any, Any]:
+        kernels, period, arcs = self._kernels, self.period, self.arcs
+        value, kind = self.values(pi)
         backward = kernels.sweep_backward(*arcs, value)
         self.evaluations += 1
         if backward[0] >= kernels.INFINITE:
             return 0, backward, None
-        path = kernels.best_path(*arcs, value, backward, kind, labels.join, labels.first_mask)
+        path = kernels.best_path(*arcs, value, backward, kind, period.join, period.fixed)
         self._read(path[0])
         return int(backward[0]) + int((self.copies * pi).sum()), backward, path
 
@@ -537,14 +518,14 @@ class Relaxation:
         steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
         self._offer_starts(self.starts(symbols[symbols >= 0], steps))
 
-    def _offer_starts(self, starts: NDArray[np.int64]) -> None:
+    def _offer_starts(self, starts: Ints) -> None:
         total = self.jobs.total(starts)
         if total < self._known and self.jobs.feasible(starts):
             self.found.append(starts)
             self._known = total
             self.offer(total)
 
-    def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> NDArray[np.int64]:
+    def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> Ints:
         """Return the starts of a schedule that is given by completions before its end.
 
         The end is as early as arrivals and outputs allow.
@@ -593,13 +574,13 @@ class Relaxation:
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
-        if self.graph.nodes > _LARGE and not self.stop[0]:
+        if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
-        kernels, graph, labels, arcs = self._kernels, self.graph, self.labels, self._arcs
+        kernels, period, arcs = self._kernels, self.period, self.arcs
         bundle = Bundle(self.pi / self.scale, self._step)
         for path in self._paths:
             if kernels.accepts(
-                *arcs, graph.loop, labels.mask, labels.join, labels.first_mask, path[0]
+                *arcs, self.graph.loop, period.labels.mask, period.join, period.fixed, path[0]
             ):
                 bundle.add(*self._piece(path))
         best, self.backward, path = self._evaluate(self.pi)
@@ -648,7 +629,7 @@ class Relaxation:
     def _piece(self, path: Any) -> tuple[float, NDArray[np.float64]]:
         symbols, fixed = path
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
-        cost = float(self.labels.fixed[fixed[fixed >= 0]].sum())
+        cost = float(self.period.labels.rounds[fixed[fixed >= 0]].sum())
         return cost, (self.copies - counts).astype(np.float64)
 
     def _note(self, total: int) -> None:
@@ -663,8 +644,9 @@ class Relaxation:
         if int(self.backward[0]) > cutoff:
             self._prove(self.upper)
             return
-        before = self.graph.nodes, self.graph.arcs
-        self.graph, self.backward = self._kernels.pruned(
-            self.graph, self._values(self.pi)[0], self.backward, cutoff
+        before = self.graph
+        kept, self.backward = self._kernels.pruned(
+            *before, self.backward, self.values(self.pi)[0], cutoff
         )
-        self._deleted |= (self.graph.nodes, self.graph.arcs) != before
+        self.graph = before._make(kept)
+        self._deleted |= (self.graph.nodes, self.graph.arcs) != (before.nodes, before.arcs)

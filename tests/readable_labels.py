@@ -1,29 +1,7 @@
-"""Independent check of an enumeration at the end of a ramp leaf: is there a schedule below a value?
+"""`optsched.bounds.checker.enumeration` in plain Python, without its code: slow and readable.
 
-`optsched.optimize.ramp.finish` describes labels and dominance, `optsched.optimize.ramp.counters`
-single counters, and why they are valid. No code of them is used here. It needs the last graph, each
-node's cost to the end, and the requests.
-
-**Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
-has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and
-arrival + output; and if A, some rounds later, is where B is: its cost is then at most B's, its
-tokens in this round and each earlier one are at most B's, and it may join the clock whenever B may
-(`Enumeration._deletes`).
-
-*Proof.* Let B have a completion: its other requests are placed in earlier rounds, up to a start of
-the schedule. A waits and then does the same, with j where B places i, which B has left to place.
-Request j holds p_j - x tokens x rounds before it completes, for x < o_j. These are at most the
-p_i - x of i, and there are no more rounds of them. So A's requests fit where B's fit. B's i
-completes at a_i + o_i or later, and so does j, as a_j + o_j is no later. If the schedule starts
-without a clock, at the earliest round that arrivals and live requests allow, A's start is no later
-for the same reasons. So A has a completion that costs no more than B's.
-
-*No circle.* Labels are deleted one after another, each by one that is there at that moment. The
-one that deleted B may be deleted later, by one that is there later. These moments ascend, so they
-end at a label that stays, and it has a completion of at most B's cost.
-
-*The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
-lost paths that cost more. So the label that the completion passes next is made.
+It needs the last graph, each node's cost to the end, and the requests. Counters are of single
+kinds, where the compiled ones are of groups. More labels are deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Plain replay of one period of a ramp leaf, in Python integers: the slow and readable twin.
+"""`optsched.bounds.checker.period` in Python integers, without its code: slow and readable.
 
 Costs are Python integers, so that none can wrap. A node that no path reaches has the cost None, so
-that no cost, however large, can be mistaken for it. `optsched.bounds.checker.compiled` does the
-same for large periods.
+that no cost, however large, can be mistaken for it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker.labels import Enumeration, Requests
-from optsched.bounds.checker.parts import Budget, TooLarge, expect
+from readable_labels import Enumeration, Requests
+
+from optsched.bounds.checker import parts
+from optsched.bounds.checker.parts import Budget, TooLarge
 
 MAX_NODES = 5_000_000
 """Max nodes of one level."""
@@ -89,19 +90,14 @@ class Graph:
         return rest
 
 
-def base(kinds: list[Any], copies: list[int], capacity: int, clock: int, budget: Budget) -> Graph:
+def base(kinds: list[Any], copies: list[int], capacity: int, clock: int) -> Graph:
     """Return the graph of the nodes (m) without a clock, then of (t, m) with one, t down to 0.
 
     A clock of any length is valid; 0 means none. By round t only requests that are ready and
     small enough can have completed, so that m is at least n minus their number.
     """
     n, ready = sum(copies), [a + p - f + 1 for a, p, f in kinds]
-    longest = max(ready)
-    expect(clock <= longest, f"clock: found {clock} rounds; expected at most {longest}")
     rounds = clock + 1 if clock else 0
-    if rounds * (n + 1) > MAX_NODES:
-        raise TooLarge(f"clock: found {clock} rounds; too large to check")
-    budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
     sizes = sorted(((p - f + 1) * (p + f) // 2, k) for k, (_, p, f) in enumerate(kinds))
     least = []  # by round, the min m: all other requests have completed
     for t in range(rounds):
@@ -332,29 +328,18 @@ def _moves(
 
 
 class Plain:
-    """The graph of a period, refined level by level.
+    """The graph of a period, refined level by level (`optsched.bounds.checker.ramp.Replay`)."""
 
-    Parameters
-    ----------
-    graph : Graph
-        From `base`.
-    kinds : list of (arrival, peak, floor)
-    copies : list of int
-        The number of requests of each kind.
-    capacity, clock : int
-    budget : Budget
-    """
+    def __init__(
+        self, requests: parts.Requests, unit: int, multipliers: list[list[int]], budget: Budget
+    ) -> None:
+        self._kinds, self._copies, self._capacity, self._clock = requests
+        self.graph, self._unit, self._budget = base(*requests), unit, budget
+        self.rest: list[int | None] | None = None
 
-    def __init__(self, graph: Graph, kinds: list[Any], copies: list[int], capacity: int,
-                 clock: int, budget: Budget) -> None:  # fmt: skip
-        self.graph, self.rest = graph, None
-        self._kinds, self._copies, self._capacity = kinds, copies, capacity
-        self._clock, self._budget = clock, budget
-
-    rest: list[int | None] | None
-
-    def refine(self, floors: list[int] | None, groups: list[set[int]], pi: list[int], unit: int,
-               cutoff: int) -> bool:  # fmt: skip
+    def refine(
+        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
+    ) -> bool:
         """Take the product with a tracker, for multipliers; return whether a path is left.
 
         Before the first multipliers, nothing is deleted.
@@ -364,17 +349,17 @@ class Plain:
         else:
             tracker = _Multisets(self._kinds, floors, self._copies, self._capacity)
         states = _States(tracker, len(self._kinds), self._budget)
-        self.graph = _product(self.graph, states, self.rest, pi, cutoff, unit, self._budget)
+        self.graph = _product(self.graph, states, self.rest, pi, cutoff, self._unit, self._budget)
         return len(self.graph.loop) > 0
 
-    def bound(self, pi: list[int], unit: int) -> int | None:
-        """Return the least cost of a path, in units, and keep each node's cost to the end."""
-        self.rest = self.graph.costs_to_end(pi, unit)
+    def bound(self, pi: list[int]) -> int | None:
+        """Return the min cost of a path, in units, and keep each node's cost to the end."""
+        self.rest = self.graph.costs_to_end(pi, self._unit)
         return self.rest[0]
 
-    def none_left(self, pi: list[int], unit: int, cutoff: int) -> bool:
+    def none_left(self, pi: list[int], cutoff: int) -> bool:
         """Return whether no schedule costs at most the cutoff."""
         arrival, peak, floor = (list(of) for of in zip(*self._kinds, strict=True))
         of = Requests(arrival, peak, floor, self._copies, self._capacity, self._clock)
         rest = self.rest or []
-        return Enumeration(self.graph, rest, pi, unit, cutoff, of, self._budget).empty()
+        return Enumeration(self.graph, rest, pi, self._unit, cutoff, of, self._budget).empty()

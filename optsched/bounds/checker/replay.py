@@ -1,0 +1,91 @@
+"""Replays one period of a ramp leaf by compiled code, after a look whether its numbers fit.
+
+A path places each of the n requests, and passes rounds: up to the largest peak before each
+placement, since by then nothing is live that any tracker remembers, and those of the clock. The
+costs of so many steps stay below 2**60.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optsched.bounds.checker.enumeration import Enumeration
+from optsched.bounds.checker.parts import Budget, Limits, Requests, TooLarge, max_completed
+from optsched.bounds.checker.period import Period, outward
+from optsched.bounds.checker.states import kinds_of
+
+
+def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> None:
+    """Reject numbers that the integers of arrays may not hold.
+
+    Raises
+    ------
+    TooLarge
+    """
+    n, pairs = sum(requests.copies), list(zip(requests.kinds, requests.copies, strict=True))
+    largest = max(requests.capacity, *(peak for _, peak, _ in requests.kinds), 0)
+    ends = sum(c * (arrival + peak - floor + 1) for (arrival, peak, floor), c in pairs)
+    rounds = (n + 1) * (largest + 1) + requests.clock + ends
+    highest = max(map(abs, multipliers), default=0)
+    if 2 * n * (rounds * unit + highest) >= 2**60 or n * (largest + 1) >= 2**31:
+        raise TooLarge("found numbers of too many digits; too large to check")
+
+
+class Compiled:
+    """Replays a period that a certificate is about (`optsched.bounds.checker.ramp.Replay`).
+
+    Parameters
+    ----------
+    requests : Requests
+    unit : int
+    multipliers : list of list of int
+        Those of all levels, over the denominator ``unit``.
+    budget : Budget
+    limits : Limits
+
+    Raises
+    ------
+    TooLarge
+        Arrays of 64 bits may not hold the numbers.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        unit: int,
+        multipliers: list[list[int]],
+        budget: Budget,
+        limits: Limits | None = None,
+    ) -> None:
+        numbers = [x for level in multipliers for x in level]
+        expect_fitting(requests, numbers, unit)
+        kinds = kinds_of(requests.kinds, requests.copies, requests.capacity)
+        volume = (kinds.peak - kinds.floor + 1) * (kinds.peak + kinds.floor) // 2
+        completed = max_completed(
+            kinds.ready, volume, kinds.copies, kinds.capacity, requests.clock
+        )  # fmt: skip
+        self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
+        self._beyond = int(kinds.peak.max()) + 1
+
+    def refine(
+        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
+    ) -> bool:
+        """Take a level by the multipliers of the one before; return whether a path is left."""
+        # Nothing is ever live above all peaks, so that all such floors are alike.
+        up = None if floors is None else np.array([min(f, self._beyond) for f in floors], np.int64)
+        return self._period.refine(up, groups, np.array(pi, np.int64), self._unit, cutoff)
+
+    def bound(self, pi: list[int]) -> int | None:
+        """Return the min cost of a path in units, or None if there is none."""
+        return self._period.bound(np.array(pi, np.int64), self._unit)
+
+    def none_left(self, pi: list[int], cutoff: int) -> bool:
+        """Return whether no schedule costs at most the cutoff."""
+        period, unit, multipliers = self._period, self._unit, np.array(pi, np.int64)
+        if not period.thin(multipliers, unit, cutoff):
+            return True
+        labels = Enumeration(period, outward(period.graph), multipliers, unit, cutoff)
+        for m in range(period.n):
+            labels.place(m)
+        totals = labels.totals() * unit - int((period.kinds.copies * multipliers).sum())
+        return not bool((totals <= cutoff).any())
