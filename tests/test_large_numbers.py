@@ -76,7 +76,7 @@ def sweep_of_rounds(seed, draws):
             held_to(both, result, counts["two workers"], ("two workers", instance.to_dict()))
     print(f"\nrounds, seed {seed}: " + "; ".join(f"{m} {dict(c)}" for m, c in counts.items()))
     for method, count in counts.items():
-        # `held_to` has seen that no "optimal" is wrong. With a minute for 4 requests nothing but the
+        # `held_to` saw that no "optimal" is wrong. With a minute for 4 requests nothing but the
         # numbers can keep a method from a proof, and they rarely do: HiGHS once in 2,000.
         assert count["optimal"] >= 0.99 * count.total(), (method, count)
 

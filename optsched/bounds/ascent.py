@@ -40,21 +40,7 @@ _CUT = 25.0
 def raise_dual(
     model: Model, *, over: Callable[[], bool], report: Callable[[Prices], None]
 ) -> Floats:
-    """Raise the dual, starting from the prices of the mean-busy-time bound.
-
-    Parameters
-    ----------
-    model : Model
-    over : callable
-        ``over() -> bool``: whether to stop.
-    report : callable
-        ``report(prices)``, called whenever prices have become better.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Mean start of each request under the soft min, in units of the model's time.
-    """
+    """Raise the dual, starting from the prices of the mean-busy-time bound."""
     prices = busy_prices(model)
     report(prices_in_rounds(model, prices))
     # A schedule ends later than the machine of the volume bound would: prices may go on.
@@ -286,11 +272,6 @@ class Ascent:
         Windows make the dual look larger than it is, without limit where a request has no cheap
         start left in its window. When the true value has fallen, the climb is undone. The next
         climb then has wider windows and fewer steps.
-
-        Returns
-        -------
-        float
-            The rise of the true dual value, or 0 if the climb was undone.
         """
         before, price = self.value, self.price
         self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)

@@ -44,13 +44,7 @@ class BoundTask:
 
     @property
     def batch_cost(self) -> BatchCost:
-        """The cost model of an instance in seconds.
-
-        Raises
-        ------
-        UsageError
-            If the task has none, or a tabulated one: bounds run under its minorants.
-        """
+        """The cost model of an instance in seconds."""
         if not isinstance(self.cost_model, BatchCost):
             raise UsageError(
                 "bound: found an instance in seconds without a cost model; expected one with it"

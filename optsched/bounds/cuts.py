@@ -15,22 +15,10 @@ def cut_where_quiet(
 ) -> list[tuple[int, int]]:
     """Return consecutive ranges of requests, cut before arrivals that find few in the system.
 
-    Parameters
-    ----------
-    arrival : ndarray of float64, shape (n,)
-        Nondecreasing times.
-    finish : ndarray of float64, shape (n,)
-        When the requests leave, in any order. An estimate will do.
-    fewest, most : int
-        Requests of a piece, 1 <= fewest <= most. The last piece may have fewer, and a piece has
-        more where it is never quiet.
-    quiet : float
-        A cut is only where an arrival finds at most so many in the system.
-
-    Returns
-    -------
-    list of (int, int)
-        First request of each piece, and the one after its last.
+    `finish` (shape (n,)): when the requests leave, in any order. An estimate will do.
+    `fewest`, `most`: requests of a piece, 1 <= fewest <= most. The last piece may have fewer, and a
+    piece has more where it is never quiet.
+    `quiet`: a cut is only where an arrival finds at most so many in the system.
     """
     n = len(arrival)
     others = np.arange(n) - np.searchsorted(np.sort(finish), arrival, "right")

@@ -11,16 +11,7 @@ from typing import Any
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[int]:
     """Yield the completion times under shortest remaining processing time, ascending.
 
-    Parameters
-    ----------
-    release, length : sequence of int
-        Release date and length of each job, in any common unit and any order.
-
-    Yields
-    ------
-    int
-        A completion time. At every moment at least as many jobs are complete as under any other
-        rule (Schrage 1968).
+    `release`, `length`: release date and length of each job, in any common unit and any order.
     """
     waiting: list[int] = []
     now = 0
@@ -45,21 +36,6 @@ def shortest_first(
 
     At each moment it runs the released, unfinished job of the smallest whole length, not of the
     smallest rest; among equals the one of the smallest number. With integers it is exact.
-
-    Parameters
-    ----------
-    release : sequence of int or float
-        Release dates, in any order.
-    length : sequence of int or float
-        Length of each job, > 0.
-    key : sequence of int or float, optional
-        The job with the smallest key runs first. Default: the length.
-
-    Yields
-    ------
-    begin, end : int or float
-        The ends of the piece.
-    job : int
     """
     keys = length if key is None else key
     order = sorted(range(len(release)), key=release.__getitem__)

@@ -328,29 +328,8 @@ def costs_of_paths(
 ) -> float:
     """Return the sum of the min costs of all requests.
 
-    Parameters
-    ----------
-    tokens : Tokens
-    chain : ndarray of float64, shape (n,)
-        `Tokens.chain`, or less.
-    width : float
-        Width of a cell, in seconds.
-    price : ndarray of float64, shape (cells,)
-    shared : Shared
-    levels : ndarray of float64
-        Which multipliers are tried, see `optsched.bounds.paths.value_at`.
-    centre : ndarray of float64, shape (n, 2) or (0, 2)
-        If given, ``levels`` are times these multipliers, for the prefill and for the steps of
-        each request. Receives the best ones. Zeros count as not given.
-    use : Use
-        What the best paths use is added.
-    ttft_weight : float
-        The weight a of first tokens.
-
-    Returns
-    -------
-    float
-        Seconds.
+    `centre` (shape (n, 2) or (0, 2)): if given, ``levels`` are times these multipliers, for the
+    prefill and for the steps of each request. Receives the best ones. Zeros count as not given.
     """
     cells = price.shape[0]
     grid = Grid(width, price, np.sqrt(price), shared)

@@ -52,21 +52,7 @@ def _last_min(total: Ints, best: Ints, first: int) -> int:
 
 @njit
 def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
-    """Return how much of each job fits, in the order of their ranks.
-
-    Parameters
-    ----------
-    begin, end : ndarray of int64, shape (n,)
-        Windows in units of work that fit before their ends, both non-decreasing.
-    work : ndarray of int64, shape (n,)
-    order : ndarray of int64, shape (n,)
-        The jobs, those first that get as much as fits first.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        At most ``work``.
-    """
+    """Return how much of each job fits, in the order of their ranks."""
     n = begin.shape[0]
     size = 1
     while size < n + 1:

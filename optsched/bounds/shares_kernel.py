@@ -16,16 +16,7 @@ _FASTEST = 3.0
 
 @njit(nogil=True)
 def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
-    """Divide shares by the sum of their cell, and by a little more.
-
-    Parameters
-    ----------
-    shared : Shared
-        Its shares are changed.
-    cell : ndarray of int64, shape (n,)
-        The cell of each arrival.
-    cells : int
-    """
+    """Divide shares by the sum of their cell, and by a little more."""
     begin, share = shared.begin, shared.share
     total = np.zeros(cells)
     for i in range(cell.shape[0]):
@@ -40,20 +31,7 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
 def improve_shares(
     shared: Shared, used: Floats, cell: NDArray[np.int64], cells: int, step: float
 ) -> None:
-    """Raise the shares of requests that sit through more fixed costs than others of their cell.
-
-    Parameters
-    ----------
-    shared : Shared
-        Its shares are changed, and no longer have a sum of 1.
-    used : ndarray of float64
-        `Use.fixed`.
-    cell : ndarray of int64, shape (n,)
-        The cell of each arrival.
-    cells : int
-    step : float
-        Logarithm of the change for a request that sits through twice the mean.
-    """
+    """Raise the shares of requests that sit through more fixed costs than others of their cell."""
     begin, share = shared.begin, shared.share
     mean = np.zeros(cells)
     for i in range(cell.shape[0]):

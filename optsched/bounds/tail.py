@@ -26,20 +26,7 @@ _METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50
 
 
 def percentile(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on a percentile of latency or TTFT (see the module's text for the proof).
-
-    Parameters
-    ----------
-    task : BoundTask
-        Its objective is ``p50_latency``, ``p90_latency``, ``p99_latency``, or the same of TTFT.
-    budget : Budget
-        Bisection ends with it.
-
-    Returns
-    -------
-    Proof
-        A value in the instance's time unit.
-    """
+    """Return a bound on a percentile of latency or TTFT (see the module's text for the proof)."""
     share, column = task.objective.name[1:].split("_")
     h = (task.instance.n - 1) * int(share) / 100
     k = math.floor(h)

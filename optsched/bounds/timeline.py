@@ -63,15 +63,7 @@ class Model:
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
     """Return the model of an instance in rounds.
 
-    Parameters
-    ----------
-    instance : Instance
-    max_units : int
-        Max length of the time axis, in units. Longer axes get a larger unit.
-
-    Returns
-    -------
-    Model
+    `max_units`: max length of the time axis, in units. Longer axes get a larger unit.
     """
     blocks = blocks_of(instance)
     unit = max(1, -(-int(blocks.end[-1]) // max_units))
@@ -97,14 +89,6 @@ def busy_prices(model: Model) -> Floats:
     for t >= a_i. While job j runs, p(t) = u_j - t / vol_j. So within a piece of j the price falls
     with slope 1 / vol_j. Where j was interrupted at x and resumes at y,
     p(x) = p(y) + (y - x) / vol_j. Elsewhere the price is continuous, and it is 0 before idle time.
-
-    Parameters
-    ----------
-    model : Model
-
-    Returns
-    -------
-    ndarray of float64, shape (units,)
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
     order = np.lexsort((volume, model.arrival))

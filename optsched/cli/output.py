@@ -138,21 +138,9 @@ def show_table(
     small, columns are left out until the others fit. Otherwise no column is left out, and long
     text wraps at some 160 characters.
 
-    Parameters
-    ----------
-    headers : sequence of str
-        A header for each column.
-    rows : sequence of sequences
-        The cells. Texts are printed as they are, numbers are formatted, and None is a dash.
-    text_columns : sequence of int
-        Positions of the columns of text.
-    drop : sequence of str
-        Headers of the columns to leave out first, in this order. After them the last columns go.
-
-    Returns
-    -------
-    list of str
-        Headers of the columns left out. A line below the table names them.
+    `rows`: the cells. Texts are printed as they are, numbers are formatted, and None is a dash.
+    `drop`: headers of the columns to leave out first, in this order. After them the last columns
+    go.
     """
     from rich import box
     from rich.console import Console

@@ -15,16 +15,6 @@ def non_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> ND
 
     Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
     many orders of magnitude.
-
-    Parameters
-    ----------
-    matrix : ndarray of float64, shape (rows, columns)
-    target : ndarray of float64, shape (rows,)
-
-    Returns
-    -------
-    ndarray of float64, shape (columns,)
-        0 for columns that are all zero.
     """
     from scipy.optimize import nnls  # loaded only to fit
 
@@ -38,23 +28,9 @@ def minorant(
 ) -> NDArray[np.float64]:
     """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
 
-    Parameters
-    ----------
-    relative : ndarray of float64, shape (rows, columns)
-        What multiplies each coefficient in the time of a row, divided by that time.
-    near : ndarray of bool, shape (rows,)
-        The rows that count in the mean. The others count a thousandth as much.
-    least : mapping of int to float
-        Minimum of a coefficient by its column.
-
-    Returns
-    -------
-    ndarray of float64, shape (columns,)
-
-    Raises
-    ------
-    InputError
-        The linear program has no solution.
+    `relative` (shape (rows, columns)): what multiplies each coefficient in the time of a row,
+    divided by that time.
+    `near` (shape (rows,)): the rows that count in the mean. The others count a thousandth as much.
     """
     from scipy.optimize import linprog
 

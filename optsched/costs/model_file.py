@@ -13,19 +13,7 @@ from optsched.costs.table import Grid
 
 
 def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
-    """Return a cost model as the text of a file for `load_cost_model`.
-
-    Parameters
-    ----------
-    model : BatchCost
-    remarks : iterable of str
-        Comments for the top of the file, one line each.
-
-    Returns
-    -------
-    str
-        TOML, with the unit of every coefficient in a comment.
-    """
+    """Return a cost model as the text of a file for `load_cost_model`."""
     lines = [f"# {remark}" for remark in remarks]
     lines += [
         "# A batch's time is given in optsched.costs.cost.BatchCost; coefficients left out are 0.",

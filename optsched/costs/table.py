@@ -53,12 +53,6 @@ class Grid:
     values : array_like
         As many as the axes have cells, the last axis running fastest. Kept as an ndarray of
         float64 with one dimension per axis.
-
-    Raises
-    ------
-    InputError
-        A quantity is unknown, an axis does not ascend, or a value is missing, negative or not a
-        number.
     """
 
     axes: Mapping[str, NDArray[np.float64]]
@@ -93,12 +87,7 @@ class Grid:
         return np.concatenate([*parts, self.values.ravel()]).astype(np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the grid as a file holds it.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the grid as a file holds it."""
         axes = {name: axis.tolist() for name, axis in self.axes.items()}
         return {"axes": axes, "values": self.values.ravel().tolist()}
 
@@ -131,11 +120,6 @@ class CostTable:
         Decimal text of the coefficients of each minorant, in milliseconds per layer.
     skew : Grid
         Share by ``decode_requests`` alone; see the module's text.
-
-    Raises
-    ------
-    InputError
-        There is no grid or no minorant, or the skew has another axis.
     """
 
     grids: Sequence[Grid]
@@ -162,12 +146,7 @@ class CostTable:
         return np.concatenate([counts[0], *forms, counts[1], *(grid.array for grid in grids)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as a file holds it.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the table as a file holds it."""
         return {
             "minorants": [dict(minorant) for minorant in self.minorants],
             "skew": self.skew.to_dict(),
@@ -176,22 +155,7 @@ class CostTable:
 
 
 def table_from_dict(data: Any) -> CostTable:
-    """Return the table of a parsed cost model file.
-
-    Parameters
-    ----------
-    data : mapping
-        ``minorants``, ``grids`` and, optionally, ``skew``.
-
-    Returns
-    -------
-    CostTable
-
-    Raises
-    ------
-    InputError
-        A field is missing, unknown or wrong. The error names it.
-    """
+    """Return the table of a parsed cost model file."""
     if not isinstance(data, Mapping) or not set(data) <= {"minorants", "grids", "skew"}:
         raise InputError("expected minorants, grids and skew")
 

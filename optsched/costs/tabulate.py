@@ -30,20 +30,8 @@ _PLACES = 64
 def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[CostTable, Floats]:
     """Return the table of three grids with its minorants, and a linear model that is near it.
 
-    Parameters
-    ----------
-    dense, request : Grid
-        Milliseconds per layer by tokens and by requests of a batch.
-    attention : Grid
-        Milliseconds per layer by tokens and KV of prefills, and number and KV of decodes.
-    skew : Grid
-        See `optsched.costs.table`.
-
-    Returns
-    -------
-    table : CostTable
-    linear : ndarray of float64, shape (coefficients,)
-        Relative least squares over the sample.
+    `dense`, `request`: milliseconds per layer by tokens and by requests of a batch.
+    `attention`: milliseconds per layer by tokens and KV of prefills, and number and KV of decodes.
     """
     dense, request, attention, skew = map(_rounded, (dense, request, attention, skew))
     points = _sample(dense, request, attention)
@@ -71,17 +59,7 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
 
 
 def interpolated(grid: Grid, points: Floats) -> Floats:
-    """Return the values of a grid at some points, as `batch_time` reads them within its range.
-
-    Parameters
-    ----------
-    grid : Grid
-    points : ndarray of float64, shape (points, axes)
-
-    Returns
-    -------
-    ndarray of float64, shape (points,)
-    """
+    """Return the values of a grid at some points, as `batch_time` reads them within its range."""
     from scipy.interpolate import RegularGridInterpolator
 
     axes = list(grid.axes.values())
@@ -90,17 +68,7 @@ def interpolated(grid: Grid, points: Floats) -> Floats:
 
 
 def left_out(grid: Grid) -> tuple[Floats, Floats]:
-    """Return inner values of a grid, and what their two neighbours on an axis give for them.
-
-    Parameters
-    ----------
-    grid : Grid
-
-    Returns
-    -------
-    values, predicted : ndarray of float64, shape (cells,)
-        Of every axis after another. Values of 0, where a batch is empty, are left out.
-    """
+    """Return inner values of a grid, and what their two neighbours on an axis give for them."""
     values, predicted = [], []
     for k, axis in enumerate(grid.axes.values()):
         line = np.moveaxis(grid.values, k, -1)

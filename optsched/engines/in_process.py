@@ -26,44 +26,12 @@ DEFAULTS = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
 
 
 def configuration(folder: str | Path) -> dict[str, Any]:
-    """Return a model's configuration.
-
-    Parameters
-    ----------
-    folder : str or Path
-        With ``config.json``.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    InputError
-        The folder has none.
-    """
+    """Return a model's configuration."""
     return read_object(Path(folder) / "config.json", "a model's configuration")
 
 
 def start(folder: str, options: Mapping[str, Any]) -> Any:
-    """Start vLLM's engine on a model's folder. A folder without weights gets made-up ones.
-
-    Parameters
-    ----------
-    folder : str
-        With ``config.json``.
-    options : mapping
-        Arguments of ``vllm.LLM``.
-
-    Returns
-    -------
-    vllm.LLM
-
-    Raises
-    ------
-    InputError
-        vLLM is not installed, the folder has no configuration, or vLLM refuses it.
-    """
+    """Start vLLM's engine on a model's folder. A folder without weights gets made-up ones."""
     path = Path(folder)
     configuration(path)
     for name, value in ENVIRONMENT.items():
@@ -101,18 +69,7 @@ class InProcess:
         self.warm = False
 
     def serve(self, sending: Sending, progress: Progress | None, stop: Event) -> Measured:
-        """See `optsched.engines.replay.Engine.serve`.
-
-        Parameters
-        ----------
-        sending : Sending
-        progress : callable or None
-        stop : threading.Event
-
-        Returns
-        -------
-        Measured
-        """
+        """See `optsched.engines.replay.Engine.serve`."""
         engine, output = self.engine, sending.instance.output_tokens
         if not self.warm:
             self._warm_up(sending)

@@ -81,23 +81,7 @@ class Shape:
 
 
 def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
-    """Return the batches that a profile measures.
-
-    Parameters
-    ----------
-    max_tokens, max_requests : int
-        Max tokens and max requests of a batch.
-    max_kv : int
-        Max tokens of a request.
-    repeats : int
-        Number of times that each batch is measured.
-
-    Returns
-    -------
-    list of Shape
-        Powers of two: chunks, several of them, chunks of ``max_tokens`` over KV, decodes, and both
-        together.
-    """
+    """Return the batches that a profile measures."""
     chunks = [c for c in _powers(16, max_tokens) if c + 2 <= max_kv]
     found = [Shape(c, 0, 0, 0) for c in chunks]
     several = [p for p in (2, 4, 8) if p <= max_requests]
@@ -150,37 +134,10 @@ def profile(
 ) -> Progressed:
     """Measure a model on the device at hand, and write a profile that `optsched.costs.fit` reads.
 
-    Parameters
-    ----------
-    folder : str or Path
-        The model's folder, with ``config.json``.
-    out : str or Path
-        Folder of the profile: ``steps.csv``, a copy of ``config.json``, ``settings.json`` with
-        ``options``, and ``device.json`` with the device's name. Batches that are in it are not
-        measured again.
-    max_tokens, max_requests, max_kv : int
-        See `shapes`.
-    repeats : int
-        Number of times that each batch is measured, after one that does not count.
-    options : mapping, optional
-        Arguments of ``vllm.LLM``.
-    seed : int
-        Seed of the prompts.
-    progress : callable, optional
-        ``progress(measured, wanted, shape)`` is called before each batch.
-    stop : threading.Event, optional
-        When it is set, the profile ends after the batch at hand.
-
-    Returns
-    -------
-    Progressed
-        Batches that do not fit into the engine's KV are left out.
-
-    Raises
-    ------
-    InputError
-        See `optsched.engines.in_process.start`; an argument is out of range; or the folder has the
-        profile of another model or of other options.
+    `out`: folder of the profile: ``steps.csv``, a copy of ``config.json``, ``settings.json`` with
+    ``options``, and ``device.json`` with the device's name. Batches that are in it are not measured
+    again.
+    `repeats`: number of times that each batch is measured, after one that does not count.
     """
     for name, value in (("max_tokens", max_tokens), ("max_requests", max_requests),
                         ("max_kv", max_kv), ("repeats", repeats)):  # fmt: skip

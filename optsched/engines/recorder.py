@@ -38,37 +38,18 @@ class Recorder:
         self._began = time.perf_counter()
 
     def now(self) -> float:
-        """Return the seconds since the replay began.
-
-        Returns
-        -------
-        float
-        """
+        """Return the seconds since the replay began."""
         return time.perf_counter() - self._began
 
     def token(self, request: int) -> None:
-        """Note that some token of a request has come.
-
-        Parameters
-        ----------
-        request : int
-        """
+        """Note that some token of a request has come."""
         now = self.now()
         if np.isnan(self.first[request]):
             self.first[request] = now
         self.last[request] = now
 
     def end(self, request: int, tokens: int | None = None, error: str | None = None) -> None:
-        """Note that a request has ended, with so many tokens or with an error.
-
-        Parameters
-        ----------
-        request : int
-        tokens : int, optional
-            Number of output tokens.
-        error : str, optional
-            Why it failed.
-        """
+        """Note that a request has ended, with so many tokens or with an error."""
         wanted = int(self.instance.output_tokens[request])
         if error is None and tokens != wanted:
             error = f"answered with {tokens} of {wanted} tokens"
@@ -87,17 +68,7 @@ class Recorder:
             self.progress(ended, failed)
 
     def measured(self, name: str) -> Measured:
-        """Return what was measured; requests that have not ended have an error.
-
-        Parameters
-        ----------
-        name : str
-            What tables call the engine.
-
-        Returns
-        -------
-        Measured
-        """
+        """Return what was measured; requests that have not ended have an error."""
         for request in range(self.instance.n):
             self.end(request, error="interrupted")
         if self.late_s > _LATE_S:

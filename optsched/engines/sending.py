@@ -61,32 +61,14 @@ class Sending:
         return found
 
     def prompt(self, request: int) -> list[int]:
-        """Return the token ids of a prompt.
-
-        Parameters
-        ----------
-        request : int
-
-        Returns
-        -------
-        list of int
-        """
+        """Return the token ids of a prompt."""
         generator = np.random.default_rng([self.seed, request])
         size = int(self.instance.prompt_tokens[request])
         found: list[int] = generator.integers(FIRST_ID, self.vocabulary, size).tolist()
         return found
 
     def told(self, request: int) -> dict[str, int]:
-        """Return what the engine is told of a request's output: its prediction, if it has one.
-
-        Parameters
-        ----------
-        request : int
-
-        Returns
-        -------
-        dict
-        """
+        """Return what the engine is told of a request's output: its prediction, if it has one."""
         if self.instance.predicted is None:
             return {}
         return {PREDICTED: round(float(self.instance.predicted[request]))}

@@ -59,11 +59,6 @@ class Desk:
         Whether prefills may be split.
     seed : int
         Seed of random decisions.
-
-    Raises
-    ------
-    UsageError
-        The policy cannot be asked batch by batch.
     """
 
     def __init__(
@@ -93,21 +88,7 @@ class Desk:
         self.told = 0  # requests that rules have been told of
 
     def add(self, arrival: float, prompt: int, predicted: float) -> int:
-        """Take in a request, and return its number.
-
-        Parameters
-        ----------
-        arrival : float
-            In seconds.
-        prompt : int
-            Prompt tokens.
-        predicted : float
-            Predicted output tokens. What does not fit into the KV capacity is cut.
-
-        Returns
-        -------
-        int
-        """
+        """Take in a request, and return its number."""
         self.arrival.append(arrival)
         self.prompt.append(prompt)
         self.predicted.append(max(1, min(round(predicted), self.kv_capacity - prompt + 1)))
@@ -122,28 +103,7 @@ class Desk:
         cached: NDArray[np.int64],
         decoding: NDArray[np.bool_],
     ) -> Batch:
-        """Ask the policy for the next batch.
-
-        Parameters
-        ----------
-        now : float
-            In seconds.
-        waiting, running : list of int
-            As in a `View`.
-        generated, cached : ndarray of int64
-            Tokens produced and cached, of each request that was taken in.
-        decoding : ndarray of bool
-            Whether the whole input of each is cached.
-
-        Returns
-        -------
-        Batch
-
-        Raises
-        ------
-        PolicyError
-            The policy answers anything but a batch.
-        """
+        """Ask the policy for the next batch."""
         prompt, predicted = np.array(self.prompt), np.array(self.predicted)
         if isinstance(self.policy, Rules) and self.told < len(prompt):
             known = Instance(

@@ -147,19 +147,7 @@ class Experiment:
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all parameters, with the default values of those that are not given.
 
-        Parameters
-        ----------
-        given : mapping
-            Values by parameter. A text is converted to the type of the default value.
-
-        Returns
-        -------
-        dict
-
-        Raises
-        ------
-        InputError
-            A parameter is unknown, or a value has the wrong type.
+        `given`: values by parameter. A text is converted to the type of the default value.
         """
         values = dict(self.parameters)
         for key, value in given.items():

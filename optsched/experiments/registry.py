@@ -24,22 +24,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def get_experiment(name: str) -> Experiment:
-    """Return an experiment by its name.
-
-    Parameters
-    ----------
-    name : str
-        A key of `experiments`.
-
-    Returns
-    -------
-    Experiment
-
-    Raises
-    ------
-    InputError
-        No experiment has the name.
-    """
+    """Return an experiment by its name."""
     if name not in experiments():
         raise InputError(
             f"experiment: found {name!r}; expected one of {', '.join(experiments())}, or list"

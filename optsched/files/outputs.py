@@ -24,17 +24,8 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     The content goes to a temporary file in the same folder, which then replaces the file. Devices,
     pipes and open descriptors (``/dev/stdout``) are written to directly.
 
-    Parameters
-    ----------
-    content : bytes
-    path : str or Path
-        If the name ends in ``.gz``, the content is compressed. The same content always gives the
-        same bytes.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
+    `path`: if the name ends in ``.gz``, the content is compressed. The same content always gives
+    the same bytes.
     """
     file = Path(path)
     if file.suffix == ".gz":
@@ -144,17 +135,7 @@ def _writing(file: Path) -> Iterator[None]:
 
 
 def descriptor(path: str | Path) -> int | None:
-    """Return the open descriptor that a path like ``/dev/stdout`` names.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    int or None
-        None for any other path.
-    """
+    """Return the open descriptor that a path like ``/dev/stdout`` names."""
     found = _DESCRIPTOR.fullmatch(str(path))
     if found is None:
         return None

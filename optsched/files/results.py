@@ -15,20 +15,7 @@ NOT_HERE = "only `optsched bound --certificate-out` writes one"
 
 
 def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
-    """Return the first fields of a file about an instance.
-
-    Parameters
-    ----------
-    format_name : str
-        Value of the field ``format``.
-    command : str
-        The command that makes the file.
-    instance : Instance
-
-    Returns
-    -------
-    dict
-    """
+    """Return the first fields of a file about an instance."""
     return {
         "format": format_name,
         "version": 1,
@@ -40,35 +27,14 @@ def head(format_name: str, command: str, instance: Instance) -> dict[str, Any]:
 
 
 def cost_model_reference(instance: Instance, cost: CostModel | None) -> dict[str, Any] | None:
-    """Return the name and the digest of a cost model.
-
-    Parameters
-    ----------
-    instance : Instance
-    cost : CostModel or None
-
-    Returns
-    -------
-    dict or None
-        None for an instance in rounds, which needs no cost model.
-    """
+    """Return the name and the digest of a cost model."""
     if cost is None or instance.in_rounds:
         return None
     return {"name": cost.name, "sha256": cost.sha256}
 
 
 def predictor_of(instance: Instance) -> str:
-    """Return where policies take output lengths from.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    str
-        ``"instance"`` if it has predictions, else ``"oracle"``: the true lengths.
-    """
+    """Return where policies take output lengths from."""
     return "instance" if instance.has_predictions else "oracle"
 
 
@@ -84,25 +50,11 @@ def result_dict(
 ) -> dict[str, Any]:
     """Return the JSON object of a result file.
 
-    Parameters
-    ----------
-    instance : Instance
-    command : str
-        The command that makes the file.
-    objective, bound : int, float or None
-        Value of the schedule and bound on the optimum, of an objective that is minimized. They
-        decide the fields ``status`` and ``gap``.
-    metrics : mapping of str to number, or None
-        `Evaluation.metrics`.
-    cost_model : CostModel or None
-    **further
-        Other fields, of which None is left out: for example ``method``, ``seed``, ``policy`` (the
-        policy that made the schedule) or ``predictor`` (the policy's own, in place of the
-        instance's predictions).
-
-    Returns
-    -------
-    dict
+    `objective`, `bound`: value of the schedule and bound on the optimum, of an objective that is
+    minimized. They decide the fields ``status`` and ``gap``.
+    `**further`: other fields, of which None is left out: for example ``method``, ``seed``,
+    ``policy`` (the policy that made the schedule) or ``predictor`` (the policy's own, in place of
+    the instance's predictions).
     """
     from importlib.metadata import version  # takes 30 ms, so it is only imported to write a file
 

@@ -391,17 +391,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a file format.
-
-    Parameters
-    ----------
-    name : str
-        One of `MODELS`.
-
-    Returns
-    -------
-    dict
-    """
+    """Return the JSON Schema (2020-12) of a file format."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **MODELS[name].model_json_schema(),
@@ -410,20 +400,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def check_shape(name: str, data: Mapping[str, Any]) -> None:
-    """Check that a parsed file has the fields of its format, of the right types.
-
-    Parameters
-    ----------
-    name : str
-        One of `MODELS`.
-    data : mapping
-        The JSON object.
-
-    Raises
-    ------
-    InputError
-        A field is unknown, missing or of the wrong type. The error names the first one.
-    """
+    """Check that a parsed file has the fields of its format, of the right types."""
     try:
         MODELS[name].model_validate(data)
     except ValidationError as error:

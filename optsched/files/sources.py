@@ -15,25 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any], str]:
-    """Return the format, the JSON object and the SHA-256 of a file, which is read once.
-
-    Parameters
-    ----------
-    path : str
-    allowed : tuple of str
-        Formats that the file may have, of `optsched.files.read_write.FORMATS`.
-
-    Returns
-    -------
-    format : str
-    data : dict
-    sha256 : str
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or has another format.
-    """
+    """Return the format, the JSON object and the SHA-256 of a file, which is read once."""
     from optsched.files.strict_json import Place, check_format, read_json_and_digest
 
     data, digest = read_json_and_digest(path)
@@ -44,17 +26,7 @@ def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any
 def named_file(named: object, beside: str | Path) -> Path | None:
     """Return the file that another file names.
 
-    Parameters
-    ----------
-    named : object
-        A path in a result file, or anything else.
-    beside : str or Path
-        The result file. If there is no file at the path, it is looked up beside this file.
-
-    Returns
-    -------
-    Path or None
-        None if nothing is named or there is no such file.
+    `beside`: the result file. If there is no file at the path, it is looked up beside this file.
     """
     if not isinstance(named, str) or not named:
         return None
@@ -67,25 +39,7 @@ def named_file(named: object, beside: str | Path) -> Path | None:
 def instance_for(digest: object, given: str | None, what: str) -> Instance:
     """Return the given instance, or the shipped one with a digest.
 
-    Parameters
-    ----------
-    digest : object
-        SHA-256 of the instance, or None if it is unknown.
-    given : str or None
-        File or name of an instance.
-    what : str
-        What errors call the thing that needs the instance.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    UsageError
-        No instance is given and no shipped one has the digest.
-    InputError
-        The given instance cannot be read or has another digest.
+    `digest`: SHA-256 of the instance, or None if it is unknown.
     """
     from optsched.files.read_write import example_instances, read_instance
 
@@ -107,29 +61,7 @@ def instance_for(digest: object, given: str | None, what: str) -> Instance:
 def cost_model_like(
     instance: Instance, given: str | None, known: object, digest: object = None
 ) -> CostModel | None:
-    """Return the given cost model, or the shipped one that a file refers to.
-
-    Parameters
-    ----------
-    instance : Instance
-    given : str or None
-        Name or file of a cost model.
-    known : object
-        The field ``cost_model`` of a result file, with its digest.
-    digest : object
-        The digest of a cost model in a schedule file.
-
-    Returns
-    -------
-    CostModel or None
-        None for an instance in rounds.
-
-    Raises
-    ------
-    UsageError, InputError
-        No cost model is given or found, or it cannot be read; see
-        `optsched.costs.cost.cost_for`.
-    """
+    """Return the given cost model, or the shipped one that a file refers to."""
     from optsched.costs.cost import cost_for, load_cost_model, shipped_models
 
     named = known.get("sha256") if isinstance(known, Mapping) else None
@@ -150,31 +82,7 @@ def schedule_of(
     known: object = None,
     data: dict[str, Any] | None = None,
 ) -> tuple[Schedule, CostModel | None]:
-    """Return the schedule in a file and the cost model that it was made for.
-
-    Parameters
-    ----------
-    path : str or Path
-        The schedule file.
-    instance : Instance
-    given : str or None
-        Name or file of a cost model.
-    known : object
-        The field ``cost_model`` of a result file.
-    data : dict, optional
-        The JSON object of the file, if it has been read already.
-
-    Returns
-    -------
-    schedule : Schedule
-    cost_model : CostModel or None
-        None for an instance in rounds.
-
-    Raises
-    ------
-    InputError, UsageError
-        See `optsched.read_schedule` and `cost_model_like`.
-    """
+    """Return the schedule in a file and the cost model that it was made for."""
     from optsched.files.read_write import read_schedule, schedule_from_dict
     from optsched.files.strict_json import Place
 

@@ -38,25 +38,8 @@ def read_json(
 ) -> dict[str, Any]:
     """Return the JSON object in a file.
 
-    Parameters
-    ----------
-    path : str or Path
-        A ``.json`` or ``.json.gz`` file.
-    expect : str or sequence of str, optional
-        Formats that the file may have, of `FORMATS`. The fields are checked against the file's
-        format. None accepts any JSON object.
-    version : int
-        The version that the file must have.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or has another format, version or fields. The error is one line
-        that begins with the file.
+    `expect`: formats that the file may have, of `FORMATS`. The fields are checked against the
+    file's format. None accepts any JSON object.
     """
     data, _ = read_json_and_digest(path)
     if expect is not None:
@@ -70,22 +53,6 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
 
     A pipe can be read only once, and a file may change. A caller that must know the format first
     reads the file by this function and looks at the object.
-
-    Parameters
-    ----------
-    path : str or Path
-        A ``.json`` or ``.json.gz`` file.
-
-    Returns
-    -------
-    data : dict
-    sha256 : str
-        Digest of the file's bytes.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read or does not hold a JSON object.
     """
     file = Path(path)
     content = text_files.read_bytes(file)
@@ -99,27 +66,7 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
 def check_format(
     data: dict[str, Any], expect: str | Sequence[str], *, version: int = VERSION
 ) -> str:
-    """Check the ``format``, the ``version`` and the fields of a JSON object.
-
-    Parameters
-    ----------
-    data : dict
-        The JSON object.
-    expect : str or sequence of str
-        Formats that it may have, of `FORMATS`.
-    version : int
-        The version that it must have.
-
-    Returns
-    -------
-    str
-        Its format, one of ``expect``.
-
-    Raises
-    ------
-    InputError
-        The format or version is another, or a field is unknown, missing or of the wrong type.
-    """
+    """Check the ``format``, the ``version`` and the fields of a JSON object."""
     names = (expect,) if isinstance(expect, str) else tuple(expect)
     words = " or ".join(f"'optsched-{name}'" for name in names)
     if "format" not in data:
@@ -141,35 +88,15 @@ def check_format(
 
 
 def write_json(data: dict[str, Any], path: str | Path) -> None:
-    """Write a JSON object to a file, atomically.
-
-    Parameters
-    ----------
-    data : dict
-        See `json_text`.
-    path : str or Path
-        A ``.json`` or ``.json.gz`` file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write a JSON object to a file, atomically."""
     write_bytes(json_text(data).encode(), path)
 
 
 def json_text(data: dict[str, Any]) -> str:
     """Return a JSON object as text, with a field per line and lists of numbers on one line.
 
-    Parameters
-    ----------
-    data : dict
-        NumPy numbers and arrays become plain ones. NaN and infinities become null, since files
-        state what is unknown as null.
-
-    Returns
-    -------
-    str
+    `data`: numPy numbers and arrays become plain ones. NaN and infinities become null, since files
+    state what is unknown as null.
     """
     return _layout(data, 0) + "\n"
 
@@ -177,19 +104,9 @@ def json_text(data: dict[str, Any]) -> str:
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table as CSV text that no spreadsheet runs as a formula.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        Names of the columns.
-    rows : iterable of sequence
-        One cell per column. A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or an end
-        of line gets a leading apostrophe, so that no spreadsheet takes it for a formula. Floats
-        keep all their digits, and None is an empty cell.
-
-    Returns
-    -------
-    str
-        Lines end with a line feed.
+    `rows`: one cell per column. A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or an end
+    of line gets a leading apostrophe, so that no spreadsheet takes it for a formula. Floats keep
+    all their digits, and None is an empty cell.
     """
     lines: list[str] = []
     # The writer quotes a cell only for the characters of its own line end. With "\r\n" it quotes
@@ -229,16 +146,7 @@ class Place:
 
 
 def stem(file: Path) -> str:
-    """Return the name of a file without ``.json`` and ``.gz``.
-
-    Parameters
-    ----------
-    file : Path
-
-    Returns
-    -------
-    str
-    """
+    """Return the name of a file without ``.json`` and ``.gz``."""
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 

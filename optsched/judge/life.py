@@ -28,17 +28,7 @@ Floats = NDArray[np.float64]
 
 
 def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
-    """Return the dtype of a record whose fields are attributes, in Python and compiled code.
-
-    Parameters
-    ----------
-    *fields : tuple of (str, dtype)
-        Name and dtype of each field.
-
-    Returns
-    -------
-    numpy.dtype
-    """
+    """Return the dtype of a record whose fields are attributes, in Python and compiled code."""
     return np.dtype((np.record, np.dtype(list(fields), align=True)))
 
 
@@ -58,19 +48,7 @@ sees each entry as a record.
 
 
 def new_requests(prompt: Ints, output: Ints, fields: Sequence[tuple[str, Any]] = ()) -> Any:
-    """Return requests of which nothing has been processed yet.
-
-    Parameters
-    ----------
-    prompt, output : ndarray of int64, shape (n,)
-        Prompt and output tokens.
-    fields : sequence of (str, dtype)
-        Further fields, which begin as 0.
-
-    Returns
-    -------
-    ndarray of records, shape (n,)
-    """
+    """Return requests of which nothing has been processed yet."""
     requests = np.zeros(len(prompt), dtype=record(*LIFE, *fields))
     requests["prompt"], requests["output"] = prompt, output
     return requests
@@ -81,29 +59,13 @@ def rest_of(r: Any) -> int:
     """Return the number of input tokens of a request that are still to be prefilled.
 
     The input is the prompt and, after an eviction, the output tokens produced so far.
-
-    Parameters
-    ----------
-    r : record with the fields of `LIFE`
     """
     return r.prompt + r.produced - r.cached
 
 
 @njit
 def advance(r: Any, tokens: int) -> bool:
-    """Process tokens of a request and return whether that produced an output token.
-
-    Parameters
-    ----------
-    r : record with the fields of `LIFE`
-        Changed in place.
-    tokens : int
-        Tokens that the batch processes.
-
-    Returns
-    -------
-    bool
-    """
+    """Process tokens of a request and return whether that produced an output token."""
     r.cached += tokens
     if r.cached < r.prompt + r.produced:
         return False
@@ -114,15 +76,7 @@ def advance(r: Any, tokens: int) -> bool:
 
 @njit
 def evict(r: Any, restart: bool) -> None:
-    """Let a request lose what it has cached.
-
-    Parameters
-    ----------
-    r : record with the fields of `LIFE`
-        Changed in place.
-    restart : bool
-        Whether the request loses the output tokens that it has produced, too.
-    """
+    """Let a request lose what it has cached."""
     r.cached = 0
     r.decoding = False
     if restart:

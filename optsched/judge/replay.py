@@ -93,18 +93,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(instance: Instance, mode: EvictMode) -> Limits:
-    """Return an instance's limits for compiled code.
-
-    Parameters
-    ----------
-    instance : Instance
-    mode : {"restart", "recompute"}
-        What an eviction loses. In rounds only ``"restart"`` is allowed.
-
-    Returns
-    -------
-    Limits
-    """
+    """Return an instance's limits for compiled code."""
     limits = instance.limits
     return Limits(
         instance.kv_capacity,
@@ -210,25 +199,7 @@ WORKER = record(
 
 
 def new_state(arrival: Floats, prompt: Ints, output: Ints, workers: int, zero: float) -> Any:
-    """Return the requests and the workers as they are before the first batch.
-
-    Parameters
-    ----------
-    arrival : ndarray of float64, shape (n,)
-        Arrivals since the first one.
-    prompt, output : ndarray of int64, shape (n,)
-        Prompt and output tokens.
-    workers : int
-        Number of workers.
-    zero : float
-        Time at which every worker's clock begins.
-
-    Returns
-    -------
-    requests : ndarray of records, shape (n,)
-        With the fields of `LIFE` and `FIELDS`.
-    machines : ndarray of `WORKER` records, shape (workers,)
-    """
+    """Return the requests and the workers as they are before the first batch."""
     requests = new_requests(prompt, output, FIELDS)
     requests["arrival"] = arrival
     for name in ("first_start", "first_token", "finish"):
@@ -338,27 +309,6 @@ def replay(
     """Replay every batch in order, up to the first that breaks a rule.
 
     All times are counted from the first arrival.
-
-    Parameters
-    ----------
-    requests, machines : ndarray of records
-        As `new_state` makes them. They are changed in place.
-    limits : Limits
-    cost : ndarray of float64
-        `BatchCost.array` or `UnitCost.array`.
-    columns : Columns
-    origin : Origin
-    batches : ndarray of `BATCH` records, shape (batches,)
-        Filled with the times and the content of every batch.
-
-    Returns
-    -------
-    breach : Breach
-        The first broken rule, or `FINE`.
-    batch : int
-        Its batch, or -1.
-    chunked : bool
-        Whether some prefill was split.
     """
     n, workers = requests.shape[0], machines.shape[0]
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens

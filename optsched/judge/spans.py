@@ -64,16 +64,7 @@ _FIELDS = (
 
 
 def requests_of(instance: Instance) -> Any:
-    """Return the requests as they are before the first batch, for `walk`.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    ndarray of records, shape (n,)
-    """
+    """Return the requests as they are before the first batch, for `walk`."""
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, _FIELDS)
     requests["free_at"] = instance.release
     requests["phase"] = _NONE
@@ -81,18 +72,7 @@ def requests_of(instance: Instance) -> Any:
 
 
 def grouped_requests(instance: Instance, group: Ints) -> Any:
-    """Return the requests as they are before the first batch, with their groups, for `stack`.
-
-    Parameters
-    ----------
-    instance : Instance
-    group : ndarray of int64, shape (n,)
-        Group of each request, from 0.
-
-    Returns
-    -------
-    ndarray of records, shape (n,)
-    """
+    """Return the requests as they are before the first batch, with their groups, for `stack`."""
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, (("group", np.int64),))
     requests["group"] = group
     return requests
@@ -152,23 +132,7 @@ def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int
 def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: int) -> Any:
     """Return the spans of every request and the content of every batch.
 
-    Parameters
-    ----------
-    requests : ndarray of records, shape (n,)
-        As `requests_of` makes them. They are changed in place.
-    columns : Columns
-        Columns of the schedule, with the start of every batch since the first arrival.
-    end : ndarray of float64, shape (batches,)
-        End of every batch since the first arrival.
-    limits : Limits
-    workers : int
-        Number of workers.
-
-    Returns
-    -------
-    spans : ndarray of `SPAN` records, shape (spans,)
-        In the order in which spans end.
-    batches : ndarray of `BATCH` records, shape (batches,)
+    `columns`: columns of the schedule, with the start of every batch since the first arrival.
     """
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
@@ -229,27 +193,7 @@ def stack(
     groups: int,
     sample: Ints,
 ) -> Any:
-    """Return the KV that groups of requests hold on one worker at some batches.
-
-    Parameters
-    ----------
-    requests : ndarray of records, shape (n,)
-        As `grouped_requests` makes them. They are changed in place.
-    columns : Columns
-        Columns of the schedule.
-    limits : Limits
-    one : int
-        The worker.
-    groups : int
-        Number of groups.
-    sample : ndarray of int64, shape (samples,)
-        Batches, in rising order.
-
-    Returns
-    -------
-    during, after : ndarray of int64, shape (samples, groups)
-        KV tokens during each batch of the sample, and once finished requests have gone.
-    """
+    """Return the KV that groups of requests hold on one worker at some batches."""
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
     memory = np.zeros(groups, _MEMORY)

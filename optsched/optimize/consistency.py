@@ -35,20 +35,6 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     rounding of a float64 clock at the last arrival, once per token: the clock counts from the first
     arrival and loses 3e-14 s after an hour of arrivals and 4e-9 s after a year. A makespan is a
     time of day and is rounded once more.
-
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    name : str
-        The objective.
-    value : float
-        Its value, in seconds.
-
-    Returns
-    -------
-    float
-        Seconds.
     """
     noise = float(np.spacing(instance.release.max()))
     noise *= instance.n + int(instance.output_tokens.sum())
@@ -66,25 +52,9 @@ def reconcile(
 ) -> float | int | None:
     """Return the bound, or the schedule's value if the bound exceeds it by float noise only.
 
-    Parameters
-    ----------
-    instance : Instance
-    objective : Objective
-    known : tuple of (value, origin)
-        The value of a schedule that the bound covers, and who found the schedule. The value is None
-        without a schedule.
-    bound : tuple of (value, origin)
-        The bound and its name. The value is None without a bound.
-
-    Returns
-    -------
-    int, float or None
-        None without a bound.
-
-    Raises
-    ------
-    SolverError
-        The bound excludes the schedule, which is an internal error.
+    `known`: the value of a schedule that the bound covers, and who found the schedule. The value is
+    None without a schedule.
+    `bound`: the bound and its name. The value is None without a bound.
     """
     (value, found_by), (limit, proved_by) = known, bound
     if value is None or limit is None:

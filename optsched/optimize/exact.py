@@ -87,34 +87,7 @@ def choose(
     extras: Mapping[str, Any] | None = None,
     workers: int = 1,
 ) -> Exact:
-    """Return the formulation and the method for a task.
-
-    Parameters
-    ----------
-    instance : Instance
-    formulation : str, optional
-        Default: ``hindsight`` for an instance in rounds, ``infermax`` for one in seconds.
-    method : str
-        A method of the formulation, or ``"auto"``: then the formulation chooses.
-    cost_model : BatchCost, str or path, optional
-        Required for an instance in seconds.
-    objective : str, Objective or sequence of these, optional
-        The most important first. Default: the formulation's.
-    extras : mapping of str to object, optional
-        Options that only some formulations have.
-    workers : int
-        Number of equal workers.
-
-    Returns
-    -------
-    Exact
-
-    Raises
-    ------
-    UsageError
-        The formulation is unknown or is for the other unit of time, or the method is unknown or
-        cannot do the task.
-    """
+    """Return the formulation and the method for a task."""
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
     known = sorted({name for way in model.methods.values() for name in way.objectives})
@@ -140,12 +113,7 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
 
 
 def restricted(task: Task) -> bool:
-    """Whether extras may rule out schedules that the judge accepts.
-
-    Parameters
-    ----------
-    task : Task
-    """
+    """Whether extras may rule out schedules that the judge accepts."""
     return any(value not in (None, False) for value in task.extras.values())
 
 
@@ -156,26 +124,6 @@ def starting_point(
 
     If no schedule is given, some policies are tried, and in rounds a serial placement too. The best
     of their schedules is returned. Once the budget is over, the first one found is returned.
-
-    Parameters
-    ----------
-    exact : Exact
-    given : Schedule, str or None
-        A schedule, or a policy's specification.
-    seed : int
-        The seed of policies that draw at random.
-    budget : Budget
-
-    Returns
-    -------
-    Start or None
-
-    Raises
-    ------
-    UsageError
-        The given schedule does not fit the formulation.
-    ViolationError, InputError
-        The given schedule is not feasible, or the given policy does not exist.
     """
     from optsched.policies.engine.simulate import simulate
 
@@ -243,17 +191,6 @@ def in_terms_of(
     are dropped, which only frees KV. If requests paused or prefills were split, the result may
     break a limit; then it is None. In seconds, every schedule fits that splits no prefill, and the
     others fit if the instance allows chunked prefill.
-
-    Parameters
-    ----------
-    exact : Exact
-    schedule : Schedule
-    evaluation : Evaluation, optional
-        The schedule's evaluation, if it has been judged.
-
-    Returns
-    -------
-    Start or None
     """
     instance = exact.task.instance
     judged = _judge(exact.task, schedule) if evaluation is None else evaluation
@@ -287,19 +224,6 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
     The method handles Ctrl-C itself once it runs. A Ctrl-C before that ends it with the start as
     its answer, and is raised if there is none. The start is the answer, too, with a warning, if the
     time was up before the model was built, or if ``auto`` chose a method whose model is too large.
-
-    Parameters
-    ----------
-    exact : Exact
-    interval : Interval
-        Receives the method's progress.
-    options : SolveOptions
-    start : Start or None
-        The schedule to start from.
-
-    Returns
-    -------
-    Answer
     """
     schedule = None if start is None else start.schedule
     interval.clock_s = interval.budget.spent_s
@@ -339,28 +263,7 @@ def accept(
 ) -> Status:
     """Check an answer against the judge and the interval, and improve the interval by it.
 
-    Parameters
-    ----------
-    exact : Exact
-    interval : Interval
-        If it has an incumbent, the method may not claim that no schedule exists.
-    answer : Answer
-    origin : str, optional
-        The name that the interval records for the method. Default: the method's name.
-    at_ties : bool
-        Whether the answer's schedule replaces an incumbent that is as good.
-
-    Returns
-    -------
-    Status
-        The status that objective and bound prove, whatever the method calls it. ``OPTIMAL`` says
-        that the two are equal: as integers, or in seconds but for the rounding of floats.
-
-    Raises
-    ------
-    SolverError
-        The answer's schedule is not feasible, or its objective or bound contradicts the judge or
-        the interval.
+    `interval`: if it has an incumbent, the method may not claim that no schedule exists.
     """
     task, goal, method = exact.task, interval.goal, exact.name
     integral = goal.integral(task.instance)

@@ -38,20 +38,8 @@ POLICY_SHARE = 0.5
 def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int = 0) -> None:
     """Raise the interval's bound by one method, or by all that are proved for the instance.
 
-    Parameters
-    ----------
-    interval : Interval
-    budget : Budget
-        If no time is left, only the bounds that do not search run. A method given by name always
-        runs.
-    method : str
-        A bound's name, or ``"auto"`` for all.
-    seed : int
-
-    Raises
-    ------
-    UsageError
-        The method is unknown or not proved for the instance; see `optsched.bounds.usable`.
+    `budget`: if no time is left, only the bounds that do not search run. A method given by name
+    always runs.
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     task = interval.task
@@ -75,18 +63,6 @@ def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
     """Judge a schedule that a relaxation found, and make it the incumbent if it is the best.
 
     Such a schedule may break the instance's limits; then it is ignored.
-
-    Parameters
-    ----------
-    interval : Interval
-    schedule : Schedule
-    origin : str
-        The name of the relaxation.
-
-    Returns
-    -------
-    bool
-        Whether the schedule is the incumbent now.
     """
     try:
         evaluation = interval.judge(schedule, quiet=True)
@@ -100,35 +76,13 @@ def _slos(limits: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def with_limits(instance: Instance, limits: Mapping[str, float | None]) -> Instance:
-    """Return an instance that has the SLOs among some limits of service as columns.
-
-    Parameters
-    ----------
-    instance : Instance
-    limits : mapping of str to float
-        Limits of service by name.
-
-    Returns
-    -------
-    Instance
-        The same one if there is no SLO among them.
-    """
+    """Return an instance that has the SLOs among some limits of service as columns."""
     given = _slos(limits)
     return with_slos(instance, given) if given else instance
 
 
 def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
-    """Warn if almost nothing of a time limit is left for what is about to begin.
-
-    Parameters
-    ----------
-    name : str
-        What begins, in words.
-    left_s : float
-        The seconds left for it.
-    limit_s : float or None
-        The time limit of all of the work.
-    """
+    """Warn if almost nothing of a time limit is left for what is about to begin."""
     if limit_s and left_s < _USEFUL * limit_s:
         warnings.warn(
             f"{name} had {left_s:.1f} s of the {limit_s:g} s, since what came before took the "
@@ -153,35 +107,8 @@ def run_policy(
 ) -> tuple[Schedule, Evaluation, float]:
     """Run a policy and have its schedule judged.
 
-    Parameters
-    ----------
-    instance : Instance
-    spec : str
-        The policy's specification.
-    cost : CostModel
-    seed : int
-        The seed of policies that draw at random.
-    budget : Budget
-        Time for the decisions.
-    **limits
-        Limits of service in seconds or rounds, as `optsched.evaluate` takes them. The policy sees
-        the SLOs among them.
-
-    Returns
-    -------
-    schedule : Schedule
-    evaluation : Evaluation
-    wall_s : float
-        Wall-clock seconds for the decisions, without judging them.
-
-    Raises
-    ------
-    LoopError, PolicyError
-        The policy finds no schedule.
-    OutOfTimeError
-        The budget is over.
-    ViolationError
-        The judge rejects its schedule.
+    `**limits`: limits of service in seconds or rounds, as `optsched.evaluate` takes them. The
+    policy sees the SLOs among them.
     """
     begin = work_time()
     schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits), budget=budget)
@@ -198,11 +125,6 @@ def outside_reason(evaluation: Evaluation) -> str | None:
 
     In seconds, the bounds cover every schedule on one worker. Dropping the runs that a restart
     loses makes no batch longer, and what remains is a schedule without evictions.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The schedule's evaluation.
     """
     if evaluation.instance.in_rounds:
         return evaluation.outside_reason
@@ -220,15 +142,6 @@ def run_policies(
 
     No policy starts once the budget is over, and one that uses up half of the time left is stopped.
     Ctrl-C ends the work and keeps the best schedule so far.
-
-    Parameters
-    ----------
-    interval : Interval
-    budget : Budget
-    seed : int
-        The seed of policies that draw at random.
-    tell : callable, optional
-        Called with each policy's specification before the policy runs.
     """
     instance, cost = interval.task.instance, interval.task.cost_model
     limits = service_limits(interval.task.objective)
@@ -251,15 +164,7 @@ def run_policies(
 
 
 def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
-    """Improve the incumbent by the search of `optsched.optimize.search.offline`.
-
-    Parameters
-    ----------
-    interval : Interval
-        Of an instance in seconds.
-    budget : Budget
-    seed : int
-    """
+    """Improve the incumbent by the search of `optsched.optimize.search.offline`."""
     from optsched.optimize.search.offline import POLICIES, improve
 
     if interval.goal.maximized and interval.goal.name != "slo_attainment":

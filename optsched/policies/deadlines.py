@@ -25,15 +25,7 @@ def _rules(order: Order, late_last: bool, tokens: int, max_running: int | None) 
 def edf(
     *, late_last: bool = False, max_batch_tokens: int = TOKENS, max_running: int | None = None
 ) -> Rules:
-    """Return rules that admit the request whose first token is due first.
-
-    Parameters
-    ----------
-    late_last : bool
-        Whether requests that can no longer be in time wait behind all others.
-    max_batch_tokens, max_running : int, optional
-        Max tokens of a batch, and max requests that hold KV.
-    """
+    """Return rules that admit the request whose first token is due first."""
     return _rules("deadline", late_last, max_batch_tokens, max_running)
 
 
@@ -41,13 +33,7 @@ def edf(
 def least_slack(
     *, late_last: bool = False, max_batch_tokens: int = TOKENS, max_running: int | None = None
 ) -> Rules:
-    """Return rules that admit the request whose prefill must start first to be in time.
-
-    Parameters
-    ----------
-    late_last, max_batch_tokens, max_running
-        As for `edf`.
-    """
+    """Return rules that admit the request whose prefill must start first to be in time."""
     return _rules("slack", late_last, max_batch_tokens, max_running)
 
 
@@ -56,11 +42,6 @@ def late_last(*, max_batch_tokens: int = TOKENS, max_running: int | None = None)
     """Return rules that give up requests whose first token will be late, and serve them last.
 
     A schedule serves every request. For attainment, to serve one last is to drop it early.
-
-    Parameters
-    ----------
-    max_batch_tokens, max_running
-        As for `edf`.
     """
     return _rules("arrival", True, max_batch_tokens, max_running)
 
@@ -78,24 +59,16 @@ def paced(
 ) -> Rules:
     """Return rules that prefill as much in a batch as keeps the pace of those that decode.
 
-    Parameters
-    ----------
-    hold : float
-        Requests that are more than so many tokens ahead of their pace let prefills go first, >= 1.
-    catch_up : float
-        Below 1 a request may fall behind its pace as far as the tokens that it has left, as
-        predicted, can make up for it at this share of its limit each.
-    lump : float
-        Prefills come in lumps of at least so many tokens' time, >= 0.5, even if others fall behind.
-    late_last : bool
-        Whether requests that can no longer be in time wait behind all others.
-    by_slack : bool
-        Whether the request is admitted whose prefill must start first to be in time. If not, they
-        are admitted as they arrive.
-    eviction_free : bool
-        Whether a request is admitted only where the predicted peaks of all fit together.
-    max_running : int, optional
-        Max requests that hold KV.
+    `hold`: requests that are more than so many tokens ahead of their pace let prefills go first, >=
+    1.
+    `catch_up`: below 1 a request may fall behind its pace as far as the tokens that it has left, as
+    predicted, can make up for it at this share of its limit each.
+    `lump`: prefills come in lumps of at least so many tokens' time, >= 0.5, even if others fall
+    behind.
+    `by_slack`: whether the request is admitted whose prefill must start first to be in time. If
+    not, they are admitted as they arrive.
+    `eviction_free`: whether a request is admitted only where the predicted peaks of all fit
+    together.
     """
     return Rules(
         order="slack" if by_slack else "arrival",

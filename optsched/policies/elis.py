@@ -15,13 +15,7 @@ from optsched.policies.base import Windows
 def isrtf(
     *, window: int = 50, batch_size: int = 4, workers: int = 1, aging: float = 0.0
 ) -> Windows:
-    """Return the rules of iterative shortest remaining time first.
-
-    Parameters
-    ----------
-    window, batch_size, workers, aging
-        As for `Windows`.
-    """
+    """Return the rules of iterative shortest remaining time first."""
     return Windows("remaining", window, batch_size, workers, aging)
 
 
@@ -34,11 +28,6 @@ def elis_fcfs(*, window: int = 50, batch_size: int = 4, workers: int = 1) -> Win
     """Return the rules of the paper's baseline, first come first served.
 
     A request that has begun stays in the batch until it is done.
-
-    Parameters
-    ----------
-    window, batch_size, workers
-        As for `Windows`.
     """
     return Windows("arrival", window, batch_size, workers)
 
@@ -55,10 +44,5 @@ def elis_sjf(
     """Return the rules of the paper's ideal, shortest job first.
 
     The order is by the whole output, which is known in advance unless it is predicted.
-
-    Parameters
-    ----------
-    window, batch_size, workers, aging
-        As for `Windows`.
     """
     return Windows("total", window, batch_size, workers, aging)

@@ -12,11 +12,6 @@ def fcfs(*, max_running: int | None = None) -> Rules:
 
     In rounds an eviction loses all progress. Admission therefore looks ahead there, as that of
     `mc-benchmark` does.
-
-    Parameters
-    ----------
-    max_running : int, optional
-        The max number of running requests.
     """
     careful = Rules(
         admission="lookahead", overflow="clear", evict_mode="restart", max_running=max_running

@@ -21,18 +21,8 @@ def gsa(*, factor: int = 2, staggered: bool = True) -> Geometric:
     after another at equal distances, as in a pipeline. Their KV is then at different stages, and
     more of them run at once than if they grew together.
 
-    Parameters
-    ----------
-    factor : int
-        How much longer the slices of the next phase are, >= 2.
-    staggered : bool
-        Whether requests start at equal distances. If not, they start as soon as the KV of all
-        that run fits at the end of each slice. This is ours, to see what the pipeline is worth.
-
-    Raises
-    ------
-    InputError
-        If ``factor`` is below 2.
+    `staggered`: whether requests start at equal distances. If not, they start as soon as the KV of
+    all that run fits at the end of each slice. This is ours, to see what the pipeline is worth.
 
     Notes
     -----
@@ -59,17 +49,7 @@ def gba(*, factor: int = 2, staggered: bool = True) -> Geometric:
     pipeline of slices of ``factor**k`` tokens, as `gsa` does. Nothing starts again unless a
     prediction was too short.
 
-    Parameters
-    ----------
-    factor : int
-        The ratio of the longest to the shortest output of a class, >= 2.
-    staggered : bool
-        As for `gsa`.
-
-    Raises
-    ------
-    InputError
-        If ``factor`` is below 2.
+    `factor`: the ratio of the longest to the shortest output of a class, >= 2.
 
     Notes
     -----

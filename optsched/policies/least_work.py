@@ -18,13 +18,6 @@ def least_work(*, margin: int = 0, max_running: int | None = None) -> Rules:
     work, and there shortest job first is best. The order of `mc-sf` ignores the prompt, which
     takes a third of the time or more on traces of real use.
 
-    Parameters
-    ----------
-    margin : int
-        Tokens added to every predicted output, as for `mc-sf`.
-    max_running : int, optional
-        The max number of running requests.
-
     Notes
     -----
     When predictions are too short, KV may overflow. The latest arrivals are then evicted one by

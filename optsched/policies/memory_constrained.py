@@ -18,11 +18,6 @@ def mc_sf(*, margin: int = 0) -> Rules:
     Running requests go on. Waiting requests are admitted in order, up to the first that does not
     fit at every predicted completion.
 
-    Parameters
-    ----------
-    margin : int
-        Tokens added to every predicted output (Jaillet et al. 2025, section 6).
-
     Notes
     -----
     When predictions are too short, KV may overflow. Running requests are then cleared, as for
@@ -58,10 +53,7 @@ def alpha_protection(*, alpha: float = 0.25) -> Rules:
 
     A cleared request loses all progress.
 
-    Parameters
-    ----------
-    alpha : float
-        The share of the KV capacity that admission keeps free, 0 <= alpha < 1.
+    `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
     """
     return Rules(admission="protect", alpha=alpha, overflow="clear", evict_mode="restart")
 
@@ -76,12 +68,7 @@ def alpha_beta(*, alpha: float = 0.2, beta: float = 0.1) -> Rules:
 
     While KV still overflows, there is one draw per batch time.
 
-    Parameters
-    ----------
-    alpha : float
-        The share of the KV capacity that admission keeps free, 0 <= alpha < 1.
-    beta : float
-        The probability, 0 < beta <= 1.
+    `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
     """
     return Rules(
         admission="protect", alpha=alpha, overflow="clear", beta=beta, evict_mode="restart"

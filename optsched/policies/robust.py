@@ -27,16 +27,8 @@ ALPHA_STAR = (3 - math.sqrt(5)) / 2
 def a_max(*, sample: str = "equals") -> Rules:
     """Return rules that admit by upper prediction while KV fits at every predicted completion.
 
-    Parameters
-    ----------
-    sample : {"equals", "all"}
-        Whether the order is random among requests of equal upper prediction only, or among all
-        that wait.
-
-    Raises
-    ------
-    InputError
-        If ``sample`` is neither of the two.
+    `sample`: whether the order is random among requests of equal upper prediction only, or among
+    all that wait.
 
     Notes
     -----
@@ -73,11 +65,8 @@ def a_max(*, sample: str = "equals") -> Rules:
 def a_min(*, make_room: bool = False) -> Rules:
     """Return rules whose estimates start at the lower predictions and rise with evictions.
 
-    Parameters
-    ----------
-    make_room : bool
-        Whether KV that completions free is kept for waiting requests. Running requests past
-        their estimates then grow only as others of them are evicted. This is ours.
+    `make_room`: whether KV that completions free is kept for waiting requests. Running requests
+    past their estimates then grow only as others of them are evicted. This is ours.
 
     Notes
     -----

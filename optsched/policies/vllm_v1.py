@@ -54,11 +54,6 @@ class VllmV1(Runner):
         What ``"priority"`` serves first, ascending (ties: arrival, index); see `Rules`. The last in
         this order is preempted first.
 
-    Raises
-    ------
-    InputError
-        A value is out of its range.
-
     Notes
     -----
     Its code was compared batch by batch with that of vLLM (docs/lab/vllm-conformance.md), on
@@ -165,19 +160,7 @@ def vllm_v1(
     policy: str = "fcfs",
     priority: str = "arrival",
 ) -> VllmV1:
-    """Return `VllmV1`; the parameters bear vLLM's names.
-
-    Parameters
-    ----------
-    max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, watermark
-        As for `VllmV1`.
-    scheduler_reserve_full_isl, prefill_schedule_interval, policy, priority
-        As for `VllmV1`.
-
-    Returns
-    -------
-    VllmV1
-    """
+    """Return `VllmV1`; the parameters bear vLLM's names."""
     return VllmV1(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -95,12 +95,7 @@ class History:
         self._kept: list[Progress] = []
 
     def __call__(self, state: Progress) -> None:
-        """Record a state if it differs from the last one, and pass it on.
-
-        Parameters
-        ----------
-        state : Progress
-        """
+        """Record a state if it differs from the last one, and pass it on."""
         known = self._kept[-1] if self._kept else None
         if known is None or (known.incumbent, known.bound) != (state.incumbent, state.bound):
             self._kept.append(state)
@@ -112,35 +107,12 @@ class History:
     def until(
         self, elapsed_s: float, incumbent: float | None, bound: float | None
     ) -> tuple[Progress, ...]:
-        """Return the recorded changes, followed by one entry for the end of the work.
-
-        Parameters
-        ----------
-        elapsed_s : float
-            Seconds from the beginning to the end of the work.
-        incumbent, bound : float or None
-            Final values.
-
-        Returns
-        -------
-        tuple of Progress
-        """
+        """Return the recorded changes, followed by one entry for the end of the work."""
         return (*self._kept, Progress(elapsed_s, incumbent, bound))
 
 
 def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | None]] | None:
-    """Return a history as the columns of a result file.
-
-    Parameters
-    ----------
-    progress : sequence of Progress
-
-    Returns
-    -------
-    dict of str to list, or None
-        The columns ``elapsed_s`` (rounded to microseconds), ``incumbent`` and ``bound``; None
-        if the history is empty.
-    """
+    """Return a history as the columns of a result file."""
     if not progress:
         return None
     return {
@@ -200,11 +172,6 @@ class Budget:
 
         Loops call it whose results are of no use in part, such as those that build a model or run
         a policy.
-
-        Parameters
-        ----------
-        doing : str
-            What is being done, for the message: "the model was built".
         """
         if self.over:
             why = "interrupted" if self.stopped else "time limit"
@@ -213,27 +180,12 @@ class Budget:
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
         """Return a budget of a share of the time left, which stops when this one is stopped.
 
-        Parameters
-        ----------
-        share : float
-            Share of `left_s`, from 0 to 1.
-        progress : callable, optional
-            The part's own callback; None: this budget's.
-
-        Returns
-        -------
-        Budget
+        `progress`: the part's own callback; None: this budget's.
         """
         return Budget(share * self.left_s, stop=self.stop, progress=progress or self.progress)
 
     def tell(self, *, incumbent: float | None = None, bound: float | None = None) -> None:
-        """Call the progress callback, if there is one, with the current values.
-
-        Parameters
-        ----------
-        incumbent, bound : float, optional
-            None where unknown.
-        """
+        """Call the progress callback, if there is one, with the current values."""
         if self.progress is not None:
             self.progress(Progress(self.spent_s, incumbent, bound))
 

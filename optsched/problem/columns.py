@@ -20,41 +20,14 @@ Item = str | Callable[[int], str]
 
 
 def plain_numbers(column: NDArray[Any]) -> list[int | float]:
-    """Return a column as Python numbers; a float without a fraction becomes an ``int``.
-
-    Parameters
-    ----------
-    column : ndarray of int or float, shape (n,)
-
-    Returns
-    -------
-    list of int or float
-    """
+    """Return a column as Python numbers; a float without a fraction becomes an ``int``."""
     if column.dtype.kind in "iu":
         return list(column.tolist())
     return [int(v) if v.is_integer() else v for v in column.tolist()]
 
 
 def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
-    """Return ``value`` as an integer, checked.
-
-    Parameters
-    ----------
-    value : object
-    field_name : str
-        What the error calls the value.
-    low, high : int
-        The smallest and largest value allowed.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    InputError
-        A boolean, text, fraction, NaN or infinity, or a value out of range.
-    """
+    """Return ``value`` as an integer, checked."""
     return int(_checked(value, field_name, low, high, whole=True))
 
 
@@ -63,26 +36,8 @@ def whole_column(
 ) -> NDArray[np.int64]:
     """Return ``values`` as a read-only column of integers, each checked.
 
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-    field_name : str
-        What the error calls the column.
-    low, high : int
-        The smallest and largest value allowed.
-    item : str or callable
-        How the error names an entry of the column: a word to put before its index, or a
-        function from the index to words.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-
-    Raises
-    ------
-    InputError
-        The values are not a flat list, or one of them is a boolean, text, fraction, NaN or
-        infinity, or is out of range. The error names the first such entry.
+    `item`: how the error names an entry of the column: a word to put before its index, or a
+    function from the index to words.
     """
     return _column(values, field_name, (low, high), item, whole=True)
 
@@ -90,25 +45,7 @@ def whole_column(
 def real_column(
     values: ArrayLike, field_name: str, low: float, high: float, *, item: Item = "request"
 ) -> NDArray[np.float64]:
-    """Return ``values`` as a read-only column of floats, each checked.
-
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-    field_name, item
-        As for `whole_column`.
-    low, high : float
-        The smallest and largest value allowed.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-
-    Raises
-    ------
-    InputError
-        As for `whole_column`, except that fractions are allowed.
-    """
+    """Return ``values`` as a read-only column of floats, each checked."""
     return _column(values, field_name, (low, high), item, whole=False)
 
 

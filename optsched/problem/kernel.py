@@ -47,19 +47,8 @@ register("numba:compile", _Compiling())
 def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> Any:
     """Compile a function, and keep its machine code until a source that it depends on changes.
 
-    Parameters
-    ----------
-    function : callable, optional
-        What to compile. Without it, a decorator is returned.
-    allocates : bool
-        Whether it, or what it calls, makes or returns arrays. If not, references to arrays are not
-        counted, which is half of the time of loops that call functions or use named tuples.
-    **options
-        Those of ``numba.njit``, but for ``cache``.
-
-    Returns
-    -------
-    numba dispatcher or decorator
+    `allocates`: whether it, or what it calls, makes or returns arrays. If not, references to arrays
+    are not counted, which is half of the time of loops that call functions or use named tuples.
     """
     if function is None:
         return lambda function: njit(function, allocates=allocates, **options)
@@ -75,11 +64,6 @@ def prefetch(array: Any, index: Any) -> None:
     """Ask for an entry of an array that is read soon, where compiled reads would wait for memory.
 
     It is a hint: an index beyond the array does no harm. In plain Python nothing happens.
-
-    Parameters
-    ----------
-    array : ndarray of one dimension
-    index : int
     """
 
 
@@ -111,19 +95,7 @@ def _compiled_prefetch(array: Any, index: Any) -> Any:
 
 @cache
 def mark(source: str) -> str:
-    """Return a digest of a source file and of all of this package that it imports.
-
-    Parameters
-    ----------
-    source : str
-        Path of a Python file.
-
-    Returns
-    -------
-    str
-        Different, but for a collision, when any of these files has another text. It is random if
-        one was written since this module was imported, as its code in memory may be older.
-    """
+    """Return a digest of a source file and of all of this package that it imports."""
     reached, left = {source}, [source]
     while left:
         new = _imported(left.pop()) - reached

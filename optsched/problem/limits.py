@@ -18,28 +18,7 @@ Floats = NDArray[np.float64]
 def all_limits(
     instance: Instance, given: Mapping[str, float | None] | None, *, columns: bool = True
 ) -> dict[str, Floats]:
-    """Return every SLO as a column: those given for all requests, else the instance's, else none.
-
-    Parameters
-    ----------
-    instance : Instance
-    given : mapping of str to float, optional
-        SLOs of every request by name.
-    columns : bool
-        Whether the instance's columns count. If not, only the SLOs given do.
-
-    Returns
-    -------
-    dict of str to ndarray of float64, shape (n,)
-        Infinite where there is no limit.
-
-    Raises
-    ------
-    UsageError
-        There is no SLO at all.
-    InputError
-        One is not a time > 0.
-    """
+    """Return every SLO as a column: that given for all requests, else the instance's, else none."""
     given = {name: value for name, value in (given or {}).items() if value is not None}
     for name in given:
         if name not in SLOS:
@@ -55,23 +34,7 @@ def all_limits(
 
 
 def with_slos(instance: Instance, given: Mapping[str, float | None] | None) -> Instance:
-    """Return an instance that has every SLO as a column (`all_limits`).
-
-    Parameters
-    ----------
-    instance : Instance
-    given : mapping of str to float, optional
-        SLOs of every request by name.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    UsageError, InputError
-        See `all_limits`.
-    """
+    """Return an instance that has every SLO as a column (`all_limits`)."""
     columns = all_limits(instance, given)
     some = {name: column for name, column in columns.items() if np.isfinite(column).any()}
     return replace(instance, **some)  # type: ignore[arg-type]

@@ -11,18 +11,7 @@ _RIGHT = "text-align:right"
 
 
 def number(value: Any) -> str:
-    """Return a value as readers see it.
-
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    str
-        A number with four significant digits (more for integers and above 1,000), a dash for
-        None, NaN and infinity, and the text of anything else.
-    """
+    """Return a value as readers see it."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -37,15 +26,7 @@ def number(value: Any) -> str:
 def facts(title: str, rows: Iterable[tuple[str, Any]]) -> str:
     """Return an HTML table of names and values under a title.
 
-    Parameters
-    ----------
-    title : str
-    rows : iterable of (str, object)
-        Names and values. A row whose value is None is left out.
-
-    Returns
-    -------
-    str
+    `rows`: names and values. A row whose value is None is left out.
     """
     body = "".join(
         f'<tr><th style="{_LEFT}">{escape(name)}</th>'
@@ -59,21 +40,7 @@ def facts(title: str, rows: Iterable[tuple[str, Any]]) -> str:
 def table(
     title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], below: str = ""
 ) -> str:
-    """Return an HTML table under a title, with text aligned left and numbers right.
-
-    Parameters
-    ----------
-    title : str
-    headers : sequence of str
-    rows : sequence of sequence
-        One cell per header.
-    below : str
-        A line of text under the table.
-
-    Returns
-    -------
-    str
-    """
+    """Return an HTML table under a title, with text aligned left and numbers right."""
     head = "".join(f'<th style="{_LEFT}">{escape(header)}</th>' for header in headers)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return (

@@ -11,18 +11,7 @@ MAX_BYTES = 2 * 10**9
 def check_size(found: float, each: int, what: str, instead: str, field: str = "method") -> None:
     """Raise `TooLargeError` if something would need more than `MAX_BYTES`.
 
-    Parameters
-    ----------
-    found : float
-        An upper bound on the number of its parts.
-    each : int
-        Bytes that each takes, measured.
-    what : str
-        The parts in words.
-    instead : str
-        What can be done instead.
-    field : str
-        What the user chose, for the message.
+    `found`: an upper bound on the number of its parts.
     """
     if found * each > MAX_BYTES:
         raise TooLargeError(

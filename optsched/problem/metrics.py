@@ -26,18 +26,7 @@ _SHORT = {"round": ("rounds", "round"), "second": ("s", "s")}
 
 
 def time_words(time_unit: str | None) -> str:
-    """Return a unit of time as readers see it.
-
-    Parameters
-    ----------
-    time_unit : str or None
-        ``"round"`` or ``"second"``.
-
-    Returns
-    -------
-    str
-        ``"rounds"`` or ``"s"``; empty for anything else.
-    """
+    """Return a unit of time as readers see it."""
     return _SHORT.get(str(time_unit), ("", ""))[0]
 
 
@@ -79,17 +68,7 @@ class Metric:
     parameters: tuple[str, ...] = ()
 
     def of(self, judged: Any) -> float | int | None:
-        """Return the value of the metric.
-
-        Parameters
-        ----------
-        judged : Evaluation or Times
-
-        Returns
-        -------
-        int, float or None
-            An integer where `is_whole` says so; None where the value is unknown.
-        """
+        """Return the value of the metric."""
         if any(getattr(judged, need, None) is None for need in self.needs):
             return None
         value = self.function(judged)
@@ -98,44 +77,16 @@ class Metric:
         return int(value) if self.is_whole(judged.instance) else float(value)
 
     def is_whole(self, instance: Instance) -> bool:
-        """Whether every value of the metric on an instance is an integer.
-
-        Parameters
-        ----------
-        instance : Instance
-        """
+        """Whether every value of the metric on an instance is an integer."""
         return self.whole == "always" or (self.whole == "rounds" and instance.in_rounds)
 
     def header(self, time_unit: str | None, between: str = "\n") -> str:
-        """Return the words of the metric and its unit in brackets, for the head of a column.
-
-        Parameters
-        ----------
-        time_unit : str or None
-            ``"round"`` or ``"second"``.
-        between : str
-            What stands between the words and the unit.
-
-        Returns
-        -------
-        str
-        """
+        """Return the words of the metric and its unit in brackets, for the head of a column."""
         unit = self.unit_words(time_unit)
         return f"{self.words}{between}[{unit}]" if unit else self.words
 
     def unit_words(self, time_unit: str | None) -> str:
-        """Return the unit of the metric as readers see it.
-
-        Parameters
-        ----------
-        time_unit : str or None
-            ``"round"`` or ``"second"``.
-
-        Returns
-        -------
-        str
-            For example ``"tokens/s"``; empty for a count.
-        """
+        """Return the unit of the metric as readers see it."""
         times, single = _SHORT.get(str(time_unit), ("", ""))
         if self.unit.startswith("time"):
             return times + self.unit.removeprefix("time")
@@ -205,15 +156,6 @@ def served_well(judged: Any) -> NDArray[np.bool_] | None:
     """Return which requests are within all their SLOs.
 
     An SLO that was given for all requests replaces the column of the instance.
-
-    Parameters
-    ----------
-    judged : Evaluation or Times
-
-    Returns
-    -------
-    ndarray of bool, shape (n,), or None
-        None if there is no SLO, or if the times that one limits are unknown.
     """
     given = {name: getattr(judged, name) for name in SLOS}
     limits = {**judged.instance.slos, **{k: v for k, v in given.items() if v is not None}}
@@ -309,18 +251,7 @@ METRICS = tuple(TABLE)
 
 
 def check_parameter(name: str, value: float) -> str | None:
-    """Return what is expected of a parameter of a metric, or None if the value is that.
-
-    Parameters
-    ----------
-    name : str
-        For example ``"slo_ttft"``.
-    value : float
-
-    Returns
-    -------
-    str or None
-    """
+    """Return what is expected of a parameter of a metric, or None if the value is that."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         return "a number"
     if name == "ttft_weight":
@@ -335,15 +266,5 @@ COMPARED = (
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:
-    """Return every metric by name.
-
-    Parameters
-    ----------
-    judged : Evaluation or Times
-
-    Returns
-    -------
-    dict of str to int, float or None
-        In the order of `TABLE`; None where a metric is unknown.
-    """
+    """Return every metric by name."""
     return {name: metric.of(judged) for name, metric in TABLE.items()}

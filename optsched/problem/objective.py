@@ -26,12 +26,6 @@ class Objective:
     parameters : tuple of (str, float)
         Names and values of the parameters that the metric depends on. Limits are times > 0 in the
         instance's unit, and weights are shares from 0 to 1.
-
-    Raises
-    ------
-    UsageError
-        There is no such metric; the metric has no such parameter; a value is out of its range; or
-        the metric needs a parameter that no instance has, and none is given.
     """
 
     name: str
@@ -78,17 +72,7 @@ class Objective:
         return self.metric.sense == "max"
 
     def check(self, instance: Instance) -> None:
-        """Check that the metric has the limits that it needs, its own or the instance's.
-
-        Parameters
-        ----------
-        instance : Instance
-
-        Raises
-        ------
-        UsageError
-            There is none.
-        """
+        """Check that the metric has the limits that it needs, its own or the instance's."""
         known = self.metric.parameters
         if known and not self.parameters and not instance.slos:
             raise UsageError(
@@ -97,50 +81,20 @@ class Objective:
             )
 
     def integral(self, instance: Instance) -> bool:
-        """Whether the value is an integer for every schedule of an instance.
-
-        Parameters
-        ----------
-        instance : Instance
-        """
+        """Whether the value is an integer for every schedule of an instance."""
         return self.metric.is_whole(instance)
 
     def of(self, evaluation: Any) -> float | int | None:
-        """Return the value that an evaluation has for the objective.
-
-        Parameters
-        ----------
-        evaluation : Evaluation
-            Made with the parameters of the objective; see `service_limits`.
-
-        Returns
-        -------
-        int, float or None
-            None where the metric is unknown.
-        """
+        """Return the value that an evaluation has for the objective."""
         value: float | int | None = evaluation.metrics[self.name]
         return value
 
     def signed(self, value: float) -> float:
-        """Return the value with its sign turned where more is better, so that less is better.
-
-        Parameters
-        ----------
-        value : float
-
-        Returns
-        -------
-        float
-        """
+        """Return the value with its sign turned where more is better, so that less is better."""
         return -value if self.maximized else value
 
     def better(self, one: float | None, other: float | None) -> bool:
-        """Whether one value is strictly better than another. Any value is better than None.
-
-        Parameters
-        ----------
-        one, other : float or None
-        """
+        """Whether one value is strictly better than another. Any value is better than None."""
         if one is None or other is None:
             return other is None and one is not None
         return self.signed(one) < self.signed(other)
@@ -155,29 +109,7 @@ def parse_objectives(
     known: Collection[str] = METRICS,
     where: str = "",
 ) -> tuple[Objective, ...]:
-    """Return objectives from their text, the most important first.
-
-    Parameters
-    ----------
-    given : str, Objective, or a sequence of them
-        A text names metrics with their parameters: ``tel``, ``tel,makespan`` or
-        ``slo_goodput:slo_ttft=1,slo_tpot=0.1,tel``.
-    known : collection of str
-        Names of the metrics that are allowed.
-    where : str
-        The method that allows them, for the error.
-
-    Returns
-    -------
-    tuple of Objective
-
-    Raises
-    ------
-    UsageError
-        No metric is given, or one is unknown or given twice; or see `Objective`.
-    InputError
-        A parameter is not a number.
-    """
+    """Return objectives from their text, the most important first."""
     parts = [given] if isinstance(given, (str, Objective)) else list(given)
     texts = [one for p in parts for one in (split_specs(p) if isinstance(p, str) else [p])]
     found = [_objective(text, known, where) for text in texts]
@@ -192,23 +124,7 @@ def parse_objectives(
 
 
 def parse_objective(given: str | Objective) -> Objective:
-    """Return one objective from its text.
-
-    Parameters
-    ----------
-    given : str or Objective
-
-    Returns
-    -------
-    Objective
-
-    Raises
-    ------
-    UsageError
-        Several objectives are given; or see `parse_objectives`.
-    InputError
-        A parameter is not a number.
-    """
+    """Return one objective from its text."""
     found = parse_objectives(given)
     if len(found) > 1:
         raise UsageError(f"objective: found several in {given!r}; expected one")
@@ -216,37 +132,12 @@ def parse_objective(given: str | Objective) -> Objective:
 
 
 def first_metric(text: object) -> Metric | None:
-    """Return the metric of the first objective in a file's text.
-
-    Parameters
-    ----------
-    text : object
-        The field ``objective`` of a file.
-
-    Returns
-    -------
-    Metric or None
-        None where the text names no known metric.
-    """
+    """Return the metric of the first objective in a file's text."""
     return TABLE.get(str(text).partition(",")[0].partition(":")[0])
 
 
 def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
-    """Return the parameters of all objectives, as keyword arguments of `optsched.evaluate`.
-
-    Parameters
-    ----------
-    objectives : iterable of Objective
-
-    Returns
-    -------
-    dict of str to float
-
-    Raises
-    ------
-    UsageError
-        Two objectives give one parameter different values.
-    """
+    """Return the parameters of all objectives, as keyword arguments of `optsched.evaluate`."""
     limits: dict[str, float] = {}
     for objective in objectives:
         for key, value in objective.parameters:
@@ -261,23 +152,7 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
 def with_service_limits(
     objectives: Sequence[Objective], given: Mapping[str, float]
 ) -> tuple[Objective, ...]:
-    """Return objectives with limits of service beside those that they have.
-
-    Parameters
-    ----------
-    objectives : sequence of Objective
-    given : mapping of str to float
-        Limits by name, for every objective that takes one of that name.
-
-    Returns
-    -------
-    tuple of Objective
-
-    Raises
-    ------
-    UsageError
-        No objective takes one of the limits, or one has it with another value.
-    """
+    """Return objectives with limits of service beside those that they have."""
     for name in given:
         if not any(name in one.metric.parameters for one in objectives):
             takes = [key for key, row in TABLE.items() if name in row.parameters]

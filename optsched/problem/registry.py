@@ -17,17 +17,6 @@ def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
     """Import and yield the modules of a package, sorted by name.
 
     Modules of compiled loops (``..._kernel``) are left out, since they load numba.
-
-    Parameters
-    ----------
-    package : str
-        Dotted name.
-    deep : bool
-        Whether to include the packages inside the package, and their modules.
-
-    Yields
-    ------
-    module
     """
     path = import_module(package).__path__
     walk = pkgutil.walk_packages if deep else pkgutil.iter_modules
@@ -77,21 +66,6 @@ class Registry(Generic[T]):
 
         A decorator that runs again, in a file loaded again or in a notebook's cell run again,
         replaces the value that it registered before.
-
-        Parameters
-        ----------
-        name : str
-        value : T
-
-        Returns
-        -------
-        T
-            The value.
-
-        Raises
-        ------
-        ValueError
-            Another value has the name.
         """
         known = self._values.get(name, value)
         if known is not value and _maker_of(known) != _maker_of(value):
@@ -100,12 +74,7 @@ class Registry(Generic[T]):
         return value
 
     def all(self) -> dict[str, T]:
-        """Return every value by name, sorted by name.
-
-        Returns
-        -------
-        dict of str to T
-        """
+        """Return every value by name, sorted by name."""
         if not self._complete and self._package is not None:
             for module in modules_of(self._package):
                 self._collect(module)
@@ -113,21 +82,7 @@ class Registry(Generic[T]):
         return dict(sorted(self._values.items()))
 
     def get(self, name: str) -> T:
-        """Return a value by name.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        T
-
-        Raises
-        ------
-        OptschedError
-            The name is unknown. The error is of the registry's type and lists the known names.
-        """
+        """Return a value by name."""
         found = self.all()
         if name not in found:
             raise self._error(f"{self._what} {name!r} is unknown; known are {', '.join(found)}")

@@ -22,17 +22,7 @@ the largest time between two output tokens in succession, and latency the time t
 def check_slo(name: str, value: float | None) -> None:
     """Check the limit of an SLO that holds for all requests.
 
-    Parameters
-    ----------
-    name : str
-        What the error calls it.
-    value : float or None
-        A time in the instance's unit; None is accepted.
-
-    Raises
-    ------
-    InputError
-        The value is not a time > 0.
+    `value`: a time in the instance's unit; None is accepted.
     """
     if value is None:
         return
@@ -51,18 +41,7 @@ def with_spare(limit: Any, release: NDArray[np.float64], in_rounds: bool) -> NDA
     The judge, the bounds and the searches all compare by this. Times in seconds are differences of
     float64 clocks, so one that equals its limit may come out as a little more.
 
-    Parameters
-    ----------
-    limit : float or ndarray of float64, shape (n,)
-        An SLO, infinite for no limit.
-    release : ndarray of float64, shape (n,)
-        `Instance.release`. The clock of a request runs on from there.
-    in_rounds : bool
-        Times in rounds are exact, so that their limits stay as they are.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
+    `limit` (shape (n,)): an SLO, infinite for no limit.
     """
     limits = np.broadcast_to(np.asarray(limit, dtype=np.float64), release.shape)
     return limits if in_rounds else limits * (1 + SPARE) + 4 * np.spacing(release)
@@ -71,24 +50,7 @@ def with_spare(limit: Any, release: NDArray[np.float64], in_rounds: bool) -> NDA
 def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
     """Return the limits of an SLO per request as a read-only column.
 
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-        Times > 0, or None or infinity for a request without a limit.
-    name : str
-        What the error calls the column.
-    most : float
-        The largest limit allowed.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Infinite for requests without a limit.
-
-    Raises
-    ------
-    InputError
-        A value is not a time > 0. The error names its request.
+    `values` (shape (n,)): times > 0, or None or infinity for a request without a limit.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         absent = np.isposinf(values)
@@ -110,16 +72,7 @@ def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
 
 
 def plain_limits(column: NDArray[np.float64]) -> list[float | int | None]:
-    """Return a column of limits as Python numbers, with None for no limit.
-
-    Parameters
-    ----------
-    column : ndarray of float64, shape (n,)
-
-    Returns
-    -------
-    list of float, int or None
-    """
+    """Return a column of limits as Python numbers, with None for no limit."""
     return [
         None if math.isinf(v) else int(v) if v.is_integer() else v for v in column.tolist()
     ]  # fmt: skip

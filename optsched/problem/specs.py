@@ -40,17 +40,7 @@ class Parameter:
 
 
 def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
-    """Return the parameters of a callable by name, read from its signature.
-
-    Parameters
-    ----------
-    make : callable
-        A class or a function. A parameter without annotation is a text.
-
-    Returns
-    -------
-    dict of str to Parameter
-    """
+    """Return the parameters of a callable by name, read from its signature."""
     # A class is annotated in its constructor; what has no annotation is a text.
     maker: Any = type.__getattribute__(make, "__init__") if isinstance(make, type) else make
     hints = typing.get_type_hints(maker)
@@ -64,35 +54,12 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def is_file(name: str) -> bool:
-    """Whether a specification names a user's ``file.py:attribute``.
-
-    Parameters
-    ----------
-    name : str
-    """
+    """Whether a specification names a user's ``file.py:attribute``."""
     return _FILE.match(name) is not None
 
 
 def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
-    """Split ``name:key=value,...`` into the name and the texts of its parameters.
-
-    Parameters
-    ----------
-    spec : str
-        The name may be a user's ``file.py:attribute``.
-    kind : str
-        What errors call the thing: "policy", "predictor".
-
-    Returns
-    -------
-    name : str
-    texts : dict of str to str
-
-    Raises
-    ------
-    InputError
-        See `read_pairs`.
-    """
+    """Split ``name:key=value,...`` into the name and the texts of its parameters."""
     if is_file(spec):
         file, _, rest = spec.partition(".py:")
         name, _, tail = rest.partition(":")
@@ -105,26 +72,7 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
 def read_pairs(
     parts: Iterable[str], where: str, error: Callable[[str], OptschedError] = InputError
 ) -> dict[str, str]:
-    """Return the texts of ``key=value`` parts by key.
-
-    Parameters
-    ----------
-    parts : iterable of str
-        Each part is ``key=value``; spaces around key and value are dropped.
-    where : str
-        What errors begin with: a specification, or an option of the command line.
-    error : type
-        Error that an unreadable part raises.
-
-    Returns
-    -------
-    dict of str to str
-
-    Raises
-    ------
-    OptschedError
-        A part has no ``=`` or no key, or a key is given twice. The error is of type ``error``.
-    """
+    """Return the texts of ``key=value`` parts by key."""
     texts: dict[str, str] = {}
     for part in parts:
         key, equals, value = (text.strip() for text in part.partition("="))
@@ -139,15 +87,8 @@ def read_pairs(
 def split_specs(text: str) -> list[str]:
     """Split a list of specifications: ``a:x=1,y=2,b`` becomes ``a:x=1,y=2`` and ``b``.
 
-    Parameters
-    ----------
-    text : str
-        Specifications joined by commas. A part of the form ``key=value`` belongs to the
-        specification before it.
-
-    Returns
-    -------
-    list of str
+    `text`: specifications joined by commas. A part of the form ``key=value`` belongs to the
+    specification before it.
     """
     specs: list[str] = []
     for part in text.split(","):
@@ -161,28 +102,7 @@ def split_specs(text: str) -> list[str]:
 def convert_all(
     texts: Mapping[str, str], known: Mapping[str, Parameter], where: str
 ) -> dict[str, Any]:
-    """Return the values of parameters from their texts.
-
-    Parameters
-    ----------
-    texts : mapping of str to str
-        Text of each parameter that is given.
-    known : mapping of str to Parameter
-        Every parameter that there is.
-    where : str
-        What errors begin with.
-
-    Returns
-    -------
-    dict of str to object
-        Values of the parameters in ``texts``; defaults are not filled in.
-
-    Raises
-    ------
-    InputError
-        A parameter is unknown, one without a default is missing, or a text is not a value of
-        the parameter's type.
-    """
+    """Return the values of parameters from their texts."""
     values = {}
     for key, text in texts.items():
         if key not in known:
@@ -196,24 +116,7 @@ def convert_all(
 
 
 def convert(text: str, parameter: Parameter, where: str) -> Any:
-    """Return the value of a parameter from its text.
-
-    Parameters
-    ----------
-    text : str
-    parameter : Parameter
-    where : str
-        What an error begins with.
-
-    Returns
-    -------
-    bool, int, float, str or None
-
-    Raises
-    ------
-    InputError
-        The text is not a value of the parameter's type.
-    """
+    """Return the value of a parameter from its text."""
     if parameter.optional and text.lower() in ("none", "null", "inf"):
         return None
     if parameter.type is bool:
@@ -236,24 +139,6 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     """Return the object that a user's ``file.py:attribute`` names.
 
     A file is executed once per process, and again only after it has changed.
-
-    Parameters
-    ----------
-    name : str
-        ``file.py:attribute``.
-    kind : str
-        What errors call the thing: "policy", "predictor".
-    data : tuple of type
-        Types whose instances are accepted, beside classes and functions.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    InputError
-        There is no such file, it fails to load, or it has no such class, function or instance.
     """
     file, _, attribute = name.rpartition(":")
     path = Path(file)

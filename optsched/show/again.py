@@ -46,25 +46,7 @@ class Again:
 def cost_model_again(
     instance: Instance, data: Mapping[str, Any], given: str | None
 ) -> CostModel | None:
-    """Return the cost model of a comparison, or None if its instance is in rounds.
-
-    Parameters
-    ----------
-    instance : Instance
-    data : mapping
-        The object of the comparison file.
-    given : str or None
-        The name or file of a cost model that is not shipped.
-
-    Returns
-    -------
-    CostModel or None
-
-    Raises
-    ------
-    NotAgainError
-        The cost model is not at hand, or the given one differs from the recorded one.
-    """
+    """Return the cost model of a comparison, or None if its instance is in rounds."""
     from optsched.files.sources import cost_model_like
 
     known = data.get("cost_model")
@@ -88,26 +70,6 @@ def simulate_again(
     The instance (with its predictions), the cost model, the specification and the seed determine
     what a policy does. Comparison files may come from anybody. A specification that names a file
     is therefore refused, since running it would execute or read that file.
-
-    Parameters
-    ----------
-    instance : Instance
-    row : mapping
-        An entry of the comparison file's ``policies``.
-    seed : int
-        The seed in the comparison file.
-    cost : CostModel or None
-        The cost model, as `cost_model_again` returns it.
-
-    Returns
-    -------
-    Again
-
-    Raises
-    ------
-    NotAgainError
-        The specification names a file, the policy takes longer than `_AGAIN_S`, the policy fails,
-         or its metrics differ from the recorded ones.
     """
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate

@@ -15,21 +15,6 @@ def optimum(instance: Instance, **options: Any) -> Result:
 
     The method is ``ramp``, which proves the optimum of a dozen requests many times as fast as the
     general solvers. Where it does not apply, the formulation chooses the method.
-
-    Parameters
-    ----------
-    instance : Instance
-    **options
-        Options of `optsched.solve`, such as ``time_limit_s`` and ``warm_start``.
-
-    Returns
-    -------
-    Result
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds, or has a feature that the program does not cover.
     """
     with suppress(UsageError):
         return solve(instance, method="ramp", threads=1, **options)

@@ -439,11 +439,6 @@ class Enumeration:
     unit, cutoff : int
     between : callable, optional
         Called now and then. It may raise an error, after which there is no use of what was made.
-
-    Raises
-    ------
-    TooLarge
-        Runs are too long.
     """
 
     def __init__(
@@ -511,17 +506,8 @@ class Enumeration:
     def place(self, m: int, width: int | None = None) -> None:
         """Make the labels with one more request placed than m.
 
-        Parameters
-        ----------
-        m : int
-        width : int, optional
-            The max number of labels: those of the lowest estimates. Default: all, without which
-            nothing is shown.
-
-        Raises
-        ------
-        TooLarge
-            The labels are too many.
+        `width`: the max number of labels: those of the lowest estimates. Default: all, without
+        which nothing is shown.
         """
         of, number = self._of, self._scratch.number
         new = _new_layer(len(self._scratch.found), 0, of)

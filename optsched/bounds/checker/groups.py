@@ -61,11 +61,7 @@ class Bars(NamedTuple):
 def rows_of(graph: Leaving, kind: Ints) -> Cells:
     """Return the row of each node. They are in order of nodes: the last row is that of the end.
 
-    Parameters
-    ----------
-    graph : Leaving
-    kind : ndarray
-        The cheapest kind that each label places, or -1.
+    `kind`: the cheapest kind that each label places, or -1.
     """
     row = np.empty(len(graph.first) - 1, np.int32)
     row += _count_back(graph, kind, row) - 1
@@ -89,18 +85,7 @@ def _count_back(graph: Leaving, kind: Any, row: Any) -> int:
 
 
 def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
-    """Return groups of kinds of similar peak, as large as the bytes for so many rows allow.
-
-    Parameters
-    ----------
-    peak, copies : ndarray of int64
-        Of each kind.
-    rows, max_bytes : int
-
-    Returns
-    -------
-    Groups
-    """
+    """Return groups of kinds of similar peak, as large as the bytes for so many rows allow."""
     for largest in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
         size = largest  # of the present group, which is full at first
@@ -123,19 +108,8 @@ def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
 def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     """Return what the arcs of each label do.
 
-    Parameters
-    ----------
-    mask : ndarray of uint64, shape (labels, words)
-        The kinds that each label places, as bits.
-    price : ndarray of int64, shape (labels, 2)
-        The min cost of each label, and the kind of this cost or -1.
-    cost : ndarray of int64
-        Of each kind.
-    kinds : Groups
-
-    Returns
-    -------
-    Moves
+    `mask` (shape (labels, words)): the kinds that each label places, as bits.
+    `price` (shape (labels, 2)): the min cost of each label, and the kind of this cost or -1.
     """
     bits = np.unpackbits(mask.astype("<u8").view(np.uint8), axis=1, bitorder="little")
     there = bits[:, : len(cost)].astype(bool)
@@ -158,21 +132,7 @@ def tables(
     step: int,
     between: Callable[[], None] | None = None,
 ) -> Bytes:
-    """Return the rows.
-
-    Parameters
-    ----------
-    rest : ndarray of int64
-        The cost to the end of each node.
-    row : ndarray
-        The row of each node (`rows_of`).
-    graph : Leaving
-    move : Moves
-    group : Groups
-    step : int
-    between : callable, optional
-        Called now and then.
-    """
+    """Return the rows."""
     rows, width = int(row[-1]) + 1, int(group.first[-1])
     flat = np.empty(rows * width + WINDOW, np.uint8)  # each row is filled in when it is made
     flat[(rows - 1) * width :] = TOP

@@ -41,13 +41,7 @@ class Budget:
         self.left = MAX_STEPS
 
     def spend(self, steps: int) -> None:
-        """Count some steps, if possible before they are taken.
-
-        Raises
-        ------
-        TooLarge
-            There were too few left.
-        """
+        """Count some steps, if possible before they are taken."""
         self.left -= steps
         if self.left < 0:
             raise TooLarge(f"found more than {MAX_STEPS} steps; too large to check")

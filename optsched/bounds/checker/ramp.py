@@ -59,28 +59,7 @@ def check_ramp(
     budget: Budget | None = None,
     replays: Replays | None = None,
 ) -> int:
-    """Return the bound on total latency, in rounds, that a leaf proves.
-
-    Parameters
-    ----------
-    columns : Columns
-        The instance.
-    leaf : dict
-        The JSON object of the leaf.
-    budget : Budget, optional
-        The steps that the check may take; default: a new budget.
-    replays : callable, optional
-        Default: `compiled`.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    Rejected
-        If the leaf is malformed, or if to check it would take too much.
-    """
+    """Return the bound on total latency, in rounds, that a leaf proves."""
     budget = budget or Budget()
     expect(
         set(leaf) == {"relaxation", "periods"},
@@ -235,13 +214,7 @@ def _step(level: Any, per_kind: Any, groups_of: Any) -> _Step:
 
 
 def compiled(requests: Requests, unit: int, multipliers: list[list[int]], budget: Budget) -> Replay:
-    """Return what replays a period by compiled code.
-
-    Raises
-    ------
-    TooLarge
-        Arrays of 64 bits may not hold the numbers.
-    """
+    """Return what replays a period by compiled code."""
     from optsched.bounds.checker.replay import Compiled
 
     return Compiled(requests, unit, multipliers, budget)

@@ -16,12 +16,7 @@ from optsched.bounds.checker.states import kinds_of
 
 
 def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> None:
-    """Reject numbers that the integers of arrays may not hold.
-
-    Raises
-    ------
-    TooLarge
-    """
+    """Reject numbers that the integers of arrays may not hold."""
     n, pairs = sum(requests.copies), list(zip(requests.kinds, requests.copies, strict=True))
     largest = max(requests.capacity, *(peak for _, peak, _ in requests.kinds), 0)
     ends = sum(c * (arrival + peak - floor + 1) for (arrival, peak, floor), c in pairs)
@@ -42,11 +37,6 @@ class Compiled:
         Those of all levels, over the denominator ``unit``.
     budget : Budget
     limits : Limits
-
-    Raises
-    ------
-    TooLarge
-        Arrays of 64 bits may not hold the numbers.
     """
 
     def __init__(

@@ -189,18 +189,7 @@ def kinds_of(requests: list[tuple[int, int, int]], copies: list[int], capacity: 
 
 
 def multisets(kinds: Kinds, floors: Ints) -> States:
-    """Return the tracker of live items, with one state: none is live.
-
-    Parameters
-    ----------
-    kinds : Kinds
-    floors : ndarray of int64
-        The floor of each kind that is tracked.
-
-    Returns
-    -------
-    States
-    """
+    """Return the tracker of live items, with one state: none is live."""
     pairs, symbol = np.unique(np.stack([kinds.peak, floors], axis=1), axis=0, return_inverse=True)
     classes, home = np.unique(pairs[:, 1], return_inverse=True)
     symbol = symbol.reshape(-1)
@@ -219,25 +208,7 @@ def multisets(kinds: Kinds, floors: Ints) -> States:
 
 
 def counters(kinds: Kinds, groups: list[set[int]], budget: Budget, max_cells: int) -> States:
-    """Return the tracker that counts how often each group of kinds was placed.
-
-    Parameters
-    ----------
-    kinds : Kinds
-    groups : list of set of int
-    budget : Budget
-    max_cells : int
-        Max cells of 4 bytes for its states.
-
-    Returns
-    -------
-    States
-
-    Raises
-    ------
-    TooLarge
-        There are too many states.
-    """
+    """Return the tracker that counts how often each group of kinds was placed."""
     copies = kinds.copies.tolist()
     full = [sum(copies[k] for k in group) for group in groups]
     member = [tuple(k in group for group in groups) for k in range(len(copies))]

@@ -38,38 +38,18 @@ def read_profile(
 ) -> Profile:
     """Read the profiles in a folder.
 
-    Parameters
-    ----------
-    folder : str or path
-        A folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
-        Splitwise's ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et
-        al. 2026), or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). If a
-        folder inside it has the name of ``model``, that one is read. AIConfigurator's tables may
-        lie in folders inside it.
-    model : str, optional
-        Name of the model, or its config.json. By default it is the one that the files name;
-        Vidur's profiles name it by their folder, and AIConfigurator's do not name it.
-    tensor_parallel : int, optional
-        Degree of tensor parallelism of the rows to read, >= 1. The default is the file's only one,
-        or 1, and for LLMServingSim that of the run beside the profile, or else the profiled one.
-    hardware : str or Device, optional
-        Device that was profiled. No row may be faster than its peaks allow. By default it is the
-        one that the files name, or the folder, or else `DEFAULT_DEVICE`, which the notes say.
-    link_gb_s : float, optional
-        Bandwidth between the devices; by default the device's.
-    only : mapping of str to str, optional
-        Values by column of the files: rows with others are left out.
-
-    Returns
-    -------
-    Profile
-
-    Raises
-    ------
-    InputError
-        No such folder, no profiles in it, a missing column, a value out of range, times in
-        another unit than milliseconds, or rows of another device, model, degree, type or window.
-        The error names the file, and the line or the column.
+    `folder`: a folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
+    Splitwise's ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et al.
+    2026), or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). If a folder
+    inside it has the name of ``model``, that one is read. AIConfigurator's tables may lie in
+    folders inside it.
+    `model`: name of the model, or its config.json. By default it is the one that the files name;
+    Vidur's profiles name it by their folder, and AIConfigurator's do not name it.
+    `tensor_parallel`: degree of tensor parallelism of the rows to read, >= 1. The default is the
+    file's only one, or 1, and for LLMServingSim that of the run beside the profile, or else the
+    profiled one.
+    `hardware`: device that was profiled. No row may be faster than its peaks allow. By default it
+    is the one that the files name, or the folder, or else `DEFAULT_DEVICE`, which the notes say.
     """
     asked = hardware if isinstance(hardware, str) and len(devices_named(hardware)) > 1 else ""
     peak = device(hardware) if isinstance(hardware, str) and not asked else None

@@ -97,29 +97,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
 
 
 def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> pd.DataFrame:
-    """Return the rows of perf_model.csv for a model, a degree of parallelism and a device.
-
-    Parameters
-    ----------
-    file : Path
-    model : str or None
-        Name of the model; needed if the file holds several.
-    degree : int
-        Degree of tensor parallelism.
-    peak : Device
-        Device that was profiled.
-
-    Returns
-    -------
-    pandas.DataFrame
-        With the file's columns and ``line``.
-
-    Raises
-    ------
-    InputError
-        A column is missing, the file holds several models and none is named, or there are no
-        such rows.
-    """
+    """Return the rows of perf_model.csv for a model, a degree of parallelism and a device."""
     return _rows(file, Claim(model, degree, peak))
 
 

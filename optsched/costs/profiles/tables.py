@@ -99,22 +99,7 @@ class Table:
         ladders: Mapping[str, Floats] | None = None,
         limits: Mapping[str, Floats],
     ) -> Table:
-        """Return the table of a single operator.
-
-        Parameters
-        ----------
-        name : str
-            Name of the table and of its operator.
-        measured_ms : ndarray of float64, shape (rows,)
-        terms : mapping of str to ndarray or float
-            What multiplies each coefficient that the table can identify.
-        ladders, limits : mapping of str to ndarray
-            See `Table`.
-
-        Returns
-        -------
-        Table
-        """
+        """Return the table of a single operator."""
         operator = np.full(len(measured_ms), name)
         features = features_of(len(measured_ms), terms)
         return cls(
@@ -124,19 +109,7 @@ class Table:
 
 
 def features_of(rows: int, terms: Terms) -> Floats:
-    """Return what multiplies each coefficient in the time of each row.
-
-    Parameters
-    ----------
-    rows : int
-    terms : mapping of str to ndarray or float
-        Columns or constants by coefficient.
-
-    Returns
-    -------
-    ndarray of float64, shape (rows, coefficients)
-        0 in the columns of coefficients that are not named.
-    """
+    """Return what multiplies each coefficient in the time of each row."""
     features = np.zeros((rows, len(COEFFICIENTS)))
     for name, values in terms.items():
         features[:, COLUMN[name]] = values
@@ -144,23 +117,7 @@ def features_of(rows: int, terms: Terms) -> Floats:
 
 
 def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: int) -> Floats:
-    """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs.
-
-    Parameters
-    ----------
-    shape : Architecture
-    c : ndarray of float64, shape (rows,)
-        Tokens of the chunk.
-    m : ndarray of float64, shape (rows,), or float
-        KV tokens cached before it.
-    degree : int
-        Degree of tensor parallelism.
-
-    Returns
-    -------
-    ndarray of float64, shape (rows,)
-        Operations per layer and device.
-    """
+    """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs."""
     return 4 * shape.attention_width / degree * (c * m + c * (c + 1) / 2)
 
 
@@ -240,36 +197,11 @@ class Measurements:
         return len(self.frame)
 
     def only(self, chosen: Any) -> Measurements:
-        """Return some of the rows.
-
-        Parameters
-        ----------
-        chosen : Series or ndarray of bool, shape (rows,)
-
-        Returns
-        -------
-        Measurements
-        """
+        """Return some of the rows."""
         return replace(self, frame=self.frame[chosen])
 
     def numbers(self, name: str, low: float = 0.0) -> Floats:
-        """Return a column of numbers, checked.
-
-        Parameters
-        ----------
-        name : str
-        low : float
-            The smallest value allowed.
-
-        Returns
-        -------
-        ndarray of float64, shape (rows,)
-
-        Raises
-        ------
-        InputError
-            An entry is not a finite number >= ``low``. The error names the first such line.
-        """
+        """Return a column of numbers, checked."""
         import pandas as pd
 
         values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=np.float64)
@@ -283,22 +215,7 @@ class Measurements:
         return values
 
     def times(self, name: str) -> Floats:
-        """Return a column of times, checked.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        ndarray of float64, shape (rows,)
-            Milliseconds, > 0.
-
-        Raises
-        ------
-        InputError
-            An entry is not a finite number > 0. The error names the first such line.
-        """
+        """Return a column of times, checked."""
         values = self.numbers(name)
         if (values == 0).any():
             k = int((values == 0).argmax())
@@ -308,28 +225,7 @@ class Measurements:
     def possible(
         self, what: str, measured_ms: Floats, flops: Floats, memory_bytes: Floats | float
     ) -> NDArray[np.bool_]:
-        """Return which rows are possible on the device, and reject the others.
-
-        Parameters
-        ----------
-        what : str
-            What errors call the times.
-        measured_ms : ndarray of float64, shape (rows,)
-        flops : ndarray of float64, shape (rows,)
-            Arithmetic operations of each row.
-        memory_bytes : ndarray of float64, shape (rows,), or float
-            Memory traffic of each row.
-
-        Returns
-        -------
-        ndarray of bool, shape (rows,)
-
-        Raises
-        ------
-        InputError
-            Most rows are faster than the device can be, or all are so slow that their unit
-            cannot be milliseconds.
-        """
+        """Return which rows are possible on the device, and reject the others."""
         peak = self.peak
         memory_bytes = np.broadcast_to(memory_bytes, len(self))
         by_flops = flops / peak.tflops / 1e9
@@ -385,24 +281,7 @@ def decode_table(
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
-    """Return the rows of a CSV or Parquet file.
-
-    Parameters
-    ----------
-    path : Path
-    needed : sequence of str
-        Columns that the file must have.
-
-    Returns
-    -------
-    pandas.DataFrame
-        With the file's columns and ``line``; see `Rejected`.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, a column is missing, or a Parquet file without pyarrow.
-    """
+    """Return the rows of a CSV or Parquet file."""
     import pandas as pd
 
     try:

@@ -58,13 +58,8 @@ METRICS = {
 def stretched(cost: BatchCost, latency_s: float) -> BatchCost:
     """Return a cost model in which all times are longer or shorter by one factor.
 
-    Parameters
-    ----------
-    cost : BatchCost
-        The cost model to stretch.
-    latency_s : float
-        The mean latency in seconds that requests with the published statistics of lengths shall
-        have when they are alone.
+    `latency_s`: the mean latency in seconds that requests with the published statistics of lengths
+    shall have when they are alone.
     """
     factor = latency_s / _mean_alone(cost)
     coefficients = {k: repr(float(text) * factor) for k, text in cost.coefficients.items()}

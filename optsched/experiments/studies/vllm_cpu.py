@@ -120,19 +120,7 @@ def run(trial: Row) -> Row:
 
 
 def instance_of(trial: Row, cost: BatchCost) -> Instance:
-    """Return the requests at a load: the same at each, with the same gaps, stretched.
-
-    Parameters
-    ----------
-    trial : dict
-        With ``requests``, ``kv_blocks``, ``seed`` and ``load``.
-    cost : BatchCost
-        By which the load is told.
-
-    Returns
-    -------
-    Instance
-    """
+    """Return the requests at a load: the same at each, with the same gaps, stretched."""
     drawn = generate(
         "lognormal", seed=trial["seed"], n=trial["requests"], arrivals="poisson", rate=1.0,
         kv_capacity=trial["kv_blocks"] * BLOCK, **LENGTHS,

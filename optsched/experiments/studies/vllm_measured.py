@@ -51,26 +51,7 @@ TWIN, SHORTER = "vllm-v1", "vllm-v1, prompts shorter"
 
 @lru_cache(maxsize=4)
 def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Measured, BatchCost]:
-    """Return a measured run: its instance with vLLM's limits, its times and its cost model.
-
-    Parameters
-    ----------
-    folder : str
-        The folder of the runs; empty: ``llmservingsim`` in the folder that ``OPTSCHED_DATA`` names.
-    name : str
-        A folder in it, named after its GPU and its model.
-    link_gb_s : float
-        Bandwidth between GPUs that share every layer, both directions together; 0: the peak.
-
-    Returns
-    -------
-    Instance, Measured, BatchCost
-
-    Raises
-    ------
-    InputError
-        The folder is not there, or a file of it is wrong.
-    """
+    """Return a measured run: its instance with vLLM's limits, its times and its cost model."""
     data = os.environ.get("OPTSCHED_DATA")
     if not folder and data is None:
         raise InputError("folder: found none; expected one, or OPTSCHED_DATA with llmservingsim")

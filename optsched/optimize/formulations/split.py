@@ -36,24 +36,7 @@ _TOTALS = ("tel", "makespan")
 
 
 def solve_by_split(task: Task, options: SolveOptions) -> Answer:
-    """Solve every set of requests on one worker, and take the best split.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError
-        There are too many requests.
-    InfeasibleError, SolverError
-        See the methods for one worker.
-    """
+    """Solve every set of requests on one worker, and take the best split."""
     begin, n, name = work_time(), task.instance.n, task.names[0]
     if n > MAX_REQUESTS:
         raise UsageError(

@@ -47,11 +47,6 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     ``multipliers`` may be null: schedules are enumerated. ``value`` is what the
     period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
     sum of the values (`optsched.bounds.checker.ramp.check_ramp`).
-
-    Parameters
-    ----------
-    chains : sequence of (Jobs, value, denominator, clock, levels)
-        See `Relaxation`: ``bound``, ``scale``, ``clock`` and ``levels``.
     """
     return {
         "relaxation": "ramp",

@@ -48,17 +48,7 @@ class Seen:
     bend: float = 1.0
 
     def learn(self, measured: float, expected: float, part: float) -> None:
-        """Learn from one step.
-
-        Parameters
-        ----------
-        measured : float
-            The growth of the nodes below the target.
-        expected : float
-            What was expected of all paths below the known schedule.
-        part : float
-            See `Growth.part`. It is above 0.
-        """
+        """Learn from one step."""
         self.least, self.bend = 1.0, 1.0
         if measured >= expected:
             self.least, self.growth = measured, measured
@@ -131,13 +121,7 @@ class Climb:
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
     def take(self, to: int, max_nodes: int, value: int) -> None:
-        """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is that of the known schedule.
-
-        Raises
-        ------
-        Interrupted, TooLarge
-            The rung was not reached. The graph is as it was.
-        """
+        """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is of the known schedule."""
         r, rung, last = self.relaxation, self.rung, len(self.ladder.steps) - 1
         if rung < 0:
             r.use_floors(self.ladder.steps[to], max_nodes)

@@ -104,17 +104,7 @@ class _Ended(Exception):
 
 
 def refused(relaxation: Relaxation) -> str:
-    """Return why schedules cannot be enumerated.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-
-    Returns
-    -------
-    str
-        One line, or an empty string if they can.
-    """
+    """Return why schedules cannot be enumerated."""
     r, jobs = relaxation, relaxation.jobs
     sizes = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv])
     if np.unique(sizes, axis=1).shape[1] > len(r.copies):
@@ -158,22 +148,6 @@ def finish(
     The number of labels grows exponentially with the target. So the first targets cost next to
     nothing, they say how far the labels allowed will reach, and each of them is a bound. Nothing
     happens where enumeration is `refused`.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-        With multipliers for its graph (`Relaxation.ascend`).
-    max_labels : float
-        The max number of labels of all targets together.
-    over : callable, optional
-        Whether to end early.
-    at_end : float
-        The max number of labels if they are expected to prove ``relaxation.upper``.
-
-    Raises
-    ------
-    Interrupted
-        The stop flag was set.
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
@@ -218,14 +192,7 @@ def finish(
 
 
 def reach(relaxation: Relaxation, labels: float) -> int:
-    """Return the target that so many labels are expected to prove, from those proved.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-        Nothing is expected beyond its graph's bound before a target has been proved.
-    labels : float
-    """
+    """Return the target that so many labels are expected to prove, from those proved."""
     points = [(relaxation.graph_bound, 0.0)]
     points += [(to, math.log(max(2, sum(f.labels)))) for to, f in relaxation.shown[-2:]]
     (near, fewer), (far, more) = points[0], points[-1]
@@ -240,26 +207,7 @@ def reach(relaxation: Relaxation, labels: float) -> int:
 def samples(
     relaxation: Relaxation, over: Callable[[], bool] | None = None
 ) -> Iterator[NDArray[np.int64] | None]:
-    """Follow a part of the labels, then a larger one, and so on.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-        With multipliers for its graph (`Relaxation.ascend`), and not `refused`.
-    over : callable, optional
-        Whether to end early.
-
-    Yields
-    ------
-    ndarray of int64, shape (n,), or None
-        At first None, when the tables are there, which all parts share. Then the starts of a
-        schedule below ``relaxation.upper``, if a part has one.
-
-    Raises
-    ------
-    Interrupted
-        The stop flag was set.
-    """
+    """Follow a part of the labels, then a larger one, and so on."""
     try:
         labels = enumeration_of(relaxation, over)
     except _Ended:
@@ -274,14 +222,7 @@ def samples(
 
 
 def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = None) -> Enumeration:
-    """Return the labels of a relaxation's graph, of which none is made yet, with their tables.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-    over : callable, optional
-        Whether to end early.
-    """
+    """Return the labels of a relaxation's graph, of which none is made yet, with their tables."""
     r, period = relaxation, relaxation.period
 
     def look() -> None:
@@ -305,31 +246,10 @@ def enumerate_below(
 ) -> Finished | None:
     """Enumerate the schedules whose total latency is below ``relaxation.upper``.
 
-    Parameters
-    ----------
-    relaxation : Relaxation
-        With multipliers for its graph (`Relaxation.ascend`), and not `refused`.
-    max_labels : int
-    width : int, optional
-        The max number of labels of a layer. Those of the least cost to be expected are kept, so
-        that a schedule may be found but no bound is shown. Default: all.
-    labels : Enumeration, optional
-        What `enumeration_of` returns for this graph and these multipliers.
-    like : Finished, optional
-        What a lower target has shown. The number of labels is predicted from it, so that the
-        enumeration ends early if they will be too many.
-    over : callable, optional
-        Whether to end early.
-
-    Returns
-    -------
-    Finished or None
-        None if there are more labels, or it ended early.
-
-    Raises
-    ------
-    Interrupted
-        The stop flag was set.
+    `width`: the max number of labels of a layer. Those of the least cost to be expected are kept,
+    so that a schedule may be found but no bound is shown. Default: all.
+    `like`: what a lower target has shown. The number of labels is predicted from it, so that the
+    enumeration ends early if they will be too many.
     """
     try:
         labels = labels or enumeration_of(relaxation, over)
@@ -355,14 +275,7 @@ def enumerate_below(
 
 
 def _too_many(labels: list[int], before: list[int], max_labels: int) -> bool:
-    """Whether the labels of all layers are likely to be more than allowed.
-
-    Parameters
-    ----------
-    labels, before : list of int
-        By layer, those made so far and those of a lower target.
-    max_labels : int
-    """
+    """Whether the labels of all layers are likely to be more than allowed."""
     same = sum(before[: len(labels)])
     so_far = sum(labels)
     return (

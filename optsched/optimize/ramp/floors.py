@@ -82,26 +82,9 @@ def count_multisets(
     With a large capacity, totals count in units of several tokens, with each weight rounded down.
     So neither time nor memory grows with the capacity, and the count is slightly too large.
 
-    Parameters
-    ----------
-    peak, floor, copies : ndarray of int64, shape (kinds,)
-        The weight of a live item falls from its kind's peak to the floor, in tokens. Items below
-        the floor are not counted. Items of equal weight and floor are alike.
-    capacity : int
-        The max total weight, in tokens.
-    stop : ndarray of int8, shape (1,), optional
-        Another thread sets it to 1 to end the count.
-
-    Returns
-    -------
-    float
-        The states of the tracker (`optsched.bounds.checker.states.multisets`) when every
-        multiset can be reached.
-
-    Raises
-    ------
-    Interrupted
-        The stop flag was set.
+    `peak`, `floor`, `copies` (shape (kinds,)): the weight of a live item falls from its kind's peak
+    to the floor, in tokens. Items below the floor are not counted. Items of equal weight and floor
+    are alike.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     fewest = max(int(floor.min()), 1)
@@ -149,12 +132,7 @@ class Ladder:
         self.steps = [np.maximum(exact, v) for v in sorted(values, reverse=True)]
 
     def states(self, step: int) -> float:
-        """Return the max number of multisets with the floors of a step.
-
-        Parameters
-        ----------
-        step : int
-        """
+        """Return the max number of multisets with the floors of a step."""
         if step not in self._states:
             r = self.relaxation
             self._states[step] = count_multisets(
@@ -163,13 +141,7 @@ class Ladder:
         return self._states[step]
 
     def finest(self, since: int, states: float) -> int:
-        """Return the last step from ``since`` on with at most so many states, else ``since``.
-
-        Parameters
-        ----------
-        since : int
-        states : float
-        """
+        """Return the last step from ``since`` on with at most so many states, else ``since``."""
         while since + 1 < len(self.steps) and self.states(since + 1) <= states:
             since += 1
         return since

@@ -55,31 +55,13 @@ class Jobs:
         return self.output * self.first_kv + self.output * (self.output - 1) // 2
 
     def total(self, starts: NDArray[np.int64]) -> int:
-        """Return the total latency of starts, in rounds.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-        """
+        """Return the total latency of starts, in rounds."""
         return int((starts + self.output - self.arrival).sum())
 
     def used(
         self, starts: NDArray[np.int64], rounds: int, members: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the KV in use in each round, in tokens.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-        rounds : int
-            The length of the result. It must exceed the last completion.
-        members : ndarray of int64, optional
-            The requests to count. Default: all.
-
-        Returns
-        -------
-        ndarray of int64, shape (rounds,)
-        """
+        """Return the KV in use in each round, in tokens."""
         used = np.zeros(rounds, dtype=np.int64)
         for i in range(self.n) if members is None else members:
             k, o = int(starts[i]), int(self.output[i])
@@ -87,12 +69,7 @@ class Jobs:
         return used
 
     def feasible(self, starts: NDArray[np.int64]) -> bool:
-        """Whether starts respect arrivals and the KV capacity.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-        """
+        """Whether starts respect arrivals and the KV capacity."""
         if (starts < self.arrival).any():
             return False
         rounds = int((starts + self.output).max()) + 1
@@ -106,16 +83,6 @@ def periods(instance: Instance) -> list[Jobs]:
     latency is the sum over the periods, and the part of each period is a schedule of its requests
     alone. The best schedules of the periods together are a schedule of the instance if each ends
     within its `Jobs.rounds`.
-
-    Parameters
-    ----------
-    instance : Instance
-        In rounds.
-
-    Returns
-    -------
-    list of Jobs
-        In order of time.
     """
     order = np.argsort(instance.arrival, kind="stable")
     block = blocks_of(instance).of[order]
@@ -135,17 +102,7 @@ def periods(instance: Instance) -> list[Jobs]:
 
 
 def needed_clock(jobs: Jobs) -> int:
-    """Return the round after which arrivals rule out no completion.
-
-    Parameters
-    ----------
-    jobs : Jobs
-
-    Returns
-    -------
-    int
-        0 if all requests arrive together.
-    """
+    """Return the round after which arrivals rule out no completion."""
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
 
 
@@ -153,16 +110,6 @@ def max_completed_by(jobs: Jobs, last: int) -> NDArray[np.int64]:
     """Return how many requests can have completed by each round.
 
     Arrivals and the token-rounds of the requests limit the number; see the module's text.
-
-    Parameters
-    ----------
-    jobs : Jobs
-    last : int
-        The last round of interest.
-
-    Returns
-    -------
-    ndarray of int64, shape (last + 1,)
     """
     ready = jobs.arrival + jobs.output
     return max_completed(ready, jobs.volume, np.ones_like(ready), jobs.capacity, last)

@@ -28,18 +28,7 @@ _SCALE = 100
 
 
 def merged_kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
-    """Return the kinds of a busy period, merged until there are at most `MAX_KINDS`.
-
-    Parameters
-    ----------
-    jobs : Jobs
-
-    Returns
-    -------
-    tuple of ndarray of int64
-        The earliest completion, peak and floor of each kind, the kind of each request, and the
-        number of requests of each kind.
-    """
+    """Return the kinds of a busy period, merged until there are at most `MAX_KINDS`."""
     triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
     kinds, kind_of, copies = np.unique(
         triples, axis=0, return_inverse=True, return_counts=True
@@ -62,17 +51,7 @@ def merged_kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
 
 
 def unsupported(jobs: Jobs) -> str:
-    """Return why the relaxation cannot be set up for a busy period.
-
-    Parameters
-    ----------
-    jobs : Jobs
-
-    Returns
-    -------
-    str
-        One line, or an empty string if the relaxation can be set up.
-    """
+    """Return why the relaxation cannot be set up for a busy period."""
     floors = len(np.unique(jobs.first_kv))
     if floors > MAX_KINDS:
         return f"found {floors} lengths of prompts in a busy period; expected at most {MAX_KINDS}"
@@ -93,11 +72,6 @@ def unsupported(jobs: Jobs) -> str:
 
 
 def scale_of(jobs: Jobs) -> int:
-    """Return the denominator of the multipliers, with which costs of paths are small enough.
-
-    Parameters
-    ----------
-    jobs : Jobs
-    """
+    """Return the denominator of the multipliers, with which costs of paths are small enough."""
     rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
     return int(min(_SCALE, BEYOND // (2 * rounds * jobs.n)))

@@ -62,28 +62,8 @@ def prove(
 ) -> Proof:
     """Bound one busy period from both sides until the bounds meet or time is up.
 
-    Parameters
-    ----------
-    jobs : Jobs
-    rng : numpy.random.Generator
-    deadline : float
-        A time of `optsched.problem.budget.work_time`.
-    stop : ndarray of int8, shape (1,)
-        Another thread sets it to 1 to interrupt the work.
-    report : callable, optional
-        Called with bound and value whenever one of them improves.
-    starts : ndarray of int64, shape (n,), optional
-        A feasible schedule.
-    gap : float
-        Relative gap at which to stop.
-    threads : int
-        With 2 or more and a deadline, a second thread looks for schedules unless annealing is
-        soon done.
-    tuning : Tuning
-
-    Returns
-    -------
-    Proof
+    `threads`: with 2 or more and a deadline, a second thread looks for schedules unless annealing
+    is soon done.
     """
     outputs = int(jobs.output.sum())
     if jobs.rounds > _MAX_ROUNDS:
@@ -265,29 +245,8 @@ def prove_all(
 ) -> list[Proof]:
     """Bound every busy period of an instance in rounds. The sums are those of the instance.
 
-    Parameters
-    ----------
-    instance : Instance
-        In rounds. Its limits on batches are ignored: the bounds hold, but schedules may break them.
-    seed : int
-    time_limit_s : float
-        Wall-clock seconds.
-    stop : ndarray of int8, shape (1,), optional
-        See `prove`.
-    report : callable, optional
-        See `prove`; the values are sums over all periods.
-    starts : ndarray of int64, shape (n,), optional
-        A feasible schedule of the instance.
-    gap : float
-        See `prove`.
-    threads : int
-        See `prove`.
-    tuning : Tuning
-
-    Returns
-    -------
-    list of Proof
-        One per busy period, in order of time.
+    `instance`: in rounds. Its limits on batches are ignored: the bounds hold, but schedules may
+    break them.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     deadline = work_time() + time_limit_s

@@ -87,13 +87,7 @@ class Helper:
         ]
 
     def post(self, relaxation: Relaxation) -> None:
-        """Enumerate the schedules of a graph from now on.
-
-        Parameters
-        ----------
-        relaxation : Relaxation
-            With multipliers for its graph (`Relaxation.ascend`). It is copied.
-        """
+        """Enumerate the schedules of a graph from now on."""
         self._posted = relaxation.fork()
         self._posted.improved = None
         self._next[0] = 1

@@ -133,34 +133,13 @@ def explore(
 ) -> Found:
     """Bound the total latency of an instance in rounds, and look for a schedule close to it.
 
-    Parameters
-    ----------
-    instance : Instance
-        In rounds. With limits on batches the bound is valid, but no schedule is looked for.
-    budget : Budget, optional
-        Its callback receives the progress whenever bound or schedule improve. Without a time limit
-        the outcome depends on the seed alone.
-    max_steps : int, optional
-        The max number of steps of the large-neighbourhood search. Default: 20,000 and another 8,000
-        per request.
-    gap : float
-        Relative gap at which to stop.
-    seed : int
-    search : bool
-        Whether to look for schedules. If not, only the bound is computed.
-    certify : bool
-        Whether to raise the dual, for a certificate, even if another bound has met the schedule.
-    warm_start : Schedule of starts, optional
-        A feasible schedule to start from if it is better than the placements.
-
-    Returns
-    -------
-    Found
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds.
+    `instance`: in rounds. With limits on batches the bound is valid, but no schedule is looked for.
+    `budget`: its callback receives the progress whenever bound or schedule improve. Without a time
+    limit the outcome depends on the seed alone.
+    `max_steps`: the max number of steps of the large-neighbourhood search. Default: 20,000 and
+    another 8,000 per request.
+    `certify`: whether to raise the dual, for a certificate, even if another bound has met the
+    schedule.
     """
     if not instance.in_rounds:
         raise UsageError("bound: found an instance in seconds; expected one in rounds for the dual")

@@ -156,11 +156,6 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
 
     The search for starts begins at the first start that was removed. Earlier starts are seldom
     possible, and looking for them costs more than it gains (`compact` does so now and then).
-
-    Returns
-    -------
-    done, spent, work : int
-        How many requests are back, the sum of their starts, and the rounds looked at.
     """
     end = length - 1
     since = out[0].start % length
@@ -198,18 +193,7 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
 def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
     """Make steps. Return by how much the sum of starts fell.
 
-    Parameters
-    ----------
-    machine : _Machine
-    order : ndarray of int64, shape (n,)
-        The requests by start.
-    late : ndarray of int64
-        The places in the order of the requests that wait.
-    kinds : ndarray of `_KIND` records
-    state : ndarray of uint64, shape (1,)
-        The state of `_random`.
-    steps : int
-    heat : float
+    `late`: the places in the order of the requests that wait.
     """
     requests, capacity, use, starts, length = machine
     out = np.zeros(_MOST, _OUT)
@@ -335,13 +319,5 @@ class Search:
 
 
 def heat_at(share: float, scale: float) -> float:
-    """Return the heat after a share of the search, in rounds.
-
-    Parameters
-    ----------
-    share : float
-        From 0 to 1.
-    scale : float
-        Mean output, in rounds.
-    """
+    """Return the heat after a share of the search, in rounds."""
     return _HOT * scale * max(0.0, 1.0 - share)

@@ -53,41 +53,13 @@ def improve(
 ) -> tuple[Schedule, str]:
     """Return the best schedule found within the time, and its origin.
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost_model : BatchCost, str or path
-    budget : Budget, optional
-        Default: 60 s. Once it is over, no further candidate starts. The policies begin and the
-        first candidate runs whatever it is. Its callback receives every improvement.
-    seed : int
-    known : sequence of Schedule
-        Schedules to start from.
-    policies : sequence of str
-        Policies to start from.
-    objective : str or Objective
-        The rule was made for total latency. For ``slo_attainment`` and for percentiles of latency
-        and TTFT the search is that of `optsched.optimize.search.on_time`. No other maximized
-        objective is searched for.
-    admit : callable, optional
-        ``admit(evaluation)`` says whether a schedule counts. Default: all count.
-    workers : int
-        Number of equal workers. With several, policies run behind each router as long as a share of
-        the time is left, and requests move from one worker to another.
-
-    Returns
-    -------
-    schedule : Schedule
-    origin : str
-        The policy's name, "known" or "search".
-
-    Raises
-    ------
-    UsageError
-        The instance is in rounds.
-    NoIncumbentError
-        No schedule was found that counts.
+    `budget`: default: 60 s. Once it is over, no further candidate starts. The policies begin and
+    the first candidate runs whatever it is. Its callback receives every improvement.
+    `objective`: the rule was made for total latency. For ``slo_attainment`` and for percentiles of
+    latency and TTFT the search is that of `optsched.optimize.search.on_time`. No other maximized
+    objective is searched for.
+    `workers`: number of equal workers. With several, policies run behind each router as long as a
+    share of the time is left, and requests move from one worker to another.
     """
     if instance.in_rounds:
         raise UsageError(

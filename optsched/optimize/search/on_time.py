@@ -120,10 +120,6 @@ def quick_to_search(instance: Instance) -> bool:
     """Whether the output tokens are so few that one candidate of a search takes some seconds.
 
     A candidate cannot be interrupted.
-
-    Parameters
-    ----------
-    instance : Instance
     """
     return int(instance.output_tokens.sum()) <= _MAX_TOKENS
 
@@ -142,30 +138,10 @@ def serve_in_time(
 ) -> Served | None:
     """Return the schedule with the most requests within their SLOs that was found.
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost : CostModel
-    budget : Budget
-        At least one way is tried.
-    slos : mapping of str to float, optional
-        SLOs of every request, in place of the instance's columns of these names.
-    enough : int, optional
-        The search ends when so many are in time. It does not begin small changes if far fewer are.
-    seed : int
-    start : Served, optional
-        What was found for the same requests and as many workers at another rate: who is let go at
-        first, and who is where.
-    tell : callable, optional
-        Called with every improvement.
-    workers : int
-        Number of equal workers.
-
-    Returns
-    -------
-    Served or None
-        None if the scheduler finds no schedule, or if there are too many tokens for a search.
+    `enough`: the search ends when so many are in time. It does not begin small changes if far fewer
+    are.
+    `start`: what was found for the same requests and as many workers at another rate: who is let go
+    at first, and who is where.
     """
     if not quick_to_search(instance):
         return None

@@ -101,17 +101,8 @@ def let_go(
 ) -> NDArray[np.bool_]:
     """Return whom to let go so that earliest deadlines serve all others in time.
 
-    Parameters
-    ----------
-    release : ndarray of float64, shape (n,)
-    first_due, last_due : ndarray of float64, shape (n,)
-        When the first token and the last are due; infinite for no limit.
-    prefill, decodes : ndarray of float64, shape (n,)
-        Work for the first token and for all others.
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
+    `first_due`, `last_due` (shape (n,)): when the first token and the last are due; infinite for no
+    limit.
     """
     n = len(release)
     both = np.concatenate((release, release))

@@ -59,12 +59,7 @@ class OnWorkers:
         self.generator = np.random.default_rng(seed)
 
     def run(self, budget: Budget) -> None:
-        """Take turns until the budget is spent, or a turn brings no improvement.
-
-        Parameters
-        ----------
-        budget : Budget
-        """
+        """Take turns until the budget is spent, or a turn brings no improvement."""
         moves = self.workers > 1 and self.best.objective == TOTAL_LATENCY
         value, first = np.inf, True
         while first or not budget.over:

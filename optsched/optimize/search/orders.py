@@ -51,14 +51,7 @@ def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -
 
 @njit(nogil=True, inline="always")
 def move(order: Any, a: int, b: int) -> None:
-    """Move the entry at ``a`` to ``b``. The entries between move by one place.
-
-    Parameters
-    ----------
-    order : ndarray of int64
-        Changed in place.
-    a, b : int
-    """
+    """Move the entry at ``a`` to ``b``. The entries between move by one place."""
     moved = order[a]
     step = 1 if a < b else -1
     for k in range(a, b, step):
@@ -119,12 +112,7 @@ class Kept(NamedTuple):
 
 
 def new_kept(jobs: Jobs) -> Kept:
-    """Return the arrays for a first order.
-
-    Parameters
-    ----------
-    jobs : Jobs
-    """
+    """Return the arrays for a first order."""
     longest = int(jobs.output.max())
     rows = max(1, min(jobs.n, _WINDOWS // longest))
     return Kept(
@@ -153,21 +141,9 @@ def place_backward(
     The requests before the position ``first`` are where the order that is kept has them. Once the
     requests behind ``last`` find the same KV in use as there, they follow in the same distances.
 
-    Parameters
-    ----------
-    order : ndarray of int64, shape (n,)
-    first, last : int
-        The first and the last position at which it differs from the order that is kept.
-    keep : bool
-        Whether to keep this order from now on.
-    kept : Kept
-    requests : Requests
-    starts : ndarray of int64, shape (n,)
-        Written.
-
-    Returns
-    -------
-    int
+    `first`, `last`: the first and the last position at which it differs from the order that is
+    kept.
+    `keep`: whether to keep this order from now on.
     """
     used, moment, window, trial = kept
     arrival, first_kv, output, capacity = requests
@@ -340,17 +316,7 @@ class Annealing:
             self.offer_order(np.lexsort((index, jobs.arrival, key)))
 
     def offer_order(self, order: NDArray[np.int64]) -> int:
-        """Place the requests in an order, and keep the result if it is the best.
-
-        Parameters
-        ----------
-        order : ndarray of int64, shape (n,)
-
-        Returns
-        -------
-        int
-            The total latency of the result, in rounds.
-        """
+        """Place the requests in an order, and keep the result if it is the best."""
         jobs, starts = self.jobs, np.empty(self.jobs.n, dtype=np.int64)
         serial(
             order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._kept.used, starts
@@ -361,13 +327,7 @@ class Annealing:
         return value
 
     def offer(self, starts: NDArray[np.int64]) -> int:
-        """Place a schedule's requests again in order of start. Keep the best if it is feasible.
-
-        Parameters
-        ----------
-        starts : ndarray of int64, shape (n,)
-            Starts in rounds, which need not be feasible.
-        """
+        """Place a schedule's requests again in order of start. Keep the best if it is feasible."""
         value = self.jobs.total(starts)
         if value < self.value and self.jobs.feasible(starts):
             self.value, self.starts = value, starts.copy()
@@ -379,15 +339,9 @@ class Annealing:
     ) -> None:  # fmt: skip
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
-        Parameters
-        ----------
-        steps : int
-            Orders to try.
-        hot : float
-            The first temperature in rounds. With 0, it is about half the mean latency divided by
-            the square root of n.
-        fresh : bool
-            Whether to begin from a random order instead, with small volumes roughly first.
+        `hot`: the first temperature in rounds. With 0, it is about half the mean latency divided by
+        the square root of n.
+        `fresh`: whether to begin from a random order instead, with small volumes roughly first.
         """
         jobs = self.jobs
         if jobs.n == 1:

@@ -49,21 +49,7 @@ class Room:
 
 
 def room_of(instance: Instance) -> Room:
-    """Return what placement needs of an instance in rounds.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    Room
-
-    Raises
-    ------
-    UsageError
-        The instance has limits on batches or KV in blocks, or its time axis is too long.
-    """
+    """Return what placement needs of an instance in rounds."""
     if instance.kv_block_tokens > 1:
         raise UsageError(f"search: found kv_block_tokens {instance.kv_block_tokens}; expected 1")
     if instance.limits.as_dict() or instance.hybrid_batching is False:
@@ -172,19 +158,9 @@ def fill(output, base, use, starts):  # type: ignore[no-untyped-def]
 def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     """Start each request, block by block in the given order, as early as possible.
 
-    Parameters
-    ----------
-    room : Room
-    order : ndarray of int64, shape (n,)
-        A permutation of the requests.
-    since : ndarray of int64, shape (n,), optional
-        The round from which each request's start is searched, if it is later than the arrival. If
-        a block then ends after its deadline, its starts are those of the plain placement.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Starts with the gaps cut out.
+    `since` (shape (n,)): the round from which each request's start is searched, if it is later than
+    the arrival. If a block then ends after its deadline, its starts are those of the plain
+    placement.
     """
     starts = np.empty(len(order), dtype=np.int64)
     grouped = order[np.argsort(room.model.block[order], kind="stable")]

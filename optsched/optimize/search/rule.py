@@ -102,15 +102,10 @@ class Server:
     def run(self, rank: Ints, brakes: Floats, enough: float) -> float:
         """Serve all requests. Return the sum of their completion times, in seconds.
 
-        Parameters
-        ----------
-        rank : ndarray of int64, shape (n,)
-            Each request's place in the order.
-        brakes : ndarray of float64, shape (5, n)
-            The brakes of each request, in the order of `BRAKES`.
-        enough : float
-            The run ends, and the sum is infinite, as soon as the sum exceeds this value or a prompt
-            does not fit into the limits.
+        `rank` (shape (n,)): each request's place in the order.
+        `brakes` (shape (5, n)): the brakes of each request, in the order of `BRAKES`.
+        `enough`: the run ends, and the sum is infinite, as soon as the sum exceeds this value or a
+        prompt does not fit into the limits.
         """
         for name, values in zip(BRAKES, brakes, strict=True):
             self._requests[name] = values

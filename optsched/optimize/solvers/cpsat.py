@@ -61,30 +61,9 @@ def solve_cp_model(
 ) -> RawOutcome:
     """Minimize a CP-SAT model, whose objective is an integer.
 
-    Parameters
-    ----------
-    model : ortools.sat.python.cp_model.CpModel
-        A model with an objective. Hints are part of the model.
-    options : SolveOptions
-        ``warm_start`` is ignored; give hints to the model instead.
-    read : list of variables or expressions
-        Their values are the ``values`` of the outcome, in this order.
-    known : int, optional
-        The model has a solution of at most this objective. After a proof that contradicts it the
-        model is solved once more, without presolve.
-    build_s : float
-        The seconds spent on building the model, for the outcome.
-
-    Returns
-    -------
-    RawOutcome
-        Objective and bound are integers. After Ctrl-C (in the main thread), a set ``options.stop``
-        or a limit, it holds what was found until then.
-
-    Raises
-    ------
-    UsageError
-        CP-SAT refuses the model, since its numbers may overflow.
+    `read`: their values are the ``values`` of the outcome, in this order.
+    `known`: the model has a solution of at most this objective. After a proof that contradicts it
+    the model is solved once more, without presolve.
     """
     first = _run(model, options, read, {})
     if not _contradicts(first, known):

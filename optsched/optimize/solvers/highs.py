@@ -68,26 +68,8 @@ def solve_linear_model(
 ) -> RawOutcome:
     """Minimize a model by HiGHS, with rows that are safe for its tolerances (`large_rows`).
 
-    Parameters
-    ----------
-    model : LinearModel
-    options : SolveOptions
-        ``warm_start`` is ignored; see ``start_values``. The time limit includes the start of a
-        process. The solve ends within about a second of the limit or an interruption.
-    start_values : ndarray of float64, shape (columns,), optional
-        A solution to start from.
-
-    Returns
-    -------
-    RawOutcome
-        If every objective is an integer, objective and bound are. After Ctrl-C (in the main
-        thread), a set ``options.stop`` or a limit, it holds what was
-        found until then. If HiGHS crashes or runs out of memory, the status is ``error`` as well.
-
-    Raises
-    ------
-    SolverError
-        HiGHS refuses the model, or its process cannot be started.
+    `options`: ``warm_start`` is ignored; see ``start_values``. The time limit includes the start of
+    a process. The solve ends within about a second of the limit or an interruption.
     """
     begin = time.perf_counter()
     rows = large_rows(model)
@@ -145,12 +127,6 @@ def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[st
 
     The absolute gap is 0 unless the objective is integral. If it is, a gap below 1 proves the
     incumbent optimal, since the bound may be rounded up.
-
-    Parameters
-    ----------
-    options : SolveOptions
-    integral_objective : bool
-        Whether every solution's objective is an integer.
     """
     values: dict[str, Any] = {
         "mip_rel_gap": float(options.mip_rel_gap),

@@ -40,16 +40,7 @@ class Job(NamedTuple):
 
 
 def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], bool]) -> None:
-    """Solve a job. Report what is found, and at the end how the solve ended.
-
-    Parameters
-    ----------
-    job : Job
-    tell : callable
-        Called with a `Message`. HiGHS may call it from several threads at once.
-    cancelled : callable
-        Returns whether HiGHS should stop.
-    """
+    """Solve a job. Report what is found, and at the end how the solve ended."""
     import highspy
     import numpy as np
 
@@ -85,13 +76,7 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
 
 
 def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return a ``highspy.Highs`` with a `Job`'s model and options, and a log to a file only.
-
-    Raises
-    ------
-    ValueError
-        HiGHS refuses an option or the model.
-    """
+    """Return a ``highspy.Highs`` with a `Job`'s model and options, and a log to a file only."""
     import highspy
 
     highs = highspy.Highs()

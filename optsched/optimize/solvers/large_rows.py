@@ -56,12 +56,7 @@ class Cut(NamedTuple):
 
 
 def large_rows(model: LinearModel) -> dict[int, LargeRow]:
-    """Return the rows by number that are too large for HiGHS and have an easier form.
-
-    Parameters
-    ----------
-    model : LinearModel
-    """
+    """Return the rows by number that are too large for HiGHS and have an easier form."""
     if np.abs(model.value).max(initial=0.0) <= LARGEST:
         return {}
     largest = np.zeros(model.rows)
@@ -83,14 +78,7 @@ def large_rows(model: LinearModel) -> dict[int, LargeRow]:
 
 
 def easier(model: LinearModel, rows: dict[int, LargeRow]) -> LinearModel:
-    """Return the model with floors in place of the coefficients of large rows.
-
-    Parameters
-    ----------
-    model : LinearModel
-    rows : dict of int to LargeRow
-        See `large_rows`.
-    """
+    """Return the model with floors in place of the coefficients of large rows."""
     divisor = np.ones(model.rows, dtype=np.int64)
     for number, row in rows.items():
         divisor[number] = -(-int(np.abs(row.value).max()) // LARGEST)
@@ -107,12 +95,6 @@ def cuts_of(
     """Return cuts that exclude a solution, none if it satisfies the large rows.
 
     None if a row that it violates has columns that are not binary.
-
-    Parameters
-    ----------
-    model : LinearModel
-    rows : dict of int to LargeRow
-    values : ndarray of float64, shape (columns,)
     """
     chosen, cuts = np.rint(values).astype(np.int64), dict[tuple[int, ...], Cut]()
     for number, row in rows.items():
@@ -137,13 +119,7 @@ def cuts_of(
 
 
 def with_cuts(model: LinearModel, cuts: list[Cut]) -> LinearModel:
-    """Return a model with further rows.
-
-    Parameters
-    ----------
-    model : LinearModel
-    cuts : list of Cut
-    """
+    """Return a model with further rows."""
     column = np.concatenate(
         [np.repeat(np.arange(model.columns), np.diff(model.start)), *(c.column for c in cuts)]
     )

@@ -16,17 +16,6 @@ def write_problem(problem: Any, format_name: str, path: str | Path) -> None:
 
     PuLP writes 12 significant digits. Rows of integers must not lose any: a limit of 10^12 + 1
     would become one of 10^12. Costs in milliseconds are rounded to these digits.
-
-    Parameters
-    ----------
-    problem : pulp.LpProblem
-    format_name : {"lp", "mps"}
-    path : path
-
-    Raises
-    ------
-    UsageError
-        A number of a row has more digits.
     """
     held = problem.constraints  # a mapping, in later versions a method
     for row in held() if callable(held) else held.values():

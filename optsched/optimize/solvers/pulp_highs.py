@@ -26,30 +26,8 @@ def solve_pulp_problem(
     PuLP's own ``solve`` takes no start, no stop and no callback for progress, and its HiGHS does
     not keep the time limit.
 
-    Parameters
-    ----------
-    problem : pulp.LpProblem
-        A minimization. Its own status stays unset.
-    options : SolveOptions
-        ``warm_start`` is ignored; see ``start``.
-    integral_objective : bool
-        Whether a bound may be rounded up.
-    start : iterable of (variable, value), optional
-        A solution to start from. Variables that are left out are 0, and variables that the problem
-        does not use are ignored.
-
-    Returns
-    -------
-    RawOutcome
-        Its ``values`` are in the order of the problem's ``variables()``. Its objective leaves out a
-        constant in the problem's objective.
-
-    Raises
-    ------
-    OutOfTimeError
-        The time is over, or a stop was asked for, before HiGHS has the model.
-    SolverError
-        See `optsched.optimize.solvers.highs.solve_linear_model`.
+    `start`: a solution to start from. Variables that are left out are 0, and variables that the
+    problem does not use are ignored.
     """
     budget = options.budget()
     variables = problem.variables()

@@ -40,15 +40,7 @@ class Rows:
         lower: float = -math.inf,
         upper: float = math.inf,
     ) -> None:
-        """Add a row.
-
-        Parameters
-        ----------
-        entries : iterable of (column, value)
-            Values of 0 are left out.
-        lower, upper : float
-            Bounds of the row.
-        """
+        """Add a row."""
         for column, value in entries:
             if value:
                 self.column.append(column)
@@ -66,14 +58,7 @@ class Rows:
         integrality: ArrayLike,
         integral_objective: bool = False,
     ) -> LinearModel:
-        """Return the model of these rows, given the columns.
-
-        Parameters
-        ----------
-        cost, lower, upper, integrality : array_like, shape (columns,)
-        integral_objective : bool
-            See `LinearModel`.
-        """
+        """Return the model of these rows, given the columns."""
         costs = np.asarray(cost, dtype=np.float64)
         column, lengths = np.array(self.column, dtype=np.int64), np.diff([0, *self.end])
         order = np.argsort(column, kind="stable")

@@ -170,18 +170,6 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
 
     A compiled loop can be interrupted only by itself. It counts its turns down, returns after the
     last one, and goes on from its state when it is called again.
-
-    Parameters
-    ----------
-    job : Job
-    state : ndarray of one record
-    run : callable
-        Calls the loop.
-
-    Raises
-    ------
-    OutOfTimeError
-        The budget is over.
     """
     turns = _FIRST_TURNS
     while True:

@@ -37,20 +37,7 @@ class Part(NamedTuple):
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
-    """Return the schedule of workers: their batches sorted by start, ties by worker.
-
-    Parameters
-    ----------
-    job : Job
-    mode : {"restart", "recompute"}
-    parts : sequence of Part
-        One for each worker.
-
-    Returns
-    -------
-    Schedule
-        Without the column of workers if there is one part.
-    """
+    """Return the schedule of workers: their batches sorted by start, ties by worker."""
     problem = job.problem
     start = np.concatenate([part.start for part in parts])
     worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])

@@ -47,43 +47,18 @@ class Readable:
         self.learn(instance)
 
     def learn(self, instance: Instance) -> None:
-        """Take in an instance that has further requests at its end.
-
-        Parameters
-        ----------
-        instance : Instance
-        """
+        """Take in an instance that has further requests at its end."""
         self.instance = instance
         self.rank = self.place = None
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
         self.second = estimates(instance, "upper", self.rules.margin)[0]
 
     def estimate(self, view: View, i: int) -> int:
-        """Return the predicted output tokens of a request.
-
-        Parameters
-        ----------
-        view : View
-        i : int
-            The request.
-
-        Returns
-        -------
-        int
-        """
+        """Return the predicted output tokens of a request."""
         return self.raised.get(i, int(self.predicted[i]))
 
     def batch(self, view: View) -> Batch:
-        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025).
-
-        Parameters
-        ----------
-        view : View
-
-        Returns
-        -------
-        Batch
-        """
+        """Return the next batch (Kim et al. 2024 and Jaillet et al. 2025)."""
         rules = self.rules
         place = self._ranks(view)[1]
         running = sorted(view.running, key=place.__getitem__)

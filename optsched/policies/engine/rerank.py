@@ -297,25 +297,7 @@ def run(
 ) -> Any:
     """Run the policy until every request has finished, or up to a time.
 
-    Parameters
-    ----------
-    requests, state : ndarray of records
-        Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
-    settings : Settings
-    cost : ndarray of float64
-    by_arrival : ndarray of int64
-        The requests assigned so far. More may be when the loop is called again.
-    offsets, remaining
-        Columns of a `Forecast`.
-    columns : Columns
-    lines : ndarray of int64, shape (3, n + 1)
-        Room for the queue, the running requests, and those set aside.
-    until : float
-        No batch is decided at this time or later.
-
-    Returns
-    -------
-    Columns
+    `by_arrival`: the requests assigned so far. More may be when the loop is called again.
     """
     n = by_arrival.shape[0]
     s = state[0]

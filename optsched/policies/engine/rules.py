@@ -636,29 +636,7 @@ def run(
 ) -> tuple[Columns, Ints]:
     """Run a scheduler until every request has finished, or up to a time.
 
-    Parameters
-    ----------
-    requests, state : ndarray of records
-        Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
-    settings : Settings
-    cost : ndarray of float64
-    by_arrival : ndarray of int64
-        The requests assigned so far. More may be when the loop is called again.
-    span : int
-        Number of batches that a projection may reach ahead.
-    columns : Columns
-    generator : numpy.random.Generator
-    lines : ndarray of int64, shape (2, n + 1)
-        Room for the queue, and for the running requests in ascending priority.
-    usage : ndarray of int64
-        Projected KV of batch b at cell b.
-    until : float
-        No batch is decided at this time or later.
-
-    Returns
-    -------
-    columns : Columns
-    usage : ndarray of int64
+    `by_arrival`: the requests assigned so far. More may be when the loop is called again.
     """
     n = by_arrival.shape[0]
     s = state[0]

@@ -272,23 +272,9 @@ def run(
 ) -> Columns:
     """Run the policy until every request has finished, or up to a time.
 
-    Parameters
-    ----------
-    requests, state : ndarray of records
-        Of `REQUEST_FIELDS` and `STATE_FIELDS`; changed in place.
-    settings : Settings
-    cost : ndarray of float64
-    by_arrival : ndarray of int64
-        The requests assigned so far. More may be when the loop is called again.
-    columns : Columns
-    lines : ndarray of int64, shape (2, n + 1)
-        Room for the queue, and for the running requests in the order of admission.
-    until : float
-        No batch is decided at this time or later.
-
-    Returns
-    -------
-    Columns
+    `by_arrival`: the requests assigned so far. More may be when the loop is called again.
+    `lines` (shape (2, n + 1)): room for the queue, and for the running requests in the order of
+    admission.
     """
     n = by_arrival.shape[0]
     s = state[0]

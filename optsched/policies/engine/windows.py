@@ -357,22 +357,7 @@ def run(
     remaining: Floats,
     columns: Columns,
 ) -> Columns:
-    """Run a scheduler to the end.
-
-    Parameters
-    ----------
-    requests, machines, state : ndarray of records
-        Of `REQUEST_FIELDS`, `WORKER` and `STATE_FIELDS`; changed in place.
-    settings : Settings
-    cost : ndarray of float64
-    offsets, remaining
-        Columns of a `Forecast`.
-    columns : Columns
-
-    Returns
-    -------
-    Columns
-    """
+    """Run a scheduler to the end."""
     n = requests.shape[0]
     limits = settings.limits
     s = state[0]

@@ -94,13 +94,7 @@ def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
 
 
 def check_suffix(path: str | Path) -> None:
-    """Check that a file's name says which kind of image it is.
-
-    Raises
-    ------
-    InputError
-        The suffix is not one of `SUFFIXES`.
-    """
+    """Check that a file's name says which kind of image it is."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(
             f"{path}: found the suffix {Path(path).suffix!r}; expected a name ending in "
@@ -109,13 +103,7 @@ def check_suffix(path: str | Path) -> None:
 
 
 def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
-    """Write a figure to a file, atomically. The same figure always gives the same bytes.
-
-    Raises
-    ------
-    InputError
-        The suffix is not one of `SUFFIXES`, or the file cannot be written.
-    """
+    """Write a figure to a file, atomically. The same figure always gives the same bytes."""
     import matplotlib as mpl
 
     check_suffix(path)

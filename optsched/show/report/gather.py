@@ -122,26 +122,7 @@ def gather(
     cost_model: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Report:
-    """Read files and check everything in them that can be checked.
-
-    Parameters
-    ----------
-    files, cost_model
-        As `optsched.show.report.write_report`.
-    tell : callable, optional
-        The ``progress`` of `optsched.show.report.write_report`.
-
-    Returns
-    -------
-    Report
-
-    Raises
-    ------
-    UsageError
-        No file is given.
-    InputError, ViolationError
-        A file cannot be read, a schedule fits two instances, or a schedule is not valid.
-    """
+    """Read files and check everything in them that can be checked."""
     if not files:
         raise UsageError("report: found no file; expected results, comparisons, capacities, "
                          "certificates, schedules or instances")  # fmt: skip

@@ -215,11 +215,6 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
     For a given spread, the mean error rises with the shift. At the shift that gives ``bias``, the
     mean absolute error rises with the spread from |bias| to just below 2 (mean(o) - 1) + bias. Two
     nested bisections therefore find both.
-
-    Raises
-    ------
-    InputError
-        No predictions of at least 1 token have such errors.
     """
     most = 2 * (float(o.mean()) - 1) + bias
     if mae == abs(bias) == 0:

@@ -45,14 +45,7 @@ class Block:
     def pick(self, index: NDArray[Any]) -> Block:
         """Return some of the rows.
 
-        Parameters
-        ----------
-        index : ndarray of bool or int
-            A mask of shape (n,), or indices of rows.
-
-        Returns
-        -------
-        Block
+        `index`: a mask of shape (n,), or indices of rows.
         """
         columns: dict[str, Any] = {
             key: None if column is None else column[index] for key, column in vars(self).items()
@@ -61,17 +54,7 @@ class Block:
 
     @staticmethod
     def join(parts: Sequence[Block]) -> Block:
-        """Return the rows of several blocks of one trace, one after the other.
-
-        Parameters
-        ----------
-        parts : sequence of Block
-            One or more.
-
-        Returns
-        -------
-        Block
-        """
+        """Return the rows of several blocks of one trace, one after the other."""
         columns: dict[str, Any] = {
             key: None if first is None else np.concatenate([vars(part)[key] for part in parts])
             for key, first in vars(parts[0]).items()
@@ -106,18 +89,7 @@ class Window:
         return not self.left
 
     def take(self, rows: int) -> slice:
-        """Count the next rows of the file, and return which of them are in the window.
-
-        Parameters
-        ----------
-        rows : int
-            Number of rows.
-
-        Returns
-        -------
-        slice
-            Of these rows, from 0.
-        """
+        """Count the next rows of the file, and return which of them are in the window."""
         begin = min(max(self.offset - self.seen, 0), rows)
         end = max(begin, min(self.left, rows))
         self.seen += rows
@@ -275,21 +247,7 @@ FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.tr
 def trace_format(
     name: str, summary: str, *, options: tuple[str, ...] = (), unit: str = ""
 ) -> Callable[[Reader], Reader]:
-    """Return a decorator that registers a function as the reader of a trace format.
-
-    Parameters
-    ----------
-    name : str
-    summary : str
-        One line on the format.
-    options, unit
-        See `TraceFormat`.
-
-    Returns
-    -------
-    callable
-        Decorator of a function from a `Source` to an iterator of `Block`.
-    """
+    """Return a decorator that registers a function as the reader of a trace format."""
 
     def register(read: Reader) -> Reader:
         FORMATS.add(name, TraceFormat(name, summary, read, options, unit))

@@ -53,19 +53,7 @@ class Rows:
         return min(self.first_dropped, self.findings.first_line) if self.dropped else None
 
     def collect(self, blocks: Iterable[Block], progress: Callable[[int], None] | None) -> None:
-        """Collect the rows of every block.
-
-        Parameters
-        ----------
-        blocks : iterable of Block
-        progress : callable or None
-            Called with the number of rows read so far.
-
-        Raises
-        ------
-        InputError
-            ``strict`` refuses a row or the trace.
-        """
+        """Collect the rows of every block."""
         for block in blocks:
             block = self._usable(block)
             self._check_order(block)
@@ -141,17 +129,7 @@ class Rows:
         self._highest = float(self._keys[0].max())
 
     def kept(self) -> Block:
-        """Return the collected requests in the order of the file.
-
-        Returns
-        -------
-        Block
-
-        Raises
-        ------
-        InputError
-            There is no request, or times are impossible in more rows than not.
-        """
+        """Return the collected requests in the order of the file."""
         first = self.findings.first
         if first is not None and (not self._held or self.contrary > self._usable_rows):
             raise first

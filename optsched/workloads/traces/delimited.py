@@ -32,21 +32,7 @@ _ARCHIVES = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file for reading, decompressed, and turn its read errors into input errors.
-
-    Parameters
-    ----------
-    path : Path
-
-    Yields
-    ------
-    binary stream
-
-    Raises
-    ------
-    InputError
-        The file does not exist or cannot be read.
-    """
+    """Open a file for reading, decompressed, and turn its read errors into input errors."""
     try:
         with open(path, "rb") as raw:
             if raw.peek(2)[:2] == b"\x1f\x8b":  # peeking leaves the bytes of a pipe in place
@@ -65,24 +51,7 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def without_mark(path: Path, head: bytes) -> bytes:
-    """Return the first bytes of a UTF-8 text without its byte-order mark.
-
-    Parameters
-    ----------
-    path : Path
-        The file, for errors.
-    head : bytes
-        Its first bytes.
-
-    Returns
-    -------
-    bytes
-
-    Raises
-    ------
-    InputError
-        The text is UTF-16 or UTF-32, or has zero bytes, or is an archive.
-    """
+    """Return the first bytes of a UTF-8 text without its byte-order mark."""
     for mark, name in _CODES.items():
         if head.startswith(mark):
             raise InputError(
@@ -110,27 +79,8 @@ def find_columns(
 ) -> dict[str, int]:
     """Return the index of each field's column, ignoring case, spaces, hyphens and underscores.
 
-    Parameters
-    ----------
-    path : Path
-        The file, for errors.
-    found : sequence of str
-        Names of the columns in the file.
-    wanted : mapping of str to sequence of str
-        Names that the column of each field may have, of which the first that is there counts. An
-        exact match takes precedence.
-    optional : collection of str
-        Fields that may be missing.
-
-    Returns
-    -------
-    dict of str to int
-        Index of the column of each field that was found.
-
-    Raises
-    ------
-    InputError
-        A column is missing or ambiguous. The error lists the columns of the file.
+    `wanted`: names that the column of each field may have, of which the first that is there counts.
+    An exact match takes precedence.
     """
     have = ", ".join(map(repr, found))
     have = have if len(have) <= 200 else have[:200] + "..."
@@ -165,21 +115,7 @@ def read_delimited(
 
     Fields are separated by commas, semicolons or tabs, whichever the header has most of.
 
-    Parameters
-    ----------
-    source : Source
-        A row of the window with another number of fields is told to its findings.
-    wanted, optional
-        See `find_columns`.
-
-    Yields
-    ------
-    Fields
-
-    Raises
-    ------
-    InputError
-        A column is missing, or the text is not UTF-8 or is JSON.
+    `source`: a row of the window with another number of fields is told to its findings.
     """
     path, window = source.path, source.window
     with open_bytes(path) as stream:

@@ -97,21 +97,8 @@ class Fields:
     def whole_numbers(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return a field as integers.
 
-        Parameters
-        ----------
-        field : str
-        skip : ndarray of bool, shape (n,), optional
-            Rows that are not read and get 0, such as failed requests that have no such value.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-
-        Raises
-        ------
-        InputError
-            A value is not an integer of at most `MAX_TOKENS` (``3e0`` is one). The error names
-            line, column and value.
+        `skip` (shape (n,)): rows that are not read and get 0, such as failed requests that have no
+        such value.
         """
         column = self._read(field, skip)
         plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
@@ -123,26 +110,7 @@ class Fields:
     def nanoseconds(
         self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
     ) -> NDArray[np.int64]:
-        """Return a field of times in nanoseconds, with halves rounded up.
-
-        Parameters
-        ----------
-        field : str
-        unit : str
-            Unit of the numbers in the file, one of `PLACES`.
-        skip : ndarray of bool, shape (n,), optional
-            See `whole_numbers`.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-
-        Raises
-        ------
-        InputError
-            A value is not a finite number, or is beyond 64-bit nanoseconds. The error names line,
-            column and value.
-        """
+        """Return a field of times in nanoseconds, with halves rounded up."""
         value, plain = _decimals(self._read(field, skip), PLACES[unit])
         return self._one_by_one(
             field,
@@ -155,22 +123,7 @@ class Fields:
     def seconds(
         self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
-        """Return a field of durations in seconds.
-
-        Parameters
-        ----------
-        field, unit, skip
-            See `nanoseconds`.
-
-        Returns
-        -------
-        ndarray of float64, shape (n,)
-
-        Raises
-        ------
-        InputError
-            See `nanoseconds`.
-        """
+        """Return a field of durations in seconds."""
         return np.asarray(self.nanoseconds(field, unit, skip) / 1e9, dtype=np.float64)
 
     def points(
@@ -182,25 +135,7 @@ class Fields:
         return self.nanoseconds(field, unit, skip)
 
     def timestamps(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """Return a field of dates and times in nanoseconds since 1970.
-
-        Parameters
-        ----------
-        field : str
-            Times without a zone are UTC.
-        skip : ndarray of bool, shape (n,), optional
-            See `whole_numbers`.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-
-        Raises
-        ------
-        InputError
-            A value has another form, names a day that does not exist, or is before 1900 or after
-            2189. The error names line, column and value.
-        """
+        """Return a field of dates and times in nanoseconds since 1970."""
         n = len(self.line)
         asked = np.ones(n, dtype=bool) if skip is None else ~skip
         none = np.zeros(n, dtype=np.int64)
@@ -272,20 +207,7 @@ def exact_whole(text: str) -> int | None:
 
 
 def exact_ns(text: str, unit: str) -> int | None:
-    """Return the nanoseconds of a text that is a number of some unit.
-
-    Parameters
-    ----------
-    text : str
-        A unit after the number counts instead.
-    unit : str
-        One of `PLACES`.
-
-    Returns
-    -------
-    int or None
-        Halves are rounded up. None if the text is not a number, or is beyond 146 years.
-    """
+    """Return the nanoseconds of a text that is a number of some unit."""
     if (own := _WITH_UNIT.fullmatch(text)) is not None:
         text, unit = own[1], UNIT_WORDS.get(own[2].casefold(), "")
     if not unit or _NUMBER.fullmatch(text) is None:
@@ -295,17 +217,7 @@ def exact_ns(text: str, unit: str) -> int | None:
 
 
 def exact_stamp(text: str) -> int | None:
-    """Return the nanoseconds since 1970 of a text that is a date and time.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    int or None
-        None if the text is not a date and time from 1900 to 2189.
-    """
+    """Return the nanoseconds since 1970 of a text that is a date and time."""
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
         return None

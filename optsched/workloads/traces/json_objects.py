@@ -121,11 +121,7 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
     What is not JSON is yielded as an `InputError`. In lines reading goes on in the next one. What
     stands behind it in a list is not read.
 
-    Parameters
-    ----------
-    path : Path
-    floats : callable
-        Function from the text of a number with a fraction to its value; the default is exact.
+    `floats`: function from the text of a number with a fraction to its value; the default is exact.
     """
     with open_bytes(path) as stream:
         text = _Text(path, stream, floats)
@@ -236,26 +232,8 @@ def read_objects(
 ) -> Iterator[Fields]:
     """Yield the objects in the window of a file as rows.
 
-    Parameters
-    ----------
-    source : Source
-        An object that lacks a field is told to its findings.
-    wanted : mapping of str to sequence of str
-        Names that each field may have; see `member`.
-    optional : collection of str
-        Fields that an object may lack. They then read as null. Of those that begin with a question
-        mark, a block has only the ones that stand in it.
-    inside, runs : str
-        See `objects_in_blocks`.
-
-    Yields
-    ------
-    Fields
-
-    Raises
-    ------
-    InputError
-        The file cannot be read.
+    `optional`: fields that an object may lack. They then read as null. Of those that begin with a
+    question mark, a block has only the ones that stand in it.
     """
     names = {field: found[0] for field, found in wanted.items()}
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
@@ -285,29 +263,9 @@ _COUNTED = ("", "count", "token", "tokens")
 def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:
     """Return the value of the first of some names that an object has.
 
-    Parameters
-    ----------
-    path : Path
-        The file, for errors.
-    line : int
-        The line of the object, for errors.
-    row : dict
-        The object.
-    *names : str
-        A point leads into an object, as in ``usage.prompt_tokens``, unless the name as a whole is
-        there, and a number into a list. A list of keys and values is read as an object.
-        Everything inside null is null.
-    optional : bool
-        Whether null stands for what is missing.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    InputError
-        The object has none of the names.
+    `*names`: a point leads into an object, as in ``usage.prompt_tokens``, unless the name as a
+    whole is there, and a number into a list. A list of keys and values is read as an object.
+    Everything inside null is null.
     """
     null = False
     for name in names:

@@ -12,17 +12,7 @@ from optsched.workloads.traces.base import Window
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file is Parquet, by its first bytes.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    bool
-        False for what cannot be read, and for a pipe.
-    """
+    """Return whether a file is Parquet, by its first bytes."""
     if not path.is_file():
         return False  # reading from a pipe would consume its first bytes
     try:
@@ -33,21 +23,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def parquet_columns(path: Path) -> list[str]:
-    """Return the names of a file's columns.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    list of str
-
-    Raises
-    ------
-    InputError
-        The file is not Parquet, or pyarrow is not installed.
-    """
+    """Return the names of a file's columns."""
     with _parquet_file(path) as file:
         return list(file.schema_arrow.names)
 
@@ -55,28 +31,7 @@ def parquet_columns(path: Path) -> list[str]:
 def parquet_rows(
     path: Path, window: Window, columns: Sequence[str], batch_rows: int = 65_536
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the rows in a window of a file, in batches.
-
-    Parameters
-    ----------
-    path : Path
-    window : Window
-    columns : sequence of str
-        Names of the columns to read.
-    batch_rows : int
-        Maximum number of rows in a batch.
-
-    Yields
-    ------
-    first : int
-        Number of the batch's first row in the file, from 1.
-    batch : pyarrow.RecordBatch
-
-    Raises
-    ------
-    InputError
-        The file is not Parquet, or pyarrow is not installed.
-    """
+    """Yield the rows in a window of a file, in batches."""
     with _parquet_file(path) as file:
         at = 1
         for batch in file.iter_batches(batch_size=batch_rows, columns=list(columns)):

@@ -14,24 +14,10 @@ from optsched.workloads.traces.base import words
 def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str], int]:
     """Return the function that counts the tokens of a text.
 
-    Parameters
-    ----------
-    tokenizer : str, callable or None
-        None counts words, as Jaillet et al. 2025 do, and characters of scripts without spaces. A
-        function, or one named as ``file.py:NAME``, takes a text and returns its tokens or their
-        number. Any other text is a ``tokenizer.json`` or a name on Hugging Face, for the package
-        tokenizers.
-
-    Returns
-    -------
-    callable
-        Function from a text to its number of tokens. It raises an `InputError` if a user's
-        function fails or does not return a count.
-
-    Raises
-    ------
-    InputError
-        The file or name gives no tokenizer, or the package is not installed.
+    `tokenizer`: none counts words, as Jaillet et al. 2025 do, and characters of scripts without
+    spaces. A function, or one named as ``file.py:NAME``, takes a text and returns its tokens or
+    their number. Any other text is a ``tokenizer.json`` or a name on Hugging Face, for the package
+    tokenizers.
     """
     if tokenizer is None:
         return words

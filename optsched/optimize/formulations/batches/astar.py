@@ -174,23 +174,7 @@ def _least_share(net: Network, v: int) -> int:
 
 
 def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
-    """Solve infermax by A*.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError, InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.greedy.begun` and
-        `optsched.optimize.formulations.batches.network.network`.
-    """
+    """Solve infermax by A*."""
     begin = work_time()
     prob, start, times = begun(task, options)
     try:
@@ -222,13 +206,6 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
     HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
     sight. A* searches for one that is better at all. If there is none, the claim is proved. If A*
     does not end, the claim is a schedule and a bound.
-
-    Parameters
-    ----------
-    prob : Problem
-        Its requests arrive together.
-    claim : Claim
-    options : SolveOptions
     """
     none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
     if claim.status is not Status.OPTIMAL and not none_below:

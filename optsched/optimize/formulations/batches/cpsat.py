@@ -35,22 +35,7 @@ _MARGIN_S = 1e-12
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
-    """Solve infermax by CP-SAT, for one objective after the other.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError, InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.greedy.begun`.
-    """
+    """Solve infermax by CP-SAT, for one objective after the other."""
     from optsched.optimize.solvers.cpsat import cpsat_version
 
     begin = work_time()

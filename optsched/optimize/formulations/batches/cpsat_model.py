@@ -55,14 +55,7 @@ _DOING = "the model was built"
 
 
 def entries_at_most(instance: Instance, batches: int | None = None) -> float:
-    """Return about how many terms the model has at most.
-
-    Parameters
-    ----------
-    instance : Instance
-    batches : int, optional
-        The number of batches. Default: as many as there can be.
-    """
+    """Return about how many terms the model has at most."""
     output = instance.output_tokens.astype(np.float64)
     tokens, chunked = float(output.sum()), instance.chunked_prefill is True
     if batches is None:

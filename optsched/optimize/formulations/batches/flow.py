@@ -112,21 +112,7 @@ class Flow(NamedTuple):
 
 
 def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
-    """Return the flow model.
-
-    Parameters
-    ----------
-    net : Network
-    start : list of Batch or None
-        A known plan.
-    batches : int
-        The max number of batches.
-
-    Raises
-    ------
-    UsageError
-        There are more than `MAX_ENTRIES` nonzeros.
-    """
+    """Return the flow model."""
     prob, arcs, c = net.prob, net.arcs, net.prob.costs
     if 8 * len(arcs) * batches > MAX_ENTRIES:
         raise UsageError(

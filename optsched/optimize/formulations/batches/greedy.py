@@ -28,30 +28,6 @@ def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Time
 
     The problem's budget begins now. Once it is over, the best plan so far counts.
     A given schedule that the problem rules out (evictions, chunks) is ignored.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-        Its ``warm_start`` is the given schedule.
-
-    Returns
-    -------
-    problem : Problem
-    plan : list of Batch or None
-        None if the task asks for a value (``below``) that no plan reaches.
-    times : Times or None
-        The plan's times.
-
-    Raises
-    ------
-    UsageError
-        The problem is far beyond the exact methods; see also
-        `optsched.optimize.formulations.batches.problem.problem`.
-    InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.problem.problem`.
-    OutOfTimeError
-        The time was up before there was any plan.
     """
     prob, given = problem(task, options.budget()), options.warm_start
     per_plan = prob.n * sum(prob.output)

@@ -199,10 +199,7 @@ class Network:
 
         Within a class it does not matter which request takes which arc.
 
-        Parameters
-        ----------
-        steps : list of dict
-            For each batch, the number of requests on each arc. Idle arcs may be left out.
+        `steps`: for each batch, the number of requests on each arc. Idle arcs may be left out.
         """
         where: dict[int, deque[int]] = {v: deque() for v in range(len(self.nodes))}
         for v, members in enumerate(self.prob.classes):
@@ -265,13 +262,7 @@ def least_makespan(prob: Problem) -> int:
 
 
 def network(prob: Problem) -> Network:
-    """Return the network of a problem whose requests arrive together.
-
-    Raises
-    ------
-    UsageError
-        There are more than `MAX_ARCS` arcs, as with chunks of long prompts.
-    """
+    """Return the network of a problem whose requests arrive together."""
     net = outline(prob)
     index = {node: v for v, node in enumerate(net.nodes)}
 

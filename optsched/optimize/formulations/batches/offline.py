@@ -36,20 +36,6 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     The schedule obeys the formulation. Prefills are in one piece unless the instance allows chunks,
     and there are no evictions if the task forbids them. Without a time limit the search ends after
     a number of candidates without an improvement.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError, InfeasibleError, InputError
-        As `optsched.optimize.formulations.batches.problem.problem`.
     """
     from optsched.bounds import lower_bound
     from optsched.optimize.search.offline import improve

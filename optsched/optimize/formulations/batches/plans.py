@@ -80,17 +80,8 @@ class Requests:
 def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Times:
     """Return the exact times of decisions that the judge accepts.
 
-    Parameters
-    ----------
-    prob : Problem
-    plan : list of Batch
-    start : sequence of float, optional
-        Starts in seconds since the first arrival. Default: each batch starts as early as it may.
-
-    Raises
-    ------
-    SolverError
-        A request never finishes.
+    `start`: starts in seconds since the first arrival. Default: each batch starts as early as it
+    may.
     """
     now = Requests(prob)
     first: dict[int, Fraction] = {}
@@ -225,24 +216,9 @@ def answer(
 ) -> Answer:
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
-    Parameters
-    ----------
-    prob : Problem
-    claim : Claim
-        What the method claims. If it proved nothing, the larger one counts of its bound and the
-        bound from own work and the batches needed.
-    fallback : list of Batch, optional
-        A known plan. It is the incumbent if the method was stopped before it found one.
-    room : int, optional
-        The max number of batches in the method's model.
-    **rest
-        Further fields of `Answer`.
-
-    Raises
-    ------
-    SolverError
-        The claimed level is not that of the decisions, a proof contradicts them, or the method
-        claims that there is no schedule at all.
+    `claim`: what the method claims. If it proved nothing, the larger one counts of its bound and
+    the bound from own work and the batches needed.
+    `fallback`: a known plan. It is the incumbent if the method was stopped before it found one.
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
@@ -354,12 +330,6 @@ def max_batches(prob: Problem, best: Times | None) -> int:
     requests but the last to finish. J batches take at least the sum of three terms:
     J (base + min(decode_base, prefill_base)); n_prefill max(0, prefill_base - decode_base), where
     n_prefill = ceil(sum s / min(C, P, M)); and the own work of all requests.
-
-    Parameters
-    ----------
-    prob : Problem
-    best : Times or None
-        The times of a known schedule.
     """
     most = sum(prob.output)
     if prob.chunked:

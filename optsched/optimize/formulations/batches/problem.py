@@ -456,27 +456,7 @@ def _decimal(arrival: float) -> Fraction:
 
 
 def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
-    """Return the problem of a task, after checking it.
-
-    Parameters
-    ----------
-    task : Task
-    budget : Budget
-
-    Returns
-    -------
-    Problem
-
-    Raises
-    ------
-    UsageError
-        There is no cost model of batches, or a TPOT is asked for although no request has a second
-        token.
-    InfeasibleError
-        A limit rules out a request. The message names both.
-    InputError
-        ``below`` is not a number > 0.
-    """
+    """Return the problem of a task, after checking it."""
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
         raise UsageError("formulation: found no cost model of batches; infermax expected one")

@@ -392,22 +392,7 @@ def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
 
 
 def export(task: Task, format_name: str, path: str | Path) -> None:
-    """Write the program of a task to a file.
-
-    Parameters
-    ----------
-    task : Task
-    format_name : {"lp", "mps"}
-    path : path
-
-    Raises
-    ------
-    UsageError
-        The requests arrive at different times, or the cost model has a term that the program
-        lacks; see also `optsched.optimize.formulations.batches.greedy.begun`.
-    InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.greedy.begun`.
-    """
+    """Write the program of a task to a file."""
     if (task.instance.arrival > task.instance.arrival.min()).any():
         raise UsageError(
             "export: found requests that arrive at different times; expected all together, as the "
@@ -426,25 +411,6 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
     ``extras["solver"]`` names another solver of PuLP. Such a solver reports no progress, has no
     bound before a proof, and gets no schedule to start from.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError
-        PuLP does not have the solver here; see also
-        `optsched.optimize.formulations.batches.greedy.begun`.
-    InfeasibleError, InputError
-        See `optsched.optimize.formulations.batches.greedy.begun`.
-    SolverError
-        The solver failed.
     """
     import pulp
 

@@ -29,24 +29,7 @@ _DOING = "the model was built"
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
-    """Solve the hindsight program by CP-SAT.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    TooLargeError
-        There are too many output tokens or pairs of requests (`check_size`).
-    UsageError, InfeasibleError
-        See `program`.
-    """
+    """Solve the hindsight program by CP-SAT."""
     from optsched.optimize.solvers.cpsat import cpsat_version, solve_cp_model
 
     budget = options.budget()
@@ -79,27 +62,7 @@ def _check_sizes(data: RoundData) -> None:
 
 
 def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
-    """Return the CP-SAT model and its start variables. The schedule at hand is the hint.
-
-    Parameters
-    ----------
-    prog : Program
-    budget : Budget
-
-    Returns
-    -------
-    model : ortools.sat.python.cp_model.CpModel
-    read : list of variables
-        The start of every request in the model's time, and then the presence of every request if
-        requests may be absent.
-
-    Raises
-    ------
-    TooLargeError
-        There are too many output tokens or pairs of requests (`check_size`).
-    OutOfTimeError
-        The budget is over.
-    """
+    """Return the CP-SAT model and its start variables. The schedule at hand is the hint."""
     from ortools.sat.python import cp_model as cp
 
     data = prog.data

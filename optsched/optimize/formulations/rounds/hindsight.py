@@ -73,20 +73,6 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     """Return the placement of `serial_schedule` and the bound of `volume_bound`, without a search.
 
     ``auto`` falls back on it if an exact model would not fit into memory.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.horizon.round_data`.
     """
     begin = work_time()
     if task.names[:1] == ("slo_attainment",):

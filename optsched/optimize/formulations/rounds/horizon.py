@@ -95,21 +95,6 @@ def round_data(instance: Instance) -> RoundData:
 
     If each block has ended before the next one begins, a schedule costs the same with the gaps and
     without them. If such a schedule is feasible without the gaps, it is feasible with them.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    RoundData
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds.
-    InfeasibleError
-        A prompt exceeds C or P. This model processes a prompt in one round.
     """
     if not instance.in_rounds:
         raise UsageError(
@@ -142,19 +127,6 @@ def serial_schedule(instance: Instance) -> Schedule:
     Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
     schedule of min total latency is returned. It is feasible under all limits, since a request
     alone on the machine breaks no limit that `round_data` accepts.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `round_data`.
     """
     data = round_data(instance)
     index = np.arange(instance.n)
@@ -172,22 +144,6 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
 
     Each block ends by its deadline, since a request starts no later than its arrival or the end of
     the requests placed before it, whichever is later.
-
-    Parameters
-    ----------
-    data : RoundData
-    order : array_like of int, shape (n,)
-        A permutation of the requests.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Starts in the model's time.
-
-    Raises
-    ------
-    UsageError
-        The time axis is too long for an array of rounds.
     """
     from optsched.optimize.search.placement import MAX_ROUNDS, place_in_order
 
@@ -308,12 +264,6 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     its arrival. On that machine every request can complete no later than in the schedule. Shortest
     remaining work first minimizes the sum of completion times there (Schrage 1968). The bound is
     computed in integers, with time in units of 1/M rounds.
-
-    Parameters
-    ----------
-    data : RoundData
-    leave_out : int, optional
-        A request to leave out.
     """
     capacity = data.instance.kv_capacity
     release = [a * capacity for a in data.arrival.tolist()]
@@ -355,17 +305,6 @@ def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np
     outputs, which takes O(n). The makespan of a greedy schedule would *not* be safe, since an
     optimal schedule may end later than a greedy one. Symmetry breaking that permutes equal requests
     keeps every window, since it changes neither totals nor idle rounds.
-
-    Parameters
-    ----------
-    data : RoundData
-    upper_bound : int, optional
-        UB, in rounds. Without it only F_i is used.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        The last starts, in the model's time. None lies before the arrival.
     """
     last = data.deadline - data.output
     if upper_bound is not None:

@@ -88,24 +88,8 @@ def program(
 ) -> Program:
     """Return the data of the integer program.
 
-    Parameters
-    ----------
-    instance : Instance
-        In rounds.
-    warm_start : Schedule of starts, optional
-        A feasible schedule. The better one of it and `serial_schedule` is used.
-    windows : bool
-        Whether to use the schedule's value for shorter windows. If not, only the unconditional
-        horizon counts.
-
-    Returns
-    -------
-    Program
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.horizon.round_data`.
+    `windows`: whether to use the schedule's value for shorter windows. If not, only the
+    unconditional horizon counts.
     """
     data = round_data(instance)
     serial = serial_schedule(instance).starts
@@ -121,24 +105,7 @@ def program(
 
 
 def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
-    """Return the data of the integer program of a task.
-
-    Parameters
-    ----------
-    task : Task
-        Its first objective is ``tel`` or ``slo_attainment``.
-    warm_start : Schedule of starts, optional
-        See `program`.
-
-    Returns
-    -------
-    Program
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `program`.
-    """
+    """Return the data of the integer program of a task."""
     if task.names[:1] != ("slo_attainment",):
         return program(task.instance, warm_start=warm_start)
     instance = task.instance
@@ -166,22 +133,6 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
 
     The columns are x_it by request and start, then y_t by round if hybrid batching is off. The rows
     are "once" by request, then by round the families of the module's text that are needed.
-
-    Parameters
-    ----------
-    prog : Program
-    budget : Budget
-
-    Returns
-    -------
-    LinearModel
-
-    Raises
-    ------
-    TooLargeError
-        There are too many nonzeros (`check_size`).
-    OutOfTimeError
-        The budget is over.
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
@@ -364,23 +315,7 @@ def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
 
 
 def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the starts that the values of the columns mean.
-
-    Parameters
-    ----------
-    prog : Program
-    values : ndarray of float64, shape (columns,)
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        In the model's time; later than `Program.last` for a request that is left out.
-
-    Raises
-    ------
-    SolverError
-        A request does not have exactly one start.
-    """
+    """Return the starts that the values of the columns mean."""
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1

@@ -28,20 +28,6 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
 
     With a time limit the search goes on until the limit, or until bound and schedule meet. Without
     one it ends after 20,000 steps and another 8,000 per request.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError
-        The time axis is too long for an array of rounds, or the instance has limits on batches.
     """
     if task.workers > 1:
         return _on_workers(task, options)

@@ -31,19 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> NDArray[np.int64]:
-    """Return the last start of each request that is within its SLOs and its block's deadline.
-
-    Parameters
-    ----------
-    data : RoundData
-    limits : mapping of str to ndarray of float64, shape (n,)
-        Every SLO by name (`optsched.problem.limits.all_limits`), in rounds.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        In the model's time; the arrival less one where no start is in time.
-    """
+    """Return the last start of each request that is within its SLOs and its block's deadline."""
     several = data.output > 1
     slow = several & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
     first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
@@ -59,18 +47,6 @@ def with_late(
     """Return a schedule that adds those who are left out, each at its earliest feasible start.
 
     Who does not fit into its block runs alone after all others.
-
-    Parameters
-    ----------
-    data : RoundData
-    starts, last : ndarray of int64, shape (n,)
-        A start after the last one says that the request is left out.
-
-    Returns
-    -------
-    schedule : Schedule
-    count : int
-        How many are in time, also of those that were left out.
     """
     on_time = starts <= last
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
@@ -95,18 +71,7 @@ def with_late(
 
 
 def in_shares(options: SolveOptions, n: int) -> SolveOptions:
-    """Return options that report the solver's number, less than 0, as a share of requests.
-
-    Parameters
-    ----------
-    options : SolveOptions
-    n : int
-        Number of requests.
-
-    Returns
-    -------
-    SolveOptions
-    """
+    """Return options that report the solver's number, less than 0, as a share of requests."""
     tell = options.progress
     if tell is None:
         return options
@@ -119,18 +84,7 @@ def in_shares(options: SolveOptions, n: int) -> SolveOptions:
 
 
 def as_shares(raw: RawOutcome, n: int) -> tuple[float | None, float | None]:
-    """Return a solver's objective and bound as shares of requests in time.
-
-    Parameters
-    ----------
-    raw : RawOutcome
-        Of the number of requests in time, with its sign turned.
-    n : int
-
-    Returns
-    -------
-    objective, bound : float or None
-    """
+    """Return a solver's objective and bound as shares of requests in time."""
     objective = None if raw.objective is None else max(0, round(-raw.objective)) / n
     bound = None if raw.bound is None else min(n, int(np.floor(1e-6 - raw.bound))) / n + 0.0
     return objective, bound

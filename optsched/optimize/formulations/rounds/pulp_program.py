@@ -41,18 +41,6 @@ def pulp_problem(
     here. Every row is present, even if it cannot be violated. The rows' names are ``once_i``,
     ``memory_t``, ``running_t``, ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and
     ``phase_decode_i_t``.
-
-    Parameters
-    ----------
-    prog : Program
-    budget : Budget
-
-    Raises
-    ------
-    TooLargeError
-        There are too many nonzeros (`check_size`).
-    OutOfTimeError
-        The budget is over.
     """
     import pulp
 
@@ -136,18 +124,7 @@ def _at_most(load: Any, limit: int) -> Any:
 
 
 def write_lp(instance: Instance, path: str | Path) -> None:
-    """Write the integer program of an instance as an LP file, with starts within their windows.
-
-    Parameters
-    ----------
-    instance : Instance
-    path : path
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.integer_program.program` and `write_problem`.
-    """
+    """Write the integer program of an instance as an LP file, with starts within their windows."""
     problem, _, _ = pulp_problem(program(instance))
     write_problem(problem, "lp", path)
 
@@ -159,22 +136,7 @@ def write_mps(instance: Instance, path: str | Path) -> None:
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
-    """Build the readable program in PuLP, and solve it by HiGHS.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `optsched.optimize.formulations.rounds.integer_program.program`.
-    """
+    """Build the readable program in PuLP, and solve it by HiGHS."""
     import pulp
 
     from optsched.optimize.solvers.highs import highs_version

@@ -16,22 +16,7 @@ from optsched.problem.schedule import from_starts
 
 
 def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
-    """Solve by the bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate.
-
-    Parameters
-    ----------
-    task : Task
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds.
-    """
+    """Solve by the bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate."""
     instance = task.instance
     if not instance.in_rounds:
         raise UsageError(

@@ -29,22 +29,7 @@ from optsched.problem.schedule import Schedule, runs_on
 def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     """Solve the hindsight program on several workers, by HiGHS.
 
-    Parameters
-    ----------
-    task : Task
-        In rounds. Each request runs without a pause on one worker, whichever the router.
-    options : SolveOptions
-
-    Returns
-    -------
-    Answer
-        Requests that are not within their SLOs, if these are counted, run on worker 0 after all
-        others.
-
-    Raises
-    ------
-    UsageError, InfeasibleError
-        See `program_of`.
+    `task`: in rounds. Each request runs without a pause on one worker, whichever the router.
     """
     from optsched.optimize.solvers.highs import highs_version, solve_linear_model
 
