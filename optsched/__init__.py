@@ -111,7 +111,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"optsched.{name}":
                 raise
+
             raise AttributeError(f"module 'optsched' has no attribute {name!r}") from None
+
     globals()[name] = value
     return value
 

@@ -97,18 +97,22 @@ def capacity(
     told = with_slos(instance, slos)
     cost = cost_for(told, cost_model)
     asked = Question(attainment, workers, router, rate_scale, tolerance, seed)
+
     if search_s > 0 and told.in_rounds:
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
+
     search = CapacitySearch(told, cost, asked, Budget(time_limit_s, stop=stop), progress)
     search.check_alone()
     if not asked.auto and not told.release.max() > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
+
     specs = _specs(told, policies)
     rows: list[Reach] = []
     impossible: float | int | None = None
     runs = len(specs) + (search_s > 0)
+
     try:
         impossible = search.impossible()
         for place, spec in enumerate(specs):
@@ -117,6 +121,7 @@ def capacity(
             rows.append(search.offline(rows, impossible, search_s))
     except KeyboardInterrupt:
         search.interrupted = True
+
     return Capacity(
         instance=instance,
         slos={name: float(limit) for name, limit in slos.items() if limit is not None},
@@ -137,6 +142,7 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
             name for name in POLICIES
             if name in known and runner_of(make_policy(name)[0]).allows(instance) is None
         ]  # fmt: skip
+
     specs = list(asked)
     if not specs:
         raise UsageError("policies: found an empty list; expected at least one, or none given")
@@ -145,5 +151,7 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
             raise UsageError(
                 f"policy {spec!r}: found workers in it; expected them as an option beside it"
             )
+
         make_policy(spec)
+
     return specs

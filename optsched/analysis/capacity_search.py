@@ -100,6 +100,7 @@ class CapacitySearch:
             low, high = high, 2 * high
             if high > MAX_SCALE or budget.over:
                 return None
+
         while not budget.over and (low is None or high > low * (1 + _FINE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
@@ -108,11 +109,13 @@ class CapacitySearch:
                 low = middle
             else:
                 high = middle
+
         return high
 
     def _too_few(self, budget: Budget) -> int | None:
         if self.possible(1):
             return None
+
         low, high = 1, 2
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
@@ -122,6 +125,7 @@ class CapacitySearch:
                 high = middle
             else:
                 low = middle
+
         return low
 
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
@@ -131,6 +135,7 @@ class CapacitySearch:
         found: dict[float, int] = {}
         budget = self.budget.part(share)
         error = None
+
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -146,6 +151,7 @@ class CapacitySearch:
             error = "interrupted"
         except (LoopError, PolicyError) as problem:
             error = str(problem)
+
         return self._row(row, found, budget.spent_s, error)
 
     def _row(self, row: Reach, found: dict[float, int], wall_s: float, error: str | None) -> Reach:
@@ -160,6 +166,7 @@ class CapacitySearch:
             error = "it attains this at no value tried"
         if value is not None and error == "interrupted":
             error = None
+
         return replace(
             row,
             value=int(value) if auto and value is not None else value,
@@ -173,6 +180,7 @@ class CapacitySearch:
     def _meets(self, spec: str, found: dict[float, int], value: float, budget: Budget) -> bool:
         if budget.over:
             raise _StoppedError
+
         instance, workers = self.asked.at(self.instance, value)
         model = None if instance.in_rounds else self.cost
         try:
@@ -185,6 +193,7 @@ class CapacitySearch:
             )
         except OutOfTimeError:
             raise _StoppedError from None
+
         good = served_well(evaluate(instance, schedule, model))
         found[value] = 0 if good is None else int(good.sum())
         self._tell(spec, value, found[value])
@@ -206,6 +215,7 @@ class CapacitySearch:
             nonlocal known
             if budget.over:
                 raise _StoppedError
+
             instance, workers = self.asked.at(self.instance, value)
             auto = self.asked.auto
             served = serve_in_time(
@@ -216,6 +226,7 @@ class CapacitySearch:
             self._tell(OFFLINE, value, found[value])
             if found[value] < self.need:
                 return False
+
             known = served
             return True
 
@@ -229,6 +240,7 @@ class CapacitySearch:
             pass  # its time is up
         except KeyboardInterrupt:
             self.budget = Budget(0.0)
+
         over = self.budget.over
         self.interrupted = self.interrupted or over
         error = "interrupted" if over else None
@@ -245,6 +257,7 @@ class CapacitySearch:
                 best = scale
             else:
                 high = scale
+
             known = best or min(scale, high / 4)
             scale = 1.5 * known if high == math.inf else math.sqrt(known * high)
 
@@ -257,7 +270,9 @@ class CapacitySearch:
         while not meets(count):
             if known is not None or count >= MAX_WORKERS:
                 return
+
             count += max(1, (count - low) // 2)
+
         while count - 1 > low and meets(count - 1):
             count -= 1
 
@@ -268,6 +283,7 @@ class CapacitySearch:
             low, high = low / 1.5, low
             if low < 1 / MAX_SCALE:
                 return
+
         while high is None:
             if low > MAX_SCALE:
                 return
@@ -275,6 +291,7 @@ class CapacitySearch:
                 low *= 2
             else:
                 high = 2 * low
+
         while high > low * (1 + self.asked.tolerance):
             middle = math.sqrt(low * high)
             if meets(middle):
@@ -286,10 +303,13 @@ class CapacitySearch:
         low = int(impossible or 0)  # too few
         high = low + 1
         most = min(MAX_WORKERS, max(self.instance.n, high))
+
         while not meets(high):
             if high == most:
                 return
+
             low, high = high, min(most, high + max(1, high // 2))
+
         while high > low + 1:
             middle = (low + high) // 2
             if meets(middle):

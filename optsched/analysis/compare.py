@@ -134,6 +134,7 @@ def compare(
         measured = read_measured(measured)
     if measured is not None:
         measured.check(instance)
+
     limits = {
         "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
     }  # fmt: skip
@@ -143,13 +144,16 @@ def compare(
     _load_engine(specs)
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
     budget = Budget(time_limit_s, stop=stop)
+
     try:
         for place, spec in enumerate(specs):
             if budget.stopped and rows:
                 interrupted = True
                 break
+
             if progress is not None:
                 progress("policy", spec)
+
             part = budget.part(POLICY_SHARE if place + 1 < len(specs) else 1.0)
             row = _run(interval, spec, seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
@@ -157,6 +161,7 @@ def compare(
         interrupted = True
         if not rows:
             raise
+
     rows += [PolicyRow(spec, error="interrupted") for spec in specs[len(rows) :]]
     if measured is not None:
         rows.append(_measured_row(instance, measured, limits))
@@ -167,6 +172,7 @@ def compare(
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=told))
         notes = _narrow(interval, seed)
+
     interval.reconcile()
     best = interval.incumbent
     return Comparison(
@@ -196,7 +202,9 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
         if not interval.closed and not budget.stopped:
             warn_if_short("the offline search", budget.left_s, budget.limit_s)
             search_offline(interval, budget, seed=seed)
+
         return ()
+
     prove(interval, Budget(0.0, stop=budget.stop))
     if not interval.closed and _worth_solving(instance):
         try:
@@ -205,6 +213,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
             return (f"no optimum in the round model, which splits no prefill: {error}",)
         except UsageError as error:  # an instance with a feature that no method models
             return (f"no optimum: {error}",)
+
     return ()
 
 
@@ -218,12 +227,14 @@ def _solve(interval: Interval, seed: int) -> None:
     exact = choose(interval.task.instance, "hindsight")
     origin = f"{exact.model.name} ({exact.name})"
     best, budget = interval.incumbent, interval.budget
+
     if best is not None:
         start = in_terms_of(exact, best.schedule, best.evaluation)
     else:
         start = starting_point(exact, None, seed, budget)
         if start is not None:
             interval.take(start.schedule, start.evaluation, origin)
+
     options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
     accept(exact, interval, attempt(exact, interval, options, start), origin=origin)
 
@@ -231,14 +242,17 @@ def _solve(interval: Interval, seed: int) -> None:
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     if asked is None:
         return allowed_policies(instance)
+
     specs = list(asked)
     if not specs:
         raise UsageError(
             "policies: found an empty list; expected at least one, or none given to run all that "
             "are allowed"
         )
+
     for spec in specs:
         make_policy(spec)  # a typo is an error before anything runs
+
     return specs
 
 
@@ -260,15 +274,18 @@ def _run(
         clairvoyant=is_clairvoyant(made, info, instance),
         notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
     )
+
     try:
         schedule, evaluation, wall_s = run_policy(
             instance, spec, cost, seed=seed, budget=budget, **limits
         )
     except (LoopError, OutOfTimeError, PolicyError) as error:
         return replace(row, error=str(error))
+
     outside = outside_reason(evaluation)
     if outside is None:
         interval.take(schedule, evaluation, spec)
+
     return replace(
         row,
         metrics=evaluation.metrics,
@@ -285,6 +302,7 @@ def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]
     if ttft is not None:
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = (latency - ttft) / steps
+
     times = Times(instance, latency, ttft, tpot, **limits)
     note = "its ratios hold if the cost model and the KV capacity are those of the server"
     return PolicyRow(
@@ -299,6 +317,7 @@ def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) 
     if row.measured and bound is not None and tel < bound:
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
+
     return replace(
         row,
         ratio_to_best_known=None if not best_known else tel / best_known,
@@ -344,5 +363,6 @@ def best_of_policies(
     best = interval.incumbent
     if best is None:
         return None
+
     metrics = best.evaluation.metrics
     return PolicyRow(best.origin, metrics=metrics, inside=True, schedule=best.schedule)

@@ -134,6 +134,7 @@ class Comparison:
         """(best known - bound) / best known, or None where one of them is unknown."""
         if self.best_known is None or self.bound is None:
             return None
+
         return (self.best_known - self.bound) / self.best_known
 
     @property
@@ -175,6 +176,7 @@ class Comparison:
         unit = time_words(self.instance.time_unit)
         shown = (TOTAL_LATENCY.name, *COMPARED)
         rows = []
+
         for row in self.rows:
             metrics = row.metrics or {}
             ratios = (row.ratio_to_best_known, row.ratio_to_bound)
@@ -182,6 +184,7 @@ class Comparison:
                 (row.policy, "clairvoyant" if row.clairvoyant else "", *ratios,
                  *map(metrics.get, shown))
             )  # fmt: skip
+
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
@@ -189,6 +192,7 @@ class Comparison:
         )
         if self.bound is not None:
             below += f"; the bound holds for {self.scope}"
+
         headers = ("policy", "", "/ best known", "/ bound", *(TABLE[name].words for name in shown))
         return table(f"Comparison on {self.instance.name}", headers, rows, below)
 
@@ -224,4 +228,5 @@ class Comparison:
         """
         if self.best_known is None:
             return "no_incumbent"
+
         return "optimal" if self.bound == self.best_known else "feasible"

@@ -52,6 +52,7 @@ def alone_latency(
     s, o = instance.prompt_tokens.astype(np.float64), instance.output_tokens.astype(np.float64)
     if not isinstance(cost, BatchCost):
         return o
+
     return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=True) / 1000.0)
 
 
@@ -83,6 +84,7 @@ def full_rate(
     """
     if batch_size < 1:
         raise InputError(f"batch_size: found {batch_size!r}; expected an integer >= 1")
+
     return batch_size / float(alone_latency(instance, cost_model).mean())
 
 
@@ -112,11 +114,14 @@ def at_rate(instance: Instance, rate: float) -> Instance:
         raise InputError(
             "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
         )
+
     if not 0 < rate < float("inf"):
         raise InputError(f"rate: found {rate!r}; expected a number of requests per second > 0")
+
     last = float(instance.arrival.max())
     if last == 0:
         raise InputError("requests.arrival: found only 0; expected arrivals over time for a rate")
+
     return replace(instance, arrival=instance.arrival * (instance.n / (rate * last)))
 
 
@@ -199,18 +204,21 @@ def peak_rate(
             moved = at_rate(case, rate)
             schedule = simulate(moved, policy, cost_model, seed=seed, predictor=predictor)
             found.append(float(evaluate(moved, schedule, cost_model).queuing_delay.mean()))
+
         return np.array(found)
 
     rate = full_rate(cases[0], 1, cost_model)
     delay = delays(rate)
     good = bool(delay.mean() <= max_delay_s)
     below, above = (rate, delay), rate
+
     for _ in range(MAX_DOUBLINGS):
         rate = 2 * rate if good else rate / 2
         delay = delays(rate)
         if (delay.mean() <= max_delay_s) != good:
             below, above = (below, rate) if good else ((rate, delay), above)
             break
+
         below, above = (rate, delay), rate
     else:
         way, more = ("below", "more requests") if good else ("above", "a larger limit")
@@ -218,6 +226,7 @@ def peak_rate(
             f"max_delay_s: found {max_delay_s:g}, and the mean queuing delay stays {way} it "
             f"({delay.mean():.3g} s at {rate:.3g} requests/s); expected {more}"
         )
+
     while above > below[0] * (1 + tolerance):
         rate = float(np.sqrt(below[0] * above))
         delay = delays(rate)
@@ -225,4 +234,5 @@ def peak_rate(
             below = (rate, delay)
         else:
             above = rate
+
     return PeakRate(below[0], above, below[1])

@@ -50,6 +50,7 @@ def scaled(instance: Instance, scale: float) -> Instance:
         raise InputError(
             "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
         )
+
     return replace(instance, arrival=instance.first_arrival + instance.release / scale, known=None)
 
 
@@ -96,6 +97,7 @@ class Question:
             raise InputError(f"rate_scale: found {self.rate_scale!r}; expected a number > 0")
         if self.auto:
             return
+
         check_workers(self.workers)
         if self.rate_scale != 1:
             raise UsageError(
@@ -138,6 +140,7 @@ class Question:
         """
         if self.auto:
             return scaled(instance, self.rate_scale), int(value)
+
         return scaled(instance, value), int(self.workers)
 
     def most(self, instance: Instance, cost: CostModel, value: float) -> int:
@@ -250,6 +253,7 @@ class Capacity:
                 at = self.impossible * 2 ** (step / _DRAWN)
                 if at not in points:
                     points[at] = self.question.most(told, self.cost_model, at) / told.n
+
         return tuple(sorted(points.items()))
 
     @property
@@ -295,4 +299,5 @@ class Capacity:
                 "rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible,
             },
         }  # fmt: skip
+
         return data

@@ -49,6 +49,7 @@ def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> fl
     alive = _tail(x / (prompt + k))  # sum_{i >= k} x_i / (s + i)
     later = _tail(k * x / (prompt + k)) - k * alive  # sum_{i > k} (i - k) x_i / (s + i)
     ours = float((delta * work * (delta * alive + 2 * later)).sum())
+
     return ours / _hindsight(x, k, prompt)
 
 
@@ -67,6 +68,7 @@ def _shares(shares: ArrayLike) -> NDArray[np.float64]:
             f"shares: found {np.array2string(x.ravel(), threshold=6)}; expected a flat list of "
             "finite numbers >= 0, not all 0"
         )
+
     return x
 
 
@@ -122,6 +124,7 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
     symmetric = solved(solved(a).T)
     y = np.ones(u) / math.sqrt(u)
     value = 0.0
+
     for _ in range(10_000):  # power iteration, since one eigenvalue is far above the others
         ahead = symmetric @ y
         last, value = value, float(np.linalg.norm(ahead))
@@ -129,6 +132,7 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
         y = ahead / value
         if change < 1e-14 and value == last:
             break
+
     z = y / root
     x = z - np.append(z[1:], 0.0)  # L' x = y
     return value, x if x.sum() >= 0 else -x

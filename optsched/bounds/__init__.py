@@ -35,6 +35,7 @@ def bounds() -> dict[str, Bound]:
     """Return every bound by name, sorted by name."""
     for module in _FURTHER:
         import_module(module)
+
     return REGISTRY.all()
 
 
@@ -64,18 +65,21 @@ def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
     if method not in bounds():
         raise UsageError(f"method: found {method!r}; expected auto, {', '.join(sorted(bounds()))}")
+
     others = ", ".join(sorted(able)) or "none yet"
     if method not in applying:
         raise UsageError(
             f"method: found the bound {method!r}, which does not apply to {task.objective} on an "
             f"instance in {task.instance.time_unit}s; expected one of those that do: {others}"
         )
+
     if method not in able:
         lacks = ", ".join(applying[method].lacks(task))
         raise UsageError(
             f"method: found the bound {method!r}, which is not proved for {lacks}; expected one of "
             f"those that are: {others}"
         )
+
     return [able[method]]
 
 
@@ -117,22 +121,27 @@ def raise_bound(
     queue = usable(task, method)
     if method == "auto":
         queue = [bound for bound in queue if not bound.searches or bound.suits(task)]
+
     cost = task.cost_model
     costs = cost.minorants if isinstance(cost, BatchCost) else (cost,)
     runs = [(bound, replace(task, cost_model=one)) for bound in queue for one in costs]
+
     for place, (bound, question) in enumerate(runs):
         started = place > 0
         if started and budget.stopped:
             break
         if bound.searches and method == "auto" and budget.over:
             break
+
         share = 1.0 / (len(runs) - place) if bound.searches else 1.0
         try:
             proof = bound.function(question, budget.part(share))
         except TooLargeError:
             if method != "auto":
                 raise
+
             continue  # others may need less memory
+
         take(bound.name, proof)
 
 

@@ -51,6 +51,7 @@ def raise_dual(
     fine = -(-units // _FINEST)
     large = len(model.arrival) * units > _SMALL
     ascent = Ascent(model, padded, bucket=1, stop=over)
+
     for bucket, tau in _PLAN:
         if over():
             break
@@ -58,6 +59,7 @@ def raise_dual(
             continue
         if ascent.bucket != bucket * fine:
             ascent.refine(bucket * fine)
+
         ascent.settle(tau)
         for _ in range(_ROUNDS if large else 5 * _ROUNDS):
             tolerance = (1e-7 if large else 1e-9) * abs(ascent.value)
@@ -65,7 +67,9 @@ def raise_dual(
             enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value if large else 10 * tolerance
             if over() or (gained < enough and (ascent.trust == 1.0 or not large)):
                 break
+
         report(prices_in_rounds(model, ascent.dense()))
+
     return ascent.mean
 
 
@@ -106,10 +110,12 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
     widest = 0
     for i in range(n):
         widest = max(widest, hi[i] - lo[i] + 1)
+
     f = np.empty(widest)
     begun, begun_kv = np.zeros(size), np.zeros(size)
     ended, ended_kv = np.zeros(size), np.zeros(size)
     total = 0.0
+
     for i in range(n):
         o, base = output[i], lo[i]
         count = hi[i] - base + 1
@@ -117,12 +123,14 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         q = kv - unit
         last = kv + unit * (o - 1)
         least = np.inf
+
         for j in range(count):
             k = base + j
             value = unit * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
             f[j] = value
             least = min(least, value)
+
         mass = where = 0.0
         limit = least + _CUT * tau
         for j in range(count):
@@ -133,6 +141,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
                 where += p * j
             else:
                 f[j] = 0.0
+
         total += least - tau * math.log(mass)
         mean[i] = base + where / mass
         for j in range(count):
@@ -143,10 +152,12 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
                 begun_kv[k] += p * kv
                 ended[k + o] += p
                 ended_kv[k + o] += p * last
+
     ends[:] = 0.0
     for k in range(size):
         ends[k + 1] += begun_kv[k] - ended_kv[k] - unit * ended[k]
         ends[k + 2] += unit * begun[k] - begun_kv[k] + ended_kv[k]
+
     return total
 
 
@@ -157,17 +168,21 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
     lo, hi = windows
     lam, gam = sums
     total = 0.0
+
     for i in range(len(arrival)):
         o, q = output[i], first_kv[i] - unit
         least = np.inf
         stop = reach[i]
+
         for k in range(arrival[i], reach[i] + 1):
             delay = unit * (k + o - arrival[i])
             if delay > least + margin:
                 stop = k
                 break
+
             value = delay + (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
             least = min(least, value)
+
         first = last = -1
         for k in range(arrival[i], stop + 1):
             value = unit * (k + o - arrival[i])
@@ -176,8 +191,10 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
                 last = k
                 if first < 0:
                     first = k
+
         lo[i], hi[i] = first, last
         total += least
+
     return total
 
 
@@ -240,6 +257,7 @@ class Ascent:
         gam[1 : self.units + 1] = np.cumsum(dense * np.arange(1, self.units + 1))
         lam[self.units + 1 :] = lam[self.units]
         gam[self.units + 1 :] = gam[self.units]
+
         return _Sums(lam, gam)
 
     def refresh(self, margin: float, pad: int) -> float:
@@ -249,6 +267,7 @@ class Ascent:
         np.maximum(windows.lo - pad, model.arrival, out=windows.lo)
         np.minimum(windows.hi + pad, self.reach, out=windows.hi)
         self.value = float(total - model.instance.kv_capacity * self.bucket * self.price.sum())
+
         return self.value
 
     def smooth(self, price: Floats, tau: float) -> tuple[float, Floats]:
@@ -260,6 +279,7 @@ class Ascent:
         per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
         capacity = model.instance.kv_capacity * self.bucket
         self.evaluations += 1
+
         return float(total - capacity * price.sum()), per_bucket - capacity
 
     def refine(self, bucket: int) -> None:
@@ -276,11 +296,13 @@ class Ascent:
         before, price = self.value, self.price
         self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
         gain = self.refresh(self._margin(tau), self._pad()) - before
+
         if not gain > 0:
             self.price = price
             self.trust = max(0.1, self.trust / 2)
             self.refresh(self._margin(tau), self._pad())
             return 0.0
+
         self.trust = min(1.0, self.trust * 1.5)
         return gain
 
@@ -307,32 +329,40 @@ class Ascent:
         highest = max(float(x.max()), 1.0 / float(self.model.first_kv.mean()))
         scale = 0.02 * highest / max(float(np.abs(gradient).max()), 1e-9)
         history = [value]
+
         for _ in range(iterations):
             if self.stop():
                 break
+
             free = (x > 0) | (gradient > 0)
             direction = _two_loops(np.where(free, gradient, 0.0), pairs, scale)
             direction[~free] = 0.0
+
             if not _dot(direction, gradient) > 0:
                 pairs.clear()
                 direction = np.where(free, gradient, 0.0) * scale
+
             found = self._search(x, value, gradient, direction, tau, 3 * highest)
             if found is None:
                 if not pairs:
                     break
+
                 pairs.clear()
                 scale *= 0.1
                 continue
+
             moved, turned = found[1] - x, gradient - found[2]
             product, square = _dot(moved, turned), _dot(turned, turned)
             if product > 1e-10 * math.sqrt(_dot(moved, moved) * square):
                 pairs.append((moved, turned, 1.0 / product))
                 del pairs[:-_MEMORY]
                 scale = product / square
+
             value, x, gradient = found
             history.append(value)
             if len(history) > 8 and value - history[-8] < tolerance:
                 break
+
         self.price = x
 
     def _search(
@@ -344,9 +374,11 @@ class Ascent:
             found, slope = self.smooth(trial, tau)
             if found >= value + 1e-4 * _dot(gradient, trial - x):
                 return found, trial, slope
+
             step *= 0.3
             if self.stop():
                 break
+
         return None
 
 
@@ -364,7 +396,9 @@ def _two_loops(gradient: Floats, pairs: list[tuple[Floats, Floats, float]], scal
         weight = inverse * _dot(moved, direction)
         direction -= weight * turned
         weights.append(weight)
+
     direction *= scale
     for (moved, turned, inverse), weight in zip(pairs, reversed(weights), strict=True):
         direction += (weight - inverse * _dot(turned, direction)) * moved
+
     return direction

@@ -49,8 +49,10 @@ class BoundTask:
             raise UsageError(
                 "bound: found an instance in seconds without a cost model; expected one with it"
             )
+
         if self.cost_model.table is not None:
             raise UsageError("bound: found a tabulated cost model; expected one of its minorants")
+
         return self.cost_model
 
 
@@ -223,6 +225,7 @@ def features_of(
             found |= {f"cost.{name}" for name in one.coefficients if one[name] != 0}
         if cost_model.table is not None:
             found |= MINORANTS
+
     return frozenset(found)
 
 

@@ -132,10 +132,12 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
         best = np.sqrt(part / request) if request > 0 else prompt
         many = np.clip(best, chunks, np.maximum(prompt, chunks))
         squared = cross / 2 * prompt**2 + part / many + request * (many - chunks)
+
     before = np.zeros(instance.n)  # sum over chunks of the tokens cached before
     if chunks.max() > 1:
         whole = chunks - 1
         before = whole * prompt - cap * whole * (whole + 1) / 2
+
     own_prefill = (
         token_prefill * prompt
         + squared
@@ -159,6 +161,7 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     decoding, ends = steps > 0, np.cumsum(steps)
     begins = (ends - steps)[decoding]
     decode_share, longest_step = np.zeros(instance.n), np.zeros(instance.n)
+
     if len(begins) > 0:
         own = np.minimum(decode, refill) / np.maximum(alone, 1e-300)
         decode_share[decoding] = np.minimum.reduceat(own, begins)
@@ -212,6 +215,7 @@ def later_tokens(
     after = instance.prompt_tokens[owner] + k - 1
     decode = decode_ms(cost.array, after - 1)
     refill = (cost["token"] + cost["prefill_token"]) * after + cost["prefill_request"]
+
     return owner, after, decode, refill
 
 
@@ -219,6 +223,7 @@ def _ticks(values: NDArray[np.float64]) -> list[int]:
     ticks = np.floor(values * _TICKS)
     if ticks.max() < 2.0**62:
         return list(ticks.astype(np.int64).tolist())
+
     return [int(tick) for tick in ticks.tolist()]
 
 
@@ -236,6 +241,7 @@ def _on_one_machine(
     completions = srpt_completions(release, _ticks(length))
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(completion, floor)
+
     total -= sum(release) + instance.n  # arrivals were rounded down
     return total / _TICKS
 
@@ -284,6 +290,7 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     if weight > 0:
         firsts = work_ttft(task, budget).value * task.instance.n
         total = (1 - weight) * total + weight * firsts
+
     return Proof(total / task.instance.n)
 
 
@@ -333,6 +340,7 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     remaining = np.cumsum(work.total[order][::-1])[::-1] / task.workers
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
     latest = max(busy, float((arrival + work.chain).max()))
+
     return Proof(latest + float(instance.first_arrival), tree=_leaf(task))
 
 

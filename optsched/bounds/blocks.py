@@ -56,14 +56,17 @@ def blocks_of(instance: Instance) -> Blocks:
     real: list[int] = []
     end: list[int] = []
     latest = outputs = 0
+
     for i in np.argsort(instance.arrival, kind="stable").tolist():
         if not end or arrival[i] >= latest + outputs:
             begin.append(end[-1] if end else 0)
             real.append(arrival[i])
             end.append(0)
             outputs = 0
+
         latest = arrival[i]
         outputs += output[i]
         end[-1] = begin[-1] + latest - real[-1] + outputs
         of[i] = len(end) - 1
+
     return Blocks(of, *(np.array(column, dtype=np.int64) for column in (begin, real, end)))

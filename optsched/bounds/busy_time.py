@@ -184,6 +184,7 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
     work = unavoidable_work(instance, cost)
     own = work.own_prefill / unit
     share = (base / room + cost["prefill_base"] / prefills) * prompt
+
     if instance.chunked_prefill is not False:
         steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
         most = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
@@ -194,6 +195,7 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
     again = refill_token * (prompt + 1) + cost["prefill_request"]
     slopes = min(cost["decode_kv"], refill_token)
     paid_slope = min(cost["decode_kv"] + decode / room, refill_token + base / room)
+
     return Tokens(
         arrival=instance.release,
         prefill=own * unit,
@@ -252,6 +254,7 @@ def cell_at(moment: float, width: float) -> int:
         c -= 1
     while (c + 1) * width <= moment:
         c += 1
+
     return c
 
 
@@ -263,12 +266,14 @@ def _least(
     width, p1, p2, root2 = prices
     c = cell_at(earliest, width)
     best = np.inf
+
     while True:
         value = theta * max(0.0, c * width - earliest)
         if value >= best:
             return best
         if c >= p1.shape[0]:  # no price from here on
             return value
+
         value += p1[c] * linear1 + p2[c] * linear2 + root2[c] * root
         best = min(best, value)
         c += 1
@@ -282,6 +287,7 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
     work_slope, paid_slope = tokens.work_slope, tokens.paid_slope
     decode, prefill_fixed = tokens.decode, tokens.prefill_fixed
     total = 0.0
+
     for i in range(arrival.shape[0]):
         a, m = arrival[i], steps[i]
         rest = m * paid[i] + paid_slope * m * (m - 1) / 2
@@ -295,6 +301,7 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
         each = (1 - theta) / m if m > 0 else 0.0
         if each == 0:
             continue
+
         before = theta - ttft_weight
         low = 0.0
         for b in range(chords):
@@ -311,7 +318,9 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
                     + _least(each, a + first[i], paid[i] + paid_slope * k, w, root, prices)
                 )
                 total += (high - low) / 2 * value
+
             low = high
+
     return total
 
 
@@ -342,6 +351,7 @@ def schedule_prices(
     slope = weight / length
     high, low = np.zeros(len(starts)), np.zeros(len(starts))
     resume: dict[int, tuple[float, float]] = {}
+
     for q in range(len(starts) - 1, -1, -1):
         j = int(jobs[q])
         if j in resume:
@@ -349,14 +359,17 @@ def schedule_prices(
             low[q] = price + (at - ends[q]) * slope[j]
         elif q + 1 < len(starts) and starts[q + 1] <= ends[q]:
             low[q] = high[q + 1]
+
         high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
         resume[j] = starts[q], high[q]
+
     width = float(ends[-1]) / cells
     edges = np.arange(cells + 1) * width
     before = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
     piece = np.clip(np.searchsorted(starts, edges, "right") - 1, 0, len(starts) - 1)
     into = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
     upto = before[piece] + high[piece] * into - slope[jobs[piece]] * into**2 / 2
+
     return np.maximum(np.diff(upto) / width, 0.0), width
 
 
@@ -382,10 +395,12 @@ def prices_of(tokens: Tokens, cells: int, ttft_weight: float = 0.0) -> tuple[Flo
     length, weight = whole.copy(), np.ones(len(whole))
     length[first], weight[first] = prefill[first], ttft_weight
     release = tokens.arrival
+
     if ttft_weight < 1:
         release = np.concatenate([release, release[first]])
         length = np.concatenate([length, whole[first] - prefill[first]])
         weight = np.concatenate([weight, np.full(len(first), 1 - ttft_weight)])
+
     return schedule_prices(release, length, cells, weight)
 
 
@@ -421,6 +436,7 @@ def value_at(
     total = float(costs_at_prices(tokens, chords, prices, ttft_weight))
     paid = (float(p1.sum()) + float(p2.sum())) * width
     safe = margin((2 * chords + 2) * len(tokens.arrival) + len(p1))
+
     return total * (1 - safe) - paid * (1 + safe)
 
 
@@ -454,16 +470,19 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
     for cap in _CAPS[1:]:
         if in_time():
             found[cap] = at(cap)
+
     for ratio in (1.6, 1.25):
         best = max(found, key=found.__getitem__)
         for cap in (best / ratio, best * ratio):
             if in_time():
                 found[cap] = at(cap)
+
     best = max(found, key=found.__getitem__)
     value = found[best]
     value = max(0.0, value, at(best, _FINE) if in_time() else value)
     if task.objective != TOTAL_LATENCY:
         return Proof(value / per)
+
     p2 = np.minimum(price, best)
     return Proof(value, tree=busy_time_leaf(width, price - p2, p2))
 

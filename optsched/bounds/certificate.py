@@ -108,6 +108,7 @@ def make_certificate(
     """
     if not instance.in_rounds:
         raise UsageError("certificate: found an instance in seconds; expected one in rounds")
+
     data: dict[str, Any] = {
         "format": "optsched-certificate",
         "version": 1,
@@ -122,6 +123,7 @@ def make_certificate(
     if schedule is not None:
         if schedule.starts is None:
             raise UsageError("certificate: found a schedule of batches; expected one of starts")
+
         data["schedule"] = {
             "format": "optsched-schedule",
             "version": 1,
@@ -129,6 +131,7 @@ def make_certificate(
             "kind": "starts",
             "starts": schedule.starts.tolist(),
         }
+
     data["sha256"] = hashlib.sha256(canonical_json(data)).hexdigest()
     return data
 
@@ -209,6 +212,7 @@ def shares_leaf(
     np.maximum.at(largest, at, share)
     weight = share / np.where(largest > 0, largest, 1.0)[at] * _HIGHEST_WEIGHT
     ticks = np.rint(centre * TICKS_PER_SECOND).astype(np.int64)
+
     return {
         "relaxation": "shares",
         "width": max(1, round(width * TICKS_PER_SECOND)),
@@ -266,6 +270,7 @@ def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, An
         for part in tree.get(node) or [{"first": 0, "last": last - first, "tree": tree}]:
             i, j = int(first + part["first"]), int(first + part["last"])
             flat.append({"first": i, "last": j, "tree": part["tree"]})
+
     return {node: flat}
 
 
@@ -313,6 +318,7 @@ def certify(
         data["value"] = proved_ticks(instance, data, Budget())
     except (Rejected, ArithmeticError) as error:
         raise UsageError(f"certificate: {error}") from None
+
     data["sha256"] = hashlib.sha256(canonical_json(data)).hexdigest()
     return data
 
@@ -339,6 +345,7 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
     value = int(certificate["value"])
     if certificate["model"] == "rounds":
         return value
+
     requests = instance.n if certificate["objective"] == "mean_ttft" else 1
     exact = Fraction(value, int(certificate["ticks_per_second"]) * requests)
     seconds = float(exact)
@@ -380,11 +387,13 @@ def verify_certificate(
     except Rejected as error:
         rule = "certificate_size" if isinstance(error, TooLarge) else "certificate"
         raise ViolationError(f"certificate: {error}", rule=rule) from None
+
     if isinstance(cost_model, BatchCost) and not same_cost_model(certificate, cost_model):
         raise ViolationError(
             f"certificate: cost_model: found another one; expected that of {cost_model.name!r}",
             rule="certificate",
         )
+
     return certified_value(instance, certificate)
 
 

@@ -78,6 +78,7 @@ def piece_of(task: BoundTask) -> Piece:
     fixed = cost.layers / 1000.0 * (cost["base"] + cost["prefill_base"]) * safe
     share = np.minimum(work.decode_share[order], _LARGEST_SHARE)
     decode = (work.chain - work.first)[order] * safe
+
     return Piece(
         arrival=instance.release[order],
         prefill=work.own_prefill[order],
@@ -119,16 +120,20 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
     ends = [0, *(last for _, last in cuts)]
     # Of all requests before each cut: the bound, where their last piece begins, and its tree.
     best: list[tuple[float, int, Branches]] = [(0.0, 0, _ROOT)]
+
     for place in range(len(cuts)):
         alone_too = float(least[ends[place + 1]] - least[ends[place]])
         found = best[place][0] + alone_too, place, _ROOT
         for back in range(place, max(-1, place - _TOGETHER), -1):
             if budget.over and place > 0:
                 break
+
             value, branches = searched(_part(whole, ends[back], ends[place + 1]), _FEW_NODES)
             if best[back][0] + value > found[0]:
                 found = best[back][0] + value, back, branches
+
         best.append(found)
+
     total, place, trees = best[-1][0], len(cuts), []
     while place > 0:
         before, back, branches = best[place]
@@ -137,8 +142,10 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
             # The piece may count with its requests alone, and not with what a search proves.
             if value > before - best[back][0]:
                 total, branches = total + value - (before - best[back][0]), tried
+
         trees.append((ends[back], ends[place] - 1, clock_leaf(branches)))
         place = back
+
     return Proof(total * (1 - _SAFETY), tree=parts("tel", trees[::-1]))
 
 

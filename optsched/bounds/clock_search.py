@@ -96,35 +96,43 @@ def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late
     counted = np.empty(k, np.int64)
     m = 0
     level = now = 0.0
+
     for i in range(k):
         if late and decided[i, k] == _AFTER:
             continue
+
         counted[m] = i
         m += 1
         now += prefill[i]
         if begins[i] + fixed <= 0:
             now += min(slack[i], rate[i] * (need[i] - fixed))
+
     while now < arrival[k]:
         end, slope = level + (arrival[k] - now), 1.0
         for q in range(m):
             i = counted[q]
             first = begins[i] + fixed
             last = first + need[i] - fixed - slack[i] / max(rate[i], 1e-300)
+
             if level < first:
                 end = min(end, first)
             elif level < last:
                 slope += rate[i]
                 end = min(end, last)
+
         if now + (end - level) * slope >= arrival[k] or end <= level:  # what is left is no time
             level += (arrival[k] - now) / slope
             break
+
         now += (end - level) * slope
         for q in range(m):
             first = begins[counted[q]] + fixed
             if level < first <= end:
                 i = counted[q]
                 now += min(slack[i], rate[i] * (need[i] - fixed))
+
         level = end
+
     return max(0.0, level - _SAFETY * arrival[k])
 
 
@@ -140,6 +148,7 @@ def _gain(
     n = ends.shape[0]
     corners = np.empty(3 * n + 1)
     corners[0], m = 0.0, 1
+
     for k in range(n):
         after = ends[k] - base
         if k != i and decided[i, k] != _AFTER and after > 0:
@@ -147,20 +156,25 @@ def _gain(
                 if u > 0:
                     corners[m] = u
                     m += 1
+
     at_once = best = wait = 0.0
     for q in range(m):
         value = corners[q]
         for k in range(n):
             if k == i or decided[i, k] == _AFTER:
                 continue
+
             y = ends[k] - base - corners[q]
             if decided[i, k] == _BEFORE or y > _EPSILON:
                 value += prefill[i]
+
             value += rate[i] * max(0.0, min(y, need[i]) - fixed)
+
         if q == 0:
             at_once = best = value
         elif value < best:
             best, wait = value, corners[q]
+
     return at_once, at_once - best, wait
 
 
@@ -174,6 +188,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
     arrival, prefill, fixed, need, rate, _ = piece
     n = arrival.shape[0]
     begins = np.zeros(n)
+
     for _ in range(n + 2):  # a cycle of waiting raises them forever; each round is valid
         changed = False
         before = 0.0
@@ -183,30 +198,38 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
             for i in range(n):
                 if decided[k, i] == _AFTER:
                     least = max(least, begins[i] + need[i])
+
             if least > begins[k] + _SAFETY:
                 begins[k] = least
                 changed = True
+
         if not changed:
             break
+
     ends = begins + need
     total = completions = most = 0.0
     first = second = -1
+
     for i in range(n):
         base = begins[i]
         if (decided[:i, i] == _AFTER).any():
             base = max(base, _level(piece, i, begins, decided, True))
+
         alone = base + need[i] + prefill[i] + rate[i] * (need[i] - fixed)
         at_once, gain, wait = _gain(piece, i, base, ends, decided)
         total += alone + at_once - gain - arrival[i]
         completions += alone + at_once
+
         if gain > most + _EPSILON:
             last = -1
             for k in range(n):
                 open_pair = k != i and decided[i, k] == 0 and ends[k] > base + _EPSILON
                 if open_pair and ends[k] <= base + wait + _EPSILON:
                     last = k if last < 0 or ends[k] > ends[last] else last
+
             if last >= 0:
                 most, first, second = gain, i, last
+
     return total - _SAFETY * completions, first, second
 
 
@@ -221,11 +244,13 @@ def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
     pairs[0] = i, k
     open_nodes = [(value, 0)]
     used = 1
+
     while True:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at]
         if i < 0 or used + 2 > nodes:
             return value, _in_order(n, pairs, children, used)
+
         children[at] = used
         for choice in (_BEFORE, _AFTER):
             decided[used] = decided[at]
@@ -249,4 +274,5 @@ def _in_order(
             branches[place] = 1 + pairs[at, 0] * n + pairs[at, 1]
             stack.append(children[at] + 1)
             stack.append(children[at])
+
     return branches

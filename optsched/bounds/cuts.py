@@ -23,14 +23,18 @@ def cut_where_quiet(
     n = len(arrival)
     others = np.arange(n) - np.searchsorted(np.sort(finish), arrival, "right")
     pieces, first = [], 0
+
     while n - first > most:
         last = first + fewest + int(np.argmin(others[first + fewest : first + most + 1]))
         if others[last] > quiet:
             later = np.flatnonzero(others[first + most :] <= quiet)
             if len(later) == 0:
                 break
+
             last = first + most + int(later[0])
+
         pieces.append((first, last))
         first = last
+
     pieces.append((first, n))
     return pieces

@@ -108,6 +108,7 @@ def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
     begin, end, price = _pieces(prices)
     minima = _all_minima(instance, begin, end, price, prices.denominator)
     paid = sum((e - b) * p for b, e, p in zip(begin, end, price, strict=True) if p)
+
     return minima - instance.kv_capacity * paid, prices.denominator
 
 
@@ -152,12 +153,14 @@ def _all_minima(
     for b, e, p in zip(begin[:-1], end[:-1], price[:-1], strict=True):
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((e - b) * b + (e - b) * (e - b - 1) // 2))
+
     q = instance.prompt_tokens + instance.kv_offset - 1
     # f at the arrival is at most D o + top o peak, so the min is too, and so is D times the
     # delay of the starts that matter. Elsewhere among them f is at most twice that.
     longest, peak = int(instance.output_tokens.max()), int(instance.peak_tokens.max())
     largest = denominator * longest + max(price) * longest * peak
     small = 4 * largest < 2**62 and largest // denominator < 2**31
+
     if small:
         wrap = (1 << 64) - 1
         columns = [np.array([v & wrap for v in c], dtype=np.uint64) for c in (sums, moments)]
@@ -166,11 +169,14 @@ def _all_minima(
         numbers = [np.array(c, dtype=np.int64) for c in (begin, end, price)]
         pieces = _Pieces(*numbers, *(c.view(np.int64) for c in columns))
         _minima(requests, pieces, denominator, minima)
+
         return sum(minima.tolist())
+
     exact = [0] * instance.n
     requests = _Requests(instance.arrival.tolist(), instance.output_tokens.tolist(), q.tolist())
     pieces = _Pieces(begin, end, price, sums, moments)
     _minima.py_func(requests, pieces, denominator, exact)
+
     return sum(exact)
 
 
@@ -190,18 +196,21 @@ def _minima(requests, pieces, denominator, minima):  # type: ignore[no-untyped-d
         k = a
         left, right = 0, 0
         low, high = 0, len(begin) - 1
+
         while low < high:  # the piece of the first round, k + 1
             middle = (low + high + 1) // 2
             if begin[middle] <= k + 1:
                 low = middle
             else:
                 high = middle - 1
+
         left = right = low
         while True:
             while end[left] <= k + 1:
                 left += 1
             while end[right] <= k + o:
                 right += 1
+
             last = min(end[left] - 2, end[right] - 1 - o)
             # Sums over the rounds up to k, and up to k + o.
             m = k + 1 - begin[left]
@@ -215,6 +224,7 @@ def _minima(requests, pieces, denominator, minima):  # type: ignore[no-untyped-d
             value = denominator * (k + o - a) + moment_o - moment_k + (held - k) * (sum_o - sum_k)
             if least < 0 or value < least:
                 least = value
+
             # A start whose delay alone costs more cannot be better.
             last = min(last, a - o + least // denominator)
             if last > k:
@@ -224,15 +234,20 @@ def _minima(requests, pieces, denominator, minima):  # type: ignore[no-untyped-d
                 steps = last - k
                 if bend > 0 and rise < 0:
                     steps = min(steps, (-rise + bend - 1) // bend)
+
                 value += steps * rise + bend * (steps * (steps - 1) // 2)
                 if value < least:
                     least = value
+
             if least // denominator < end[left] - 1 + o - a and least // denominator < (
                 end[right] - a
             ):
                 break
+
             k = min(end[left] - 1, end[right] - o)
+
         minima[i] = least
+
     return 0
 
 
@@ -258,6 +273,7 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     denominator = 10**9
     while denominator > 1 and denominator * longest * (1.0 + top * peak) > 2.0**59:
         denominator //= 10
+
     scaled = np.rint(per_round * denominator).astype(np.int64)
     change = np.flatnonzero(np.diff(scaled, prepend=0))
     # Round t is part of unit (t - 1) // unit; blocks begin and end anywhere in a unit.
@@ -266,20 +282,25 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     value = np.append(scaled, 0)[np.minimum(cuts // unit, len(scaled))]
     shift = model.block_real - model.block_begin
     rounds, price = (cuts + shift[owner] + 1).tolist(), value.tolist()
+
     for b in range(len(shift) - 1):
         if model.block_real[b + 1] > model.block_end[b] + shift[b]:
             rounds.append(int(model.block_end[b] + shift[b]) + 1)
             price.append(0)
+
     merged_rounds: list[int] = []
     merged: list[int] = []
     before = 0
+
     for at, p in sorted(zip(rounds, price, strict=True)):
         if p != before:
             merged_rounds.append(at)
             merged.append(p)
             before = p
+
     if not merged:
         merged_rounds, merged = [1], [0]
+
     return Prices(
         np.array(merged_rounds, dtype=np.int64), np.array(merged, dtype=np.int64), denominator
     )

@@ -19,11 +19,14 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[
         while waiting and now + waiting[0] <= at:
             now += heappop(waiting)
             yield now
+
         if waiting and now < at:
             # The head stays the smallest when it shrinks, so the heap needs no repair.
             waiting[0] -= at - now
+
         now = max(now, at)
         heappush(waiting, work)
+
     while waiting:
         now += heappop(waiting)
         yield now
@@ -43,17 +46,20 @@ def shortest_first(
     waiting: list[tuple[Any, int]] = []
     now = release[order[0]]
     coming, n = 0, len(order)
+
     while coming < n or waiting:
         if not waiting:
             now = max(now, release[order[coming]])
         while coming < n and release[order[coming]] <= now:
             heappush(waiting, (keys[order[coming]], order[coming]))
             coming += 1
+
         job = waiting[0][1]
         until = release[order[coming]] if coming < n else math.inf
         end = min(now + rest[job], until)
         rest[job] -= end - now
         if end < until or rest[job] <= 0:
             heappop(waiting)
+
         yield now, end, job
         now = end

@@ -123,6 +123,7 @@ def value_at(
     )
     paid = float(price.sum() + shared.price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
+
     return total * (1 - safe) - paid * (1 + safe)
 
 
@@ -168,6 +169,7 @@ def finish_online(instance: Instance, cost: BatchCost, chain: Floats) -> Floats:
             finish = evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
     except OptschedError:  # a prompt beyond a hard limit that it does not split
         finish = instance.release + chain
+
     return np.asarray(finish, dtype=np.float64)
 
 

@@ -23,6 +23,7 @@ def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
     if fixed > 0 and sqrt * (fixed + work) >= root * work:
         ratio = sqrt / root
         return work * (1 - ratio) / (fixed * ratio)
+
     return 1.0
 
 
@@ -31,6 +32,7 @@ def _worth(work: float, fixed: float, price: float) -> float:
     """Return the multiplier at steady prices: the min of T + price w T / (T - f), T >= f + w."""
     if work <= 0:
         return fixed
+
     room = max(work, np.sqrt(price * work * fixed))
     return (fixed + room) * (1 + price * work / room)
 
@@ -174,6 +176,7 @@ def _asked(number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> 
     """Return what p3 asks for in the j-th cell, c."""
     if c >= s.price.shape[0]:
         return 0.0
+
     at = s.begin[number] + j
     share = s.share[at] if at < s.begin[number + 1] else 0.0
     return s.price[c] * (own + fixed * share)
@@ -198,6 +201,7 @@ def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     price, asked, toll = window.price, window.asked, window.toll
     own, fixed, all_nu = phase.own, phase.fixed, phase.nu
     long = fixed + own
+
     for j in range(span):  # without branches, so that it is done for several cells at once
         nu = max(0.0, all_nu - asked[j])
         root, paid = np.sqrt(nu), toll[j]
@@ -205,6 +209,7 @@ def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
         late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
         g = late if fixed > 0 and paid * long >= root * own else early
         gains[j] = 0.0 if paid >= root else g
+
     area[0], area[1] = 0.0, gains[0] * phase.lead
     for j in range(1, span):
         area[j + 1] = area[j] + gains[j] * grid.width
@@ -223,6 +228,7 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
             value -= SLACK * (all_paid + area[j + 1])
             if value <= 0:
                 value, s = 0.0, 0.0
+
         if k == 0 or value > ahead[j]:
             ahead[j], slope[j], window.level[j] = value, s, k
 
@@ -236,6 +242,7 @@ def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> Non
         if phase.weight > 0:
             ahead[j] += phase.weight * ((phase.c0 + j + 1) * width - phase.arrival)
             slope[j] -= phase.weight
+
         least = min(least, ahead[j] + min(0.0, slope[j]) * _reach(phase, width, j))
         soonest[j] = least
 
@@ -246,6 +253,7 @@ def _reach(phase: Phase, width: float, j: int) -> float:
     d = width if j > 0 else phase.lead
     if phase.weight > 0:
         d = min(d, max(0.0, (phase.c0 + j + 1) * width - phase.arrival - phase.first))
+
     return d
 
 
@@ -258,6 +266,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
     c0, lead, alone = phase.c0, phase.lead, phase.alone
     head = tail = 0
     last = free = -1  # the last start that leaves enough time; the last that makes the steps free
+
     for j in range(span):
         end = (c0 + j + 1) * width
         while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
@@ -266,13 +275,16 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
             value -= max(0.0, gains[last] - window.slope[last]) * _reach(phase, width, last)
             while tail > head and key[tail - 1] >= value:
                 tail -= 1
+
             queue[tail], key[tail] = last, value
             tail += 1
+
         slack = SLACK * (all_paid + area[j + 1])
         while free < last and all_paid - slack <= area[j + 1] - area[free + 1]:
             free += 1
         while tail > head and queue[head] <= free:
             head += 1
+
         nothing = window.soonest[free] if free >= 0 else np.inf
         some = np.inf
         if tail > head:
@@ -284,6 +296,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
             s = min(gains[j], (nothing - some) / (width if j > 0 else lead))
         else:
             value, s, start = nothing, 0.0, -1 - free
+
         value += extra * window.least[j]
         if k == 0 or value > after[j]:
             after[j], window.slope_after[j], window.level_after[j] = value, s, k
@@ -305,12 +318,15 @@ def _best_end(
             paid, s = window.after[j], window.slope_after[j]
         else:
             paid, s = window.ahead[j], window.slope[j]
+
         if paid == np.inf:
             continue
+
         d = width if j > 0 else phase.lead
         value = paid + max(rest * phase.alone, early + min(rest, s) * d)
         if value < best:
             best, at = value, j
+
     return best, at
 
 
@@ -343,6 +359,7 @@ def costs_of_paths(
     )  # fmt: skip
     nus = np.empty((2, levels.shape[0]))
     total = 0.0
+
     for i in range(tokens.arrival.shape[0]):
         a, m, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
         own, fixed = (tokens.prefill[i], tokens.work[i]), (tokens.prefill_fixed, tokens.decode)
@@ -355,6 +372,7 @@ def costs_of_paths(
         mean = 0.0
         for j in range(span):
             mean += whole[c0 + j] if c0 + j < cells else 0.0
+
         mean = max(mean / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
@@ -363,40 +381,50 @@ def costs_of_paths(
             )
             if centre.shape[0] > 0 and centre[i, 0] > 0:
                 nus[0, k], nus[1, k] = centre[i, 0] * levels[k], centre[i, 1] * levels[k]
+
         while True:
             low = np.inf
             for j in range(span):
                 low = min(low, whole[c0 + j] if c0 + j < cells else 0.0)
                 window.least[j] = low
+
             for k in range(levels.shape[0]):
                 phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early, i)
                 if k == 0:
                     _charge(window, grid, phase, span)
+
                 _integrate(window, grid, phase, span)
                 _end_prefill(window, width, phase, span, k)
+
             _delay_prefill(window, width, phase, span)
             for k in range(levels.shape[0] if m > 0 else 0):
                 phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early, i)
                 if k == 0:
                     _charge(window, grid, phase, span)
+
                 _integrate(window, grid, phase, span)
                 _end_steps(window, width, phase, extra, span, k)
+
             best, at = _best_end(window, width, phase, m, span)
             beyond = rest * ((c0 + span) * width - a)
             if early > 0:
                 beyond += min(window.soonest[span - 1], early * ((c0 + span) * width - a))
             if beyond >= best or span == WINDOW:
                 break
+
             span = min(WINDOW, 2 * span)
+
         total += min(best, beyond)
         if use.machine.shape[0] == 0 or at < 0:
             continue
+
         j = at
         for step in range(1 if m > 0 else 0, -1, -1):
             start = 0 if step == 0 else window.begin[j]
             nu = nus[step, window.level[j] if step == 0 else window.level_after[j]]
             if centre.shape[0] > 0:
                 centre[i, step] = nu
+
             scale = np.sqrt(own[step])
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
                 part = 1.0 if c > c0 else lead / width
@@ -407,9 +435,13 @@ def costs_of_paths(
                 use.machine[c] += part * used
                 at = shared.begin[i] + c - c0
                 share = 0.0
+
                 if at < shared.begin[i + 1]:
                     share = shared.share[at]
                     use.fixed[at] += part * rate * fixed[step]
+
                 use.shared[c] += part * rate * (own[step] + fixed[step] * share)
+
             j = start if start >= 0 else -1 - start
+
     return total

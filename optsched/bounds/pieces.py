@@ -67,12 +67,15 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
         first, last = ends
         piece = replace(task, instance=instance.subset(order[first:last]), known=None)
         proofs = [work_tel(piece, budget)]
+
         if not budget.over:
             part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
             if not joint:
                 proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
+
             proofs.append(shares(piece, part))
+
         return proofs
 
     cuts = cut_where_quiet(arrived, finished, _FEWEST, _MOST, _QUIET)
@@ -84,6 +87,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
             best = max(proofs, key=lambda one: one.value)
             total += best.value * (last - first if joint else 1)
             trees.append((first, last - 1, best.tree))
+
     total *= 1 - _SAFETY
     return Proof(total / instance.n) if joint else Proof(total, tree=parts("tel", trees))
 

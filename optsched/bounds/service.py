@@ -114,6 +114,7 @@ def most_within(
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
     if isinstance(cost_model, BatchCost) and not instance.in_rounds:
         return min(_in_seconds(instance, c, limits, workers) for c in cost_model.minorants)
+
     return _in_rounds(instance, limits, workers)
 
 
@@ -129,12 +130,14 @@ def _in_seconds(
     able = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
     slack = _CLOCK * (1 + instance.release)
     best = int(able.sum())
+
     for length, amount in (
         (first, work.prefill), (last, work.total), (last, _priced(instance, cost, work, step)),
     ):  # fmt: skip
         begin = np.maximum(instance.release - slack, 0.0)[able]
         end = (instance.release + length + slack)[able]
         best = min(best, _count(begin, end, amount[able] * (1 - _MARGIN), workers))
+
     return best
 
 
@@ -156,6 +159,7 @@ def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Fl
     finite = np.isfinite(step) & (instance.output_tokens > 1)
     fixed = cost["base"] + cost["decode_base"]
     p = float(step[finite].max()) / second if finite.any() else 0.0
+
     if p > fixed > 0:
         k, c = fixed / (p - fixed) ** 2, fixed / (p - fixed)
         least = np.full(instance.n, np.inf)
@@ -164,6 +168,7 @@ def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Fl
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
         # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
         most = np.maximum(most, later(np.minimum(decode + c * u, refill - k * p * u)))
+
     return np.asarray(work.own_prefill + work.first_shares + most * second)
 
 
@@ -175,9 +180,11 @@ def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -
     o = instance.output_tokens
     able = (first >= 1) & (last >= o) & (later >= o - 1)
     best = int(able.sum())
+
     for length, amount, capacity in _loads(instance, first, last):
         begin, end = instance.release[able], (instance.release + length)[able]
         best = min(best, _count(begin, end, amount[able].astype(np.float64), workers * capacity))
+
     return best
 
 
@@ -188,9 +195,11 @@ def _loads(
     s, o, limits = instance.prompt_tokens, instance.output_tokens, instance.limits
     yield first, s + instance.kv_offset, instance.kv_capacity
     yield last, instance.volume, instance.kv_capacity
+
     for most in (limits.max_batch_tokens, limits.max_prefill_tokens):
         if most is not None:
             yield first, s, most
+
     if limits.max_batch_tokens is not None:
         yield last, s + o - 1, limits.max_batch_tokens
     if limits.max_running is not None:
@@ -204,10 +213,12 @@ def _count(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     begin, end, work = begin[tight], end[tight], work[tight]
     if not len(work):
         return free
+
     by_begin = np.lexsort((end, begin))
     by_end = np.lexsort((begin, end))
     later_ends = np.maximum.accumulate(end[by_begin])
     earlier_begins = np.minimum.accumulate(begin[by_end][::-1])[::-1]
+
     return free + min(
         _greedy(begin[by_begin], later_ends, work[by_begin], capacity),
         _greedy(earlier_begins, end[by_end], work[by_end], capacity),
@@ -227,6 +238,7 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     order = np.argsort(amount[some], kind="stable")
     done = fill(begins[some], ends[some], amount[some], order)
     shares = (done / amount[some]).sum()
+
     return int(np.floor(shares * (1 + _CLOCK) + 1e-6)) + int((~some).sum())
 
 
@@ -271,6 +283,7 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
         alone = unavoidable_work(instance, task.batch_cost).chain * (1 - _MARGIN)
+
     return Proof(most / float((instance.release + alone).max()))
 
 

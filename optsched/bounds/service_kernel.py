@@ -17,6 +17,7 @@ def _set(total: Ints, best: Ints, sign: int, i: int, change: int) -> None:
     total[k] += change
     best[k] = total[k]
     k //= 2
+
     while k >= 1:
         total[k] = total[2 * k] + total[2 * k + 1]
         right = total[2 * k] + best[2 * k + 1]
@@ -32,7 +33,9 @@ def _first_max(total: Ints, best: Ints, last: int) -> int:
     while k > 1:
         if k % 2 == 1:
             found = max(best[k - 1], total[k - 1] + found)
+
         k //= 2
+
     return int(found)
 
 
@@ -46,7 +49,9 @@ def _last_min(total: Ints, best: Ints, first: int) -> int:
             found = min(found, total[k] + best[k + 1])
         else:
             found += total[k - 1]
+
         k //= 2
+
     return int(found)
 
 
@@ -57,28 +62,35 @@ def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
     size = 1
     while size < n + 1:
         size *= 2
+
     huge = np.int64(2**62)
     low_sum, low_best = np.zeros(2 * size, np.int64), np.zeros(2 * size, np.int64)
     high_sum, high_best = np.zeros(2 * size, np.int64), np.zeros(2 * size, np.int64)
+
     for i in range(n):
         low_sum[size + i] = begin[i] - (begin[i - 1] if i > 0 else 0)
         high_sum[size + i] = end[i] - (end[i - 1] if i > 0 else 0)
+
     for i in range(n, size):  # never the max, never the min
         low_sum[size + i] = -huge if i == n else 0
         high_sum[size + i] = huge // 2 if i == n else 0
+
     low_best[size:], high_best[size:] = low_sum[size:], high_sum[size:]
     for k in range(size - 1, 0, -1):
         low_sum[k] = low_sum[2 * k] + low_sum[2 * k + 1]
         low_best[k] = max(low_best[2 * k], low_sum[2 * k] + low_best[2 * k + 1])
         high_sum[k] = high_sum[2 * k] + high_sum[2 * k + 1]
         high_best[k] = min(high_best[2 * k], high_sum[2 * k] + high_best[2 * k + 1])
+
     done = np.zeros(n, np.int64)
     for p in range(n):
         i = order[p]
         room = _last_min(high_sum, high_best, i) - _first_max(low_sum, low_best, i)
         part = min(work[i], max(room, 0))
+
         if part > 0:
             done[i] = part
             _set(high_sum, high_best, 1, i, -part)
             _set(low_sum, low_best, -1, i + 1, -part)
+
     return done

@@ -37,6 +37,7 @@ def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Pric
     """
     if not instance.in_rounds:
         raise UsageError("shadow prices: found an instance in seconds; expected one in rounds")
+
     return _prices_within(instance, Budget(time_limit_s))
 
 

@@ -142,6 +142,7 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
     own = tokens.prefill + steps * (tokens.work + tokens.work_slope * (steps - 1) / 2)
     fixed = float((steps * tokens.decode + tokens.prefill_fixed).sum())
     size = max(1.0, fixed / max(0.995 * busy_s - float(own.sum()), 1e-3 * busy_s))
+
     return tokens._replace(
         prefill_paid=np.maximum(tokens.prefill_paid, tokens.prefill + tokens.prefill_fixed / size),
         paid=np.maximum(tokens.paid, tokens.work + tokens.decode / size),
@@ -174,6 +175,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
     steady *= max(1 - weight, _LEAST_SCALE)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
+
     if many:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells, weight)
@@ -183,6 +185,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
             np.concatenate([[0.0], np.cumsum(dual) * apart]),
         )
         whole = np.diff(upto) / width
+
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
@@ -194,6 +197,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     scale_to_one(shared, cell, cells)
     least = np.where(number > 0, _FLOOR * steady, 0.0)
     np.maximum(shared.price, least, out=shared.price)
+
     return Start(float(width), np.maximum((1 - part) * whole, least), shared, cell, least, steps)
 
 
@@ -224,9 +228,11 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     finish = finish_online(instance, task.batch_cost, chain)
     latency = finish - tokens.arrival
     best, tree = least, work_leaf()
+
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
         found, leaf = ascend(tokens, start_from(tokens, finish, weight), weight, budget)
         best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
+
     return Proof(best / per, tree=tree if task.objective == TOTAL_LATENCY else None)
 
 
@@ -261,20 +267,25 @@ def ascend(
     state = (price, shared.price, shared.share, centre, *use)
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
+
     while stale < _STALE and (step == 0 or budget.left_s > 1.2 * spent):
         before, tried = work_time(), centre.copy()
         for one in use:
             one[:] = 0.0
+
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
         value = value_at(tokens, width, price, levels, use, weight, shared, centre)
         stale += 1
+
         if value > reached:
             reached, stale, best = value, 0, [one.copy() for one in state]
             multipliers = tried if step > 0 else best[3]
         elif stale % _PATIENCE == 0:
             for now, one in zip(state, best, strict=True):
                 now[:] = one
+
             price_step, share_step, mean[:] = price_step / 2, share_step * 0.7, 0.0
+
         step += 1
         slower = 1 / (1 + step / _SLOWER)
         for k, (p, used) in enumerate(((price, use.machine), (shared.price, use.shared))):
@@ -283,10 +294,12 @@ def ascend(
             size = np.sqrt(square[k] / (1 - _KEPT_LONG**step)) + _SMALL
             rise = mean[k] / (1 - _KEPT**step) / size
             p[:] = np.maximum(p * np.exp(price_step * slower * rise), least)
+
         fixed = _KEPT_LONG * fixed + (1 - _KEPT_LONG) * use.fixed
         improve_shares(shared, fixed, cell, len(price), share_step * np.sqrt(slower))
         scale_to_one(shared, cell, len(price))
         spent = work_time() - before
+
     leaf = shares_leaf(width, best[0], _LEVELS, (best[1], shared.begin, best[2]), multipliers, cell)
     return reached, leaf
 

@@ -22,6 +22,7 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             total[cell[i] + at - begin[i]] += share[at]
+
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             share[at] /= max(total[cell[i] + at - begin[i]], 1e-300) * (1 + _SAFETY)
@@ -37,6 +38,7 @@ def improve_shares(
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             mean[cell[i] + at - begin[i]] += share[at] * used[at]
+
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             usual = mean[cell[i] + at - begin[i]]

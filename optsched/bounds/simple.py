@@ -59,6 +59,7 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     completions = srpt_completions(release, instance.volume.tolist())
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(-(-completion // capacity), floor)
+
     return Proof(total - int(instance.arrival.sum()))
 
 
@@ -102,15 +103,18 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     moment = [0] * instance.n
     for begin, end, job in shortest_first(release, volume):
         moment[job] += end * end - begin * begin
+
     total = 0
     prompt = instance.prompt_tokens[order].tolist()
     output = instance.output_tokens[order].tolist()
+
     for job in range(instance.n):
         q, o, vol = prompt[job] + instance.kv_offset - 1, output[job], volume[job]
         a12 = 6 * q * o * o + 2 * o * (o + 1) * (2 * o + 1) - 3 * o * (o + 1)
         # moment / (2 M vol) + o - a12 / (12 vol), over the common denominator 12 M vol.
         numerator = 6 * moment[job] + 12 * capacity * vol * o - capacity * a12
         total += (numerator << _FRACTION_BITS) // (12 * capacity * vol)
+
     return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum()))
 
 

@@ -33,6 +33,7 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
     low = _order_statistic(task, budget, f"slo_{column}", k)
     if h == k:
         return Proof(low)
+
     return Proof(
         (
             (k + 1 - h) * low
@@ -60,8 +61,10 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
             low = middle
         else:
             high = middle
+
         if high < _FINE * _FINE:
             break
+
     return low + 1.0 if whole else low
 
 

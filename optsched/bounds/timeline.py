@@ -100,6 +100,7 @@ def busy_prices(model: Model) -> Floats:
     begin, end, job = begin[:size], end[:size], job[:size]
     slope = model.unit / (volume[order] * model.unit)
     length = math.ceil(float(end[-1]) - 1e-9) if size else 1
+
     return _backward(begin, end, job, slope, max(length, 1)) * model.unit
 
 
@@ -113,6 +114,7 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
     heap = np.empty(n, np.int64)
     size = count = nxt = 0
     now = 0.0
+
     while nxt < n or size:
         if size == 0 and nxt < n and release[nxt] > now:
             now = release[nxt]
@@ -120,28 +122,35 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
             at = size
             size += 1
             heap[at] = nxt
+
             while at > 0 and work[heap[(at - 1) // 2]] > work[heap[at]]:
                 up = (at - 1) // 2
                 heap[at], heap[up] = heap[up], heap[at]
                 at = up
+
             nxt += 1
+
         j = heap[0]
         until = now + left[j] / speed
         done = True
+
         if nxt < n and until > release[nxt]:
             until = release[nxt]
             done = False
+
         left[j] -= (until - now) * speed
         if count and job[count - 1] == j and end[count - 1] == now:
             end[count - 1] = until
         else:
             begin[count], end[count], job[count] = now, until, j
             count += 1
+
         now = until
         if done:
             size -= 1
             heap[0] = heap[size]
             at = 0
+
             while True:
                 low = 2 * at + 1
                 if low >= size:
@@ -150,8 +159,10 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
                     low += 1
                 if work[heap[low]] >= work[heap[at]]:
                     break
+
                 heap[at], heap[low] = heap[low], heap[at]
                 at = low
+
     return begin, end, job, count
 
 
@@ -162,19 +173,23 @@ def _backward(begin, end, job, slope, length):  # type: ignore[no-untyped-def]
     resumed = np.full(len(slope), -1.0)
     resumed_price = np.zeros(len(slope))
     now, level = np.inf, 0.0
+
     for piece in range(len(job) - 1, -1, -1):
         j, x, y = job[piece], begin[piece], end[piece]
         if y < now - 1e-9:
             level = 0.0
         if resumed[j] >= 0.0:
             level = resumed_price[j] + (resumed[j] - y) * slope[j]
+
         # The integral of the price over each unit that the piece meets.
         first, last = int(x), min(int(np.ceil(y)), length)
         for t in range(first, last):
             u, v = max(x, float(t)), min(y, float(t + 1))
             if v > u:
                 price[t] += (v - u) * (level + (y - (u + v) / 2) * slope[j])
+
         level += (y - x) * slope[j]
         resumed[j], resumed_price[j] = x, level
         now = x
+
     return price

@@ -29,6 +29,7 @@ def _end(number: int, frame: object) -> None:
 def __getattr__(name: str) -> object:
     if name != "app":
         raise AttributeError(name)
+
     from optsched.cli.application import app
 
     return app

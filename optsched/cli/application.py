@@ -54,6 +54,7 @@ class Commands(TyperGroup):
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
         before = signal.getsignal(signal.SIGINT)
+
         try:
             _at_ctrl_c(signal.default_int_handler)
             # The parser's own `main` would end a closed pipe and Ctrl-C in its own way.
@@ -62,6 +63,7 @@ class Commands(TyperGroup):
                 self.make_context("optsched", words, **extra) as context,
             ):
                 self.invoke(context)
+
             sys.stdout.flush()
         except typer.Exit as stop:
             sys.exit(stop.exit_code)
@@ -83,13 +85,17 @@ class Commands(TyperGroup):
                 of = getattr(error, "ctx", None)
                 if of is not None:
                     message += f"; `{of.command_path} --help` says what is expected"
+
                 _fail(message, int(getattr(error, "exit_code", 2)), debug)
+
             text = f"{type(error).__name__}: {error}"
             if debug:
                 _fail(f"internal error: {text}", 1, debug, prefix="")
+
             _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
         finally:
             _at_ctrl_c(before or signal.SIG_DFL)
+
         sys.exit(0)
 
 
@@ -103,6 +109,7 @@ def _json_alone(words: Sequence[str]) -> bool:
     """Return whether standard output is only for the JSON of ``--json -``."""
     if "--help" in words or "-h" in words:
         return False
+
     return "--json=-" in words or ("--json", "-") in pairwise(words)
 
 
@@ -122,6 +129,7 @@ def _warn_once() -> None:
 def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:
     if debug:
         traceback.print_exc()
+
     print(prefix + " ".join(message.split()), file=sys.stderr)
     sys.exit(status)
 

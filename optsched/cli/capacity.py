@@ -78,6 +78,7 @@ def capacity(
             raise UsageError(
                 f"--workers: found {workers!r}; expected an integer >= 1, or auto"
             ) from None
+
     instance, cost = read_checked(instance_file, cost_model, json_out)
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
@@ -95,6 +96,7 @@ def capacity(
             search_s=search,
             **slos,
         )
+
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)
     if json_out != "-":
@@ -107,6 +109,7 @@ def _words(row: Reach, rates: bool) -> str:
     """Return "up to", with "at least" before it if the search ended before a rate was missed."""
     if not rates:
         return "with"
+
     return "up to" if row.missed is not None else "at least up to"
 
 
@@ -118,11 +121,13 @@ def _show(found: Capacity) -> None:
          row.missed, row.wall_s]
         for row in found.rows
     ]  # fmt: skip
+
     if rows:
         limit = "missed\nfrom" if rates else "missed\nwith"
         show_table(["policy", "", what, "SLO\nattainment", limit, "wall\n[s]"], rows,
                    text_columns=(0, 1), drop=["wall\n[s]", limit, ""])  # fmt: skip
         print()
+
     best = found.best
     nobody = "no policy attains it" + (" so far" if found.interrupted else "")
     reached = nobody if best is None else (
@@ -138,5 +143,6 @@ def _show(found: Capacity) -> None:
     for row in found.rows:
         if row.error is not None:
             print(f"{row.policy}: {row.error}")
+
     if found.interrupted:
         print("interrupted: the values above are those found until then")

@@ -101,6 +101,7 @@ def compare(
             measured=measured,
             **slos,
         )
+
     data = comparison.to_dict()
     if schedules_out is not None:
         from optsched.files.outputs import make_folder
@@ -111,9 +112,11 @@ def compare(
                 name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
                 save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
+
     emit_json(data, json_out)
     if json_out != "-":
         _show(comparison, bound)
+
     policies = [row for row in comparison.rows if not row.measured]
     if all(row.metrics is None for row in policies):
         reasons = "; ".join(f"{row.policy}: {row.error}" for row in policies)
@@ -135,6 +138,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         (r for r in comparison.rows if r.metrics is not None),
         key=lambda r: (not r.inside, r.metrics[tel] if r.metrics else 0),
     )
+
     for row in ranked:
         metrics = row.metrics or {}
         rows.append(
@@ -148,15 +152,19 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
                 None if row.wall_s is None else 1000 * row.wall_s,
             ]
         )
+
     if rows:
         # The mean latency is the TEL over the number of requests. The column "" has "clairvoyant".
         first = ("p99 TTFT", "p99 latency", "wall", "mean TPOT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
         missing = show_table(headers, rows, text_columns=(0, 1), drop=drop)
+
         if "" in missing:
             names = [row.policy for row in ranked if row.clairvoyant]
             print(f"clairvoyant: {', '.join(names) or 'none'}")
+
         print()
+
     if comparison.bound is None:
         print("bound: " + ("none known" if bound_wanted else "not asked for"))
     else:
@@ -167,16 +175,19 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             + (" (optimal)" if comparison.status == "optimal" else "")
         )
         print(f"the bound holds for {comparison.scope}")
+
     if comparison.bound is None and comparison.best_known is not None:
         print(
             f"best known {number(comparison.best_known)} {times} from "
             f"{comparison.best_known_origin}"
         )
+
     if comparison.predictor == "oracle":
         print("predictor: oracle (the instance carries no predictions)")
     for row in comparison.rows:
         for note in (*row.notes, *([] if row.error is None else [f"no schedule: {row.error}"])):
             print(f"{row.policy}: {note}")
+
     for note in comparison.notes:
         print(note)
     if comparison.interrupted:

@@ -25,6 +25,7 @@ def list_datasets() -> None:
     ]
     show_table(("dataset", "format", "summary", "licence", "here"), rows, text_columns=range(5))
     print("\nhere: whether the user's cache has it; `optsched data fetch NAME` puts it there")
+
     for name, one in datasets().items():
         if one.reported:
             print(f"{name}: its sha256 is one that others report; the first download verifies it")
@@ -81,6 +82,7 @@ def fetch(
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
+
     one = datasets()[name]
     print(f"{one.licence}; cite {one.cite}; format {one.format}", file=sys.stderr)
     print(file)

@@ -77,6 +77,7 @@ def experiment(
     if name == "list":
         _list()
         return
+
     given = key_values(settings)
     check_folder(out)
     check_outputs(json_out)
@@ -87,6 +88,7 @@ def experiment(
         raise UsageError(
             "--in-process: found with --jobs, --engine dask or --memory-limit; expected --isolate"
         )
+
     line = LiveLine(every_s=30)
     try:
         with line:
@@ -113,8 +115,10 @@ def experiment(
 
             done = len(read(out)[1])
             kept = f"{done} of {line.of} trials are stored in {out}; the same command goes on"
+
         print(f"error: interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
+
     alone = emit_json(outcome.summary(), json_out)
     failed, errors = _warn(outcome, "; --retry-failed runs them again" if out else "")
     if alone:
@@ -127,9 +131,11 @@ def experiment(
             text_columns=range(4),
         )
         print()
+
     counts = f"{outcome.resumed} from the store, {errors} without a schedule"
     if failed:
         counts += f", {failed} failed"
+
     print(f"{len(outcome.rows)} trials ({counts}), {outcome.experiment.paper}")
 
 
@@ -152,6 +158,7 @@ def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
         raise SolverError(f"experiment {name}: no trial succeeded: {failed[0][1]}")
     if errors and len(errors) + len(failed) == len(rows):
         raise InputError(f"experiment {name}: no trial succeeded: {errors[0][1]}")
+
     warn(errors, "have no schedule")
     return len(failed), len(errors)
 

@@ -68,6 +68,7 @@ class ImportCommand(TyperCommand):
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and parameter.name == "format_name":
                 parameter.help = f"The format: {', '.join(trace_formats())}."
+
         super().format_help(ctx, formatter)
 
 
@@ -185,14 +186,17 @@ def import_trace(
     """Make an instance from a trace."""
     if rate != math.inf:
         check_number(rate, "--rate", 0.0, strict=True)
+
     columns = key_values(column, "--column")
     by_field = key_values([text for text in units or () if "=" in text], "--unit")
     for text in units or ():
         if "=" not in text and by_field.setdefault("", text) != text:
             raise UsageError(f"--unit: found {text!r} beside {by_field['']!r}; expected FIELD=UNIT")
+
     check_outputs(out, measured_out)
     if cost_model is not None:
         kv_capacity = _capacity_of(cost_model, kv_capacity, kv_block_tokens)
+
     from optsched.workloads.traces import read_trace_report
 
     with LiveLine() as line:
@@ -216,6 +220,7 @@ def import_trace(
             strict=strict,
             progress=lambda rows: line.show(f"{rows} rows"),
         )
+
     for note in report.notes:
         print(f"warning: {file}: {note}", file=sys.stderr)
     if measured_out is not None and report.measured is None:
@@ -223,6 +228,7 @@ def import_trace(
             f"--measured-out: found no measured times: found {report.unmeasured}; expected a trace "
             "that has latencies and arrivals and is read whole, at its own arrivals, in seconds"
         )
+
     _write(instance, out)
     if kv_capacity is None:
         print(
@@ -230,6 +236,7 @@ def import_trace(
             "machine a cost model describes; --cost-model NAME takes the machine's",
             file=sys.stderr,
         )
+
     if measured_out is not None and report.measured is not None:
         from optsched.files.measured import write_measured
 
@@ -260,6 +267,7 @@ def export(
     """Write an instance's mathematical model, or the instance itself."""
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
+
     from optsched.files.read_write import read_instance, write_bytes, write_instance
 
     instance = read_instance(instance_file)
@@ -267,6 +275,7 @@ def export(
     if format_name == "json":
         write_instance(instance, out)
         return
+
     from optsched.costs.cost import cost_for
     from optsched.optimize.formulations import Task, formulations, get
     from optsched.problem.objective import parse_objectives
@@ -278,6 +287,7 @@ def export(
             f"--formulation: found {model.name!r}, which has no {format_name} export; expected "
             f"{able}"
         )
+
     if model.time_unit == "round":
         check_rounds(instance, model.name)
     elif instance.in_rounds:
@@ -285,6 +295,7 @@ def export(
             f"--formulation: found {model.name} for an instance in rounds; expected an instance in "
             "seconds"
         )
+
     task = Task(instance, cost_for(instance, cost_model), parse_objectives(model.default_objective))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
@@ -300,11 +311,13 @@ def _capacity_of(cost_model: str, given: int | None, block: int) -> int:
         raise UsageError(
             f"--kv-capacity: found {given} beside --cost-model, which sets it; expected one of both"
         )
+
     cost = load_cost_model(cost_model)
     if cost.kv_capacity_tokens is None:
         raise UsageError(
             f"--cost-model: found no KV capacity in {cost.name!r}; expected --kv-capacity"
         )
+
     return cost.kv_capacity_tokens // block * block
 
 
@@ -312,6 +325,7 @@ def _write(instance: Instance, out: str | None) -> None:
     if out is None or out == "-":
         emit_json(instance.to_dict(), "-")
         return
+
     from optsched.files.read_write import write_instance
 
     check_outputs(out)

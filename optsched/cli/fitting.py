@@ -107,6 +107,7 @@ def fit(
         from optsched.show.plot.style import check_suffix
 
         check_suffix(plot)
+
     from optsched.costs.cost import load_cost_model
     from optsched.costs.fit import errors_of, fit as run
     from optsched.files.read_write import write_bytes
@@ -130,11 +131,13 @@ def fit(
         raise UsageError(
             "--against: found a profile that is tabulated and holds no rows out; expected none"
         )
+
     profile = found.profile
     what = f"{profile.shape.name} on {profile.hardware.name}, tensor parallel "
     print(f"fit: taken as {what}{profile.tensor_parallel}, 16-bit", file=sys.stderr)
     for note in (*(f"{part}: MISSING, costs nothing" for part in profile.missing), *profile.notes):
         print(f"fit: {note}", file=sys.stderr)
+
     compared = errors_of(found, [found.cost_model, *others]) if others else []
     if out is not None:
         write_bytes(found.to_toml().encode(), out)
@@ -144,6 +147,7 @@ def fit(
         canvas = style.figure((6.0, 5.0))
         plot_fit(found, canvas.subplots())
         style.save(canvas, plot)
+
     data = {
         "format": "optsched-fit",
         "version": 1,
@@ -171,17 +175,20 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
     errors = ("mean_error", "median_error", "p95_error")
     titles = ("mean\nerror [%]", "median\nerror [%]", "p95\nerror [%]")
     rows = []
+
     for r in found.rows():
         verdict = "outside" if r["mean_error"] is None else f"above {target:.0%}"
         sizes = (r["rows"], r["held_out"], r["outside"])
         verdict = "ok" if r["reached"] else verdict
         rows.append((r["operator"], *sizes, *_percents(r, *errors), r["r2"], verdict))
+
     headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
     show_table(headers, rows, text_columns=(0, 8))
     if found.cost_model.table is None:
         print("errors are those of held-out rows within the range of validity")
     else:
         print("errors are those of values that were left out and interpolated")
+
     _show_model(found.cost_model)
     if compared:
         print()
@@ -191,6 +198,7 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
              for c in compared],
             text_columns=(0, 1),
         )  # fmt: skip
+
     if found.rejected:
         beaten = found.profile.hardware.name
         print(f"\n{len(found.rejected)} rows rejected, because they beat {beaten}:")
@@ -254,6 +262,7 @@ def kv_capacity(
     memory, each = memory_gib, bytes_per_token
     if memory is None and device is not None:
         memory = named(device).memory_gib
+
     weights = 2**30 * model_gib if model_gib is not None else None
     if shape is not None:
         shape.check_degree(tensor_parallel)
@@ -261,11 +270,13 @@ def kv_capacity(
         each = shape.kv_bytes_on(tensor_parallel) if each is None else each
         for note in shape.notes:
             print(f"kv-capacity: {note}", file=sys.stderr)
+
     if memory is None or weights is None or each is None:
         raise UsageError(
             "kv-capacity: found too little to compute from; expected --device or --memory-gib, and "
             "--model or both --model-gib and --bytes-per-token"
         )
+
     tokens = run(memory, weights, each, usable=usable, devices=tensor_parallel)
     data = {
         "kv_capacity_tokens": tokens, "memory_gib": memory, "model_bytes": weights,
@@ -302,5 +313,6 @@ def _show_model(cost: BatchCost) -> None:
             f"batches are priced by tables of {', '.join(grids)} values; the coefficients are a "
             f"linear approximation, and bounds take {len(cost.table.minorants)} minorants"
         )
+
     limits = ", ".join(f"{key} {value:g}" for key, value in sorted(cost.valid.items()))
     print(f"valid for: {limits}")

@@ -65,6 +65,7 @@ def simulate(
     evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         save_schedule(schedule, schedule_out)
+
     write_requests(evaluation, requests_out)
     data = result_dict(
         instance,
@@ -82,12 +83,14 @@ def simulate(
     )
     if emit_json(data, json_out):
         return
+
     show_metrics(evaluation.metrics, instance)
     print(f"\n{_on_workers(evaluation)}")
     if info.predictor is not None:
         print(f"predictor: {info.predictor} (the policy's own)")
     elif not instance.has_predictions:
         print("predictor: oracle (the instance carries no predictions)")
+
     note = lengths_note(made, info, instance)
     if note is not None:
         print(f"{policy} {note}")
@@ -122,6 +125,7 @@ def evaluate(
         schedule=schedule_file,
         workers=evaluation.workers,
     )
+
     if not emit_json(data, json_out):
         show_metrics(evaluation.metrics, instance)
         print(f"\n{_on_workers(evaluation)}")
@@ -132,6 +136,7 @@ def _on_workers(evaluation: Evaluation) -> str:
     used = Scope(evaluation.workers)
     if used.workers == 1:
         return f"it runs {used.machines}"
+
     return f"it runs {used.machines}: bounds and optima on one worker say nothing of it"
 
 
@@ -149,9 +154,11 @@ def verify(
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
         raise InputError(f"{file}: format: found {kind!r}; expected one of {', '.join(_CHECKERS)}")
+
     instance, cost = read_checked(instance_file, cost_model)
     with Place(Path(file)):
         check_format(data, str(kind).removeprefix("optsched-"))
+
     print(checker(instance, file, data, cost))
 
 
@@ -169,14 +176,17 @@ def _verify_schedule(
             f"the instance {instance.name!r}",
             rule="instance_sha256",
         )
+
     with Place(Path(file)):
         schedule = schedule_from_dict(data, instance, folder=Path(file).parent)
+
     evaluation = judge(instance, schedule, cost)
     if digest is None:
         print(
             f"note: {file} names no instance (instance_sha256); it was checked against this one",
             file=sys.stderr,
         )
+
     times, makespan = unit(instance), number(evaluation.metrics["makespan"])
     return (
         f"{file}: valid schedule of {instance.n} requests, {TOTAL_LATENCY} "
@@ -194,9 +204,11 @@ def _verify_certificate(
         value = verify_certificate(instance, certificate, cost)
     except ViolationError as error:
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
+
     words = f"or more in {ONE_WORKER}"
     if certificate["claim"] == "optimal":
         words = f"is optimal {ONE_WORKER.machines}"
+
     metric = certificate["objective"]
     return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
 

@@ -21,6 +21,7 @@ def policies() -> None:
         )
         lengths = "clairvoyant" if info.clairvoyant else ""
         rows.append((name, lengths, info.summary, parameters, info.paper))
+
     headers = ("policy", "lengths", "summary", "parameters", "source")
     show_table(headers, rows, text_columns=range(5))
     print("\nclairvoyant: uses true output lengths unless the instance carries predictions")
@@ -44,6 +45,7 @@ def methods() -> None:
         for name, method in f.methods.items():
             objectives, switches = ", ".join(method.objectives), ", ".join(sorted(method.switches))
             rows.append((formulation, name, method.summary, objectives, switches))
+
     headers = ("formulation", "method", "summary", "objectives", "switches")
     show_table(headers, rows, text_columns=range(5))
 
@@ -57,6 +59,7 @@ def models() -> None:
         model = load_cost_model(name)
         valid = ", ".join(f"{key} {value:g}" for key, value in model.valid.items())
         rows.append((name, model.layers, model.kv_capacity_tokens, valid, model.provenance))
+
     headers = ("model", "layers", "KV capacity [tokens]", "valid for", "provenance")
     show_table(headers, rows, text_columns=(0, 3, 4))
 
@@ -76,4 +79,5 @@ def schema(
 def _text(value: object) -> str:
     if value is None:
         return "none"
+
     return str(value).lower() if isinstance(value, bool) else str(value)

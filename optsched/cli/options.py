@@ -110,6 +110,7 @@ def takes_slos(command: Callable[..., None]) -> Callable[..., None]:
         if one.name != "slos":
             parameters.append(one.replace(annotation=hints[one.name], kind=one.KEYWORD_ONLY))
             continue
+
         for name, words in _SLO_WORDS.items():
             kind = Annotated[
                 float | None,
@@ -118,6 +119,7 @@ def takes_slos(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(
                 inspect.Parameter(name, one.KEYWORD_ONLY, default=None, annotation=kind)
             )
+
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
@@ -127,6 +129,7 @@ def check_number(value: float | None, option: str, low: float, *, strict: bool =
     """Raise UsageError unless an option's number is finite and in range."""
     if value is None or (math.isfinite(value) and value >= low and not (strict and value == low)):
         return
+
     least = f"{'>' if strict else '>='} {low:g}"
     raise UsageError(f"{option}: found {value!r}; expected a number {least}")
 
@@ -178,6 +181,7 @@ def check_requests_out(text: str | None) -> None:
     """Check the suffix of a file of requests, and that Parquet can be written if it is one."""
     if text is None:
         return
+
     check_suffix(text, "--requests-out", ".csv", ".parquet")
     if text.endswith(".parquet") and find_spec("pyarrow") is None:
         raise UsageError(
@@ -215,4 +219,5 @@ def engine_settings(pairs: list[str] | None) -> dict[str, Any]:
             found[key] = parse_json(text)
         except InputError:
             found[key] = text
+
     return found

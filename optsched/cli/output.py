@@ -39,12 +39,14 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
     """Write a result to a file, or for ``-`` to standard output. Returns whether it was ``-``."""
     if target is None:
         return False
+
     from optsched.files.read_write import json_text, write_json
 
     if target == "-":
         print(json_text(dict(data)), end="", file=_answers[-1] if _answers else None, flush=True)
     else:
         write_json(dict(data), target)
+
     return target == "-"
 
 
@@ -61,10 +63,12 @@ def only_json() -> Iterator[None]:
         kept = os.dup(1) if out.fileno() == 1 else None
     except (OSError, ValueError):  # a captured stream has no descriptor
         kept = None
+
     answer = out if kept is None else os.fdopen(kept, "w", encoding=out.encoding, errors=out.errors)
     if kept is not None:
         with suppress(OSError):  # standard error may be closed already
             os.dup2(2, 1)
+
     _answers.append(answer)
     try:
         with redirect_stdout(sys.stderr):
@@ -74,6 +78,7 @@ def only_json() -> Iterator[None]:
         if kept is not None:
             with suppress(OSError):  # a closed pipe was reported at the write
                 answer.flush()
+
             os.dup2(kept, 1)
             with suppress(OSError):
                 answer.close()
@@ -95,9 +100,11 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     special = os.path.exists(target) and not os.path.isfile(target)
     inside = special or descriptor(target) is not None
     parquet = find_spec("pyarrow") is not None
+
     if entries <= io.INLINE_ENTRIES:
         io.write_schedule(schedule, target)
         return
+
     if parquet and not inside:
         io.write_schedule(schedule, target, columns="parquet")
         where = f"are in {io.columns_file(target)}; keep the two together"
@@ -106,6 +113,7 @@ def save_schedule(schedule: Schedule, target: str) -> None:
         where = "inside the JSON"
         if not inside:
             where += "; with the package pyarrow they would be Parquet beside it"
+
     print(f"note: {target}: {entries} entries {where}", file=sys.stderr)
 
 
@@ -113,6 +121,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet. The suffix of the file says which."""
     if target is None:
         return
+
     from optsched.files.outputs import write_bytes
     from optsched.files.strict_json import csv_text
 
@@ -122,6 +131,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     else:
         cells = table.astype(object).where(table.notna(), None)
         content = csv_text(list(table.columns), cells.itertuples(index=False)).encode()
+
     write_bytes(content, target)
 
 
@@ -157,15 +167,18 @@ def show_table(
     ]
     shown = list(range(len(headers)))
     wanted = _table_width()
+
     if wanted is not None and columns:
         goes = [headers.index(header) for header in drop]
         goes += [k for k in reversed(shown) if k not in goes]
         while len(shown) > 1 and sum(least[k] + 2 for k in shown) - 1 > wanted:
             shown.remove(goes.pop(0))
+
     width = max(_PIPE_WIDTH, sum(least) + 2 * len(least)) if wanted is None else wanted
     console = Console(highlight=False, width=width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     height = max(headers[k].count("\n") for k in shown)
+
     for k in shown:
         title = Text("\n" * (height - headers[k].count("\n")) + headers[k])
         numbers = k > 0 and k not in text_columns
@@ -175,15 +188,18 @@ def show_table(
             no_wrap=numbers or k == 0,
             min_width=max(map(len, columns[0]), default=1) if k == 0 and columns else None,
         )
+
     for row in zip(*(columns[k] for k in shown if columns), strict=True):
         table.add_row(*map(Text, row))
     with console.capture() as capture:
         console.print(table)
+
     print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
     missing = [header for k, header in enumerate(headers) if k not in shown]
     if missing:
         names = ", ".join(header.split("\n")[0] for header in missing if header)
         print(f"(the terminal is too narrow for: {names})")
+
     return missing
 
 
@@ -192,6 +208,7 @@ def _table_width() -> int | None:
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdigit() and int(columns) > 0:
         return int(columns)
+
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -214,6 +231,7 @@ def _numbers(column: Sequence[Any]) -> list[str]:
         decimals = 3 if largest < 10 else 2 if largest < 100 else 1
         if largest < 0.1:
             decimals = min(9, 3 - math.floor(math.log10(largest)))
+
     return [f"{v:.{decimals}f}" if isinstance(v, float) else _words(v) for v in column]
 
 
@@ -239,6 +257,7 @@ def stop_at_ctrl_c() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+
     first: list[float] = []
 
     def handle(number: int, frame: object) -> None:

@@ -64,6 +64,7 @@ def plot(
     else:
         form, data, _ = read_source(source, tuple(_DRAWERS))
         drawn = _DRAWERS[form](_Source(source, data, kind, instance_file, cost_model))
+
     style.save(drawn, out)
     print(out)
 
@@ -107,6 +108,7 @@ def report(
 
     with LiveLine() as line:
         write_report(files, out, cost_model=cost_model, progress=line.show)
+
     print(f"{out}: {Path(out).stat().st_size / 1e6:.1f} MB, one file")
 
 
@@ -141,6 +143,7 @@ class _Source:
         if kind not in DISTRIBUTIONS:
             (one,) = made.values()
             return draw_timeline(timeline(instance, *one), kind)
+
         judged = {label: evaluate(instance, *one) for label, one in made.items()}
         canvas, ax = _canvas(instance.name)
         pictures.plot_distribution(judged, kind, ax=ax)
@@ -153,6 +156,7 @@ def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
         return kinds[0]
     if kind not in kinds:
         raise UsageError(f"--kind: found {kind!r} for {what}; expected one of {', '.join(kinds)}")
+
     return kind
 
 
@@ -162,6 +166,7 @@ def _canvas(title: str, size: tuple[float, float] = (8.0, 4.5)) -> tuple[Figure,
     canvas = style.figure(size)
     if title:
         canvas.suptitle(style.plain(title, 80), fontsize="medium")
+
     return canvas, canvas.subplots()
 
 
@@ -180,7 +185,9 @@ def draw_timeline(found: Timeline, kind: str) -> Figure:
         pictures.plot_batches(found, ax=upper)
         upper.set_xlabel("")
         pictures.plot_batch_times(found, ax=lower)
+
         return canvas
+
     canvas, ax = _canvas(name, size)
     getattr(pictures, f"plot_{kind}")(found, ax=ax)
     return canvas
@@ -196,19 +203,23 @@ def _result(source: _Source) -> Figure:
     path, data = source.path, source.data
     progress, named = data.get("progress"), data.get("schedule")
     kinds = ([] if progress is None else ["progress"]) + ([*SCHEDULE_KINDS] if named else [])
+
     if not kinds:
         raise InputError(
             f"{path}: found no progress and no schedule to draw; expected a result of solve, or "
             "one made with --schedule-out"
         )
+
     kind = source.pick(kinds, "this result")
     if kind == "progress":
         return _progress(path, data)
+
     file = named_file(named, path)
     if file is None:
         raise InputError(
             f"{path}: schedule: found no file {named!r}; expected it here or beside the result"
         )
+
     name = str(data.get("policy") or data.get("method") or "schedule")
     return source.draw_schedules(
         {name: file}, kind, data["instance"]["sha256"], data.get("cost_model")
@@ -221,11 +232,13 @@ def _progress(path: str, data: dict[str, Any]) -> Figure:
 
     if len({len(column) for column in data["progress"].values()}) != 1:
         raise InputError(f"{path}: progress: found columns of different lengths; expected one")
+
     metric = first_metric(data.get("objective_name"))
     label = "objective" if metric is None else metric.header(data.get("time_unit"), " ")
     title = f"{data['instance']['name']}: {data.get('formulation') or 'bound'} by {data['method']}"
     canvas, ax = _canvas(title, (8.0, 4.0))
     pictures.plot_progress(data["progress"], ax=ax, ylabel=style.plain(label))
+
     return canvas
 
 
@@ -236,10 +249,12 @@ def _comparison(source: _Source) -> Figure:
     kind = source.pick(("policies", *DISTRIBUTIONS), "a comparison")
     if kind in DISTRIBUTIONS:
         return _distributions(source, kind)
+
     tel = TOTAL_LATENCY.name
     rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
     if not rows:
         raise InputError(f"{path}: policies: found none with a schedule; expected at least one")
+
     ratios = ("ratio_to_best_known", "ratio_to_bound")
     known = data.get("best_known") is not None or data.get("bound") is not None
     canvas, ax = _canvas(data["instance"]["name"], (9.5, 1.6 + 0.32 * len(rows)))
@@ -252,6 +267,7 @@ def _comparison(source: _Source) -> Figure:
         unit=time_words(data.get("time_unit") or "round"),
         ax=ax,
     )
+
     return canvas
 
 
@@ -271,6 +287,7 @@ def _capacity(source: _Source) -> Figure:
         xlabel=found.axis,
         ax=ax,
     )
+
     return canvas
 
 
@@ -284,6 +301,7 @@ def _distributions(source: _Source, kind: str) -> Figure:
     known = data.get("cost_model")
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
     judged, refused = {}, []
+
     for row in data["policies"]:
         policy, file = row["policy"], named_file(row.get("schedule"), path)
         if file is not None:
@@ -297,14 +315,17 @@ def _distributions(source: _Source, kind: str) -> Figure:
                 judged[policy] = again.evaluation
             except NotAgainError as error:
                 refused.append(f"{policy}: not drawn: {error}")
+
     if not judged:
         why = refused[0] if refused else "no policy has a schedule"
         raise InputError(
             f"{path}: found no schedule of its policies ({why}); "
             "`compare --schedules-out DIR` writes them"
         )
+
     for line in refused:
         print(f"note: {line}", file=sys.stderr)
+
     canvas, ax = _canvas(instance.name)
     pictures.plot_distribution(judged, kind, ax=ax)
     return canvas
@@ -320,6 +341,7 @@ def _certificate(source: _Source) -> Figure:
             f"{source.path}: tree: found another tree; expected a single leaf of prices, since "
             "only prices can be drawn"
         )
+
     try:
         scale = int(source.data.get("denominator") or 1)
         prices = [
@@ -331,6 +353,7 @@ def _certificate(source: _Source) -> Figure:
             f"{source.path}: tree: found no two such lists in from_round and price; expected "
             "lists of integers of one length"
         ) from None
+
     canvas, ax = _canvas("")
     pictures.plot_shadow_prices(prices, ax=ax)
     return canvas
@@ -344,6 +367,7 @@ def _tradeoff(source: _Source) -> Figure:
     corners = data["curve"]
     if not corners["mean_latency"] or len({len(column) for column in corners.values()}) != 1:
         raise InputError(f"{path}: curve: found no columns of one length; expected corners in them")
+
     canvas, ax = _canvas(data["instance"]["name"], (8.0, 5.0))
     pictures.plot_tradeoff(
         list(zip(corners["mean_latency"], corners["mean_ttft"], strict=True)),
@@ -376,8 +400,10 @@ def _experiment(folder: str, kind: str | None) -> Figure:
     names = figure_names(experiment, claims)
     if not names:
         raise InputError(f"{folder}: found no figure in the experiment {experiment.name}")
+
     name = _pick(kind, names, f"experiment {experiment.name}")
     canvas = draw_figure(experiment, name, rows, claims)
     if canvas is None:
         raise InputError(f"{folder}: found no trial with the columns of figure {name!r}")
+
     return canvas

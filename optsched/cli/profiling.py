@@ -51,6 +51,7 @@ def profile(
             progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
             stop=stop,
         )
+
     print(f"{out}: {found.measured} of {found.wanted} batches measured", end="; ")
     try:
         # Times of whole batches are not held against a device, so any will do.

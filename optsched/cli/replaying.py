@@ -77,6 +77,7 @@ def replay(
     instances = [read_instance(file) for file in instance_files]
     if len(outs) != len(instances):
         raise UsageError(f"--out: found {len(outs)} files; expected {len(instances)}, one each")
+
     check_outputs(*outs, instance_out)
     if rate_scale != 1:
         if len(instances) > 1:
@@ -86,13 +87,16 @@ def replay(
                 "--rate-scale: found no --instance-out; expected it, since `compare` needs the "
                 "instance as it was sent"
             )
+
         (one,) = instances
         instances = [replace(one, arrival=one.arrival / rate_scale, known=None)]
     elif instance_out is not None and len(instances) > 1:
         raise UsageError(f"--instance-out: found {len(instances)} instances; expected one")
+
     orders = [_priorities(one, priority, cost_model) for one in instances]
     if instance_out is not None:
         write_instance(instances[0], instance_out)
+
     where = connect(engine, model=model, options=engine_settings(setting))  # Ctrl-C ends it at once
     served = 0
     for instance, order, out in zip(instances, orders, outs, strict=True):
@@ -107,10 +111,12 @@ def replay(
                 progress=_shown(line, instance.n),
                 stop=stop,
             )
+
         write_measured(found, out)
         served += _tell(instance, found, out)
         if stop.is_set():
             break
+
     if served == 0:
         raise NoIncumbentError("replay: found no request that was served; expected at least one")
 
@@ -124,7 +130,9 @@ def _priorities(instance: Instance, order: str | None, cost_model: str | None) -
     if order is None:
         if cost_model is not None:
             raise UsageError(f"--cost-model: found {cost_model!r}; expected --priority work too")
+
         return None
+
     from optsched.costs.cost import UnitCost, load_cost_model
     from optsched.policies.runner import waiting_rank
     from optsched.policies.vllm_v1 import VllmV1
@@ -135,6 +143,7 @@ def _priorities(instance: Instance, order: str | None, cost_model: str | None) -
         raise UsageError("--priority: found work without --cost-model; expected both")
     if order != "work" and cost_model is not None:
         raise UsageError(f"--priority: found {order} with --cost-model; expected work")
+
     cost = UnitCost() if cost_model is None else load_cost_model(cost_model)
     return waiting_rank(order, instance, estimates(instance)[0], cost)  # type: ignore[arg-type]
 
@@ -147,4 +156,5 @@ def _tell(instance: Instance, found: Measured, out: str) -> int:
         print(f"  request {request}: {found.errors[request]}")
     if len(found.errors) > 10:
         print(f"  and {len(found.errors) - 10} more, in the file")
+
     return served

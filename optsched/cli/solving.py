@@ -129,11 +129,13 @@ def solve(
     check_number(time_limit, "--time-limit", 0.0)
     check_number(mip_rel_gap, "--mip-rel-gap", 0.0)
     check_number(below, "--below", 0.0, strict=True)
+
     if (below is None) != (than is None):
         raise UsageError(
             "--below, --than: found one of them; expected both --below PHI and --than POLICY, or "
             "neither"
         )
+
     from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
@@ -146,6 +148,7 @@ def solve(
         _check_eviction_free(instance, formulation, options)
     if pulp_solver is not None:
         options["solver"] = pulp_solver
+
     start = (
         None
         if warm_start is None
@@ -188,22 +191,27 @@ def solve(
             stop=stop,
             **options,
         )
+
     data = result.to_dict()
     if question is not None and asked is not None:
         question["answer"] = asked.answer(result)
+
     failed = data["status"] == "error"  # then there is no answer to the question
     if question is not None and question["answer"] != "yes" and not failed:
         _end_unanswered(instance, data, question, result.scope, json_out)
     if result.schedule is not None and schedule_out is not None:
         save_schedule(result.schedule, schedule_out)
         data["schedule"] = schedule_out
+
     if question is not None:
         data["below"] = question
+
     emit_json(data, json_out)
     if json_out != "-":
         _show_result(instance, data)
         if question is not None:
             print(_question_text(question, result.scope))
+
     status = str(data["status"])
     if status == "infeasible":
         raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
@@ -214,6 +222,7 @@ def solve(
             f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
             "--warm-start"
         )
+
     if status == "error":
         raise SolverError(f"{data['method']} failed; --log FILE writes its log")
 
@@ -255,6 +264,7 @@ def bound(
             f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
             "--method auto"
         )
+
     (goal,) = _goals(parse_objective(objective), slos) or ()
     if certificate_out is not None:
         _check_certified(goal, instance)
@@ -270,6 +280,7 @@ def bound(
             progress=line.solving,
             stop=stop,
         )
+
     data = found.to_dict()
     data["method"] = found.name or method
     if found.certificate is not None and certificate_out is not None:
@@ -277,16 +288,19 @@ def bound(
 
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
+
     emit_json(data, json_out)
     metric = goal.metric
     words = "total latency" if goal == TOTAL_LATENCY else metric.words
     times = metric.unit_words(instance.time_unit)
+
     if found.value is None:
         there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
         raise NoIncumbentError(
             f"no bound is known yet for {words} in {instance.time_unit}s; expected one of "
             + ", ".join(sorted({name for one in there for name in one.objectives}))
         )
+
     if json_out != "-":
         _show_bound(found, words, times)
         if found.objective is not None:
@@ -295,6 +309,7 @@ def bound(
                 f"best {such}schedule found: {number(found.objective)} {times} ({found.found_by}), "
                 f"gap {percent(found.gap)}"
             )
+
         if found.certificate is not None and certificate_out is not None:
             anyone = f", for {ONE_WORKER}" if found.scope.without else ""
             print(f"{certificate_out}: certificate of {number(found.certified)}{anyone}")
@@ -348,8 +363,10 @@ def tradeoff(
             progress=line.show,
             stop=stop,
         )
+
     if emit_json(found.to_dict(), json_out):
         return
+
     show_table(
         ("TTFT weight", "bound\n[s]", "by"),
         [(f"{one.weight:g}", f"{one.value:.4g}", one.name) for one in found.bounds],
@@ -380,6 +397,7 @@ def _check_certified(goal: Objective, instance: Instance) -> None:
     there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
     certified = CERTIFIED[instance.time_unit]
     known = {name for one in there for name in one.objectives}
+
     if goal.name in known.difference(certified):
         raise UsageError(
             f"--certificate-out: found the objective {goal.name} in {instance.time_unit}s, whose "
@@ -399,6 +417,7 @@ def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ..
     """Return the objectives with the SLOs that options give; None for the formulation's own."""
     if objective is None and not slos:
         return None
+
     return with_service_limits(parse_objectives(objective or TOTAL_LATENCY), slos)
 
 
@@ -420,6 +439,7 @@ def _warm_start(
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
         schedule = simulate(instance, text, cost, seed=seed, slos=slos, budget=budget)
+
     evaluate(instance, schedule, cost)
     return schedule
 
@@ -445,11 +465,13 @@ def _end_unanswered(
         "below": {**question, "best_known": data["objective"]},
     }
     emit_json({**data, **changed}, json_out)
+
     if json_out == "-":
         print(_question_text(question, scope), file=sys.stderr)
     else:
         _show_result(instance, data)
         print(_question_text(question, scope))
+
     raise typer.Exit(InfeasibleError.exit_code if no else NoIncumbentError.exit_code)
 
 
@@ -470,8 +492,10 @@ def _show_result(instance: Instance, data: dict[str, Any]) -> None:
     if data["metrics"]:
         show_metrics(data["metrics"], instance)
         print()
+
     if data["bound"] is not None:
         print(f"the bound holds for {data['scope']['words']}")
+
     print(
         f"{data['status']}: {data['objective_name']} {number(data['objective'])} {times}, "
         f"bound {number(data['bound'])} {times}, gap {percent(data['gap'])} "

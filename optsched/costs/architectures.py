@@ -203,6 +203,7 @@ def architecture(name: str) -> Architecture:
     plain = re.sub(r"^llama3\.[13]-", "llama3-", plain)
     if plain in ARCHITECTURES:
         return ARCHITECTURES[plain]
+
     path = Path(name)
     if path.suffix == ".json" or (path / "config.json").is_file():
         file = path if path.suffix == ".json" else path / "config.json"
@@ -210,10 +211,12 @@ def architecture(name: str) -> Architecture:
         reason = not_modelled(config)
         if reason is not None:
             raise InputError(f"{file}: {reason}")
+
         own = file.resolve()
         return architecture_of(
             config, own.parent.name if own.name == "config.json" else own.stem, file
         )
+
     raise InputError(
         f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a model's "
         "config.json, or its folder"
@@ -241,6 +244,7 @@ def read_config(file: Path) -> dict[str, Any]:
     inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
     kept = (*_QUANTIZED, "tie_word_embeddings")
     outside = {key: found[key] for key in kept if key in found}
+
     return {**outside, **inside[0]} if inside else found
 
 
@@ -265,9 +269,11 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
                 f"{key}: found {value}; expected a model of dense layers, since the time of "
                 "experts depends on which of them a batch takes"
             )
+
     kind = str(config.get("model_type", ""))
     if "moe" in kind.lower() or kind in ("mixtral", "dbrx", "jamba"):
         return f"model_type: found {kind!r}; expected a model of dense layers"
+
     layers = config.get("layer_types")
     other = {str(one) for one in layers} if isinstance(layers, list) else set()
     other -= {"full_attention", "sliding_attention", "chunked_attention"}
@@ -277,8 +283,10 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
         for key in keys:
             if config.get(key):
                 return f"{key}: found {str(config[key])[:60]}; expected {expected}"
+
     if kind in _UNGATED:
         return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
+
     return None
 
 
@@ -312,18 +320,22 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
             raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
+
         sizes[own] = value
+
     sizes.setdefault("kv_heads", sizes["heads"])
     if "head_size" not in sizes and sizes["hidden"] % sizes["heads"]:
         raise InputError(
             f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
             f"{sizes['hidden']}; expected an integer"
         )
+
     if sizes["heads"] % sizes["kv_heads"]:
         raise InputError(
             f"{file}: num_key_value_heads: found {sizes['kv_heads']}; expected a divisor of the "
             f"{sizes['heads']} heads"
         )
+
     # Gemma and Cohere tie their embeddings without a word in the file; the others say so.
     tied = config.get(
         "tie_word_embeddings", str(config.get("model_type", "")).startswith(("gemma", "cohere"))
@@ -337,6 +349,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     context = config.get("max_position_embeddings")
     layers = config.get("layer_types") or ["sliding_attention"]
     windowed = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
+
     if (
         isinstance(window, int)
         and windowed
@@ -346,8 +359,10 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
             "too slow and too large for longer requests"
         )
+
     if any(config.get(key) for key in _QUANTIZED):
         found.append("weights are quantized and are taken as 16-bit floats")
+
     return found
 
 

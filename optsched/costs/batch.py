@@ -163,9 +163,11 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         return 0.0
     if cost[LAYERS] == 0.0:
         return 1.0
+
     at, forms = 0, 1
     if len(cost) > LINEAR:  # tabulated: the minorants stand in the place of the coefficients
         at, forms = LINEAR, int(cost[LINEAR])
+
     ms = 0.0
     for _ in range(forms):
         form = cost[at + TOKEN] * sums.tokens + cost[at + BASE]
@@ -175,6 +177,7 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
                 + cost[at + DECODE_REQUEST] * sums.decode_requests
                 + cost[at + DECODE_BASE]
             )
+
         if sums.prefill_requests > 0:
             form += (
                 cost[at + PREFILL_SQUARE] * sums.prefill_square
@@ -184,10 +187,13 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
                 + cost[at + PREFILL_REQUEST] * sums.prefill_requests
                 + cost[at + PREFILL_BASE]
             )
+
         ms = max(ms, form)
         at += LINEAR - 1
+
     if len(cost) == LINEAR:
         return float(cost[LAYERS] * ms / 1000.0)
+
     kv = sums.decode_kv / max(sums.decode_requests, 1)
     uneven = sums.decode_kv_max - kv
     quantities = np.array([
@@ -195,11 +201,13 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         sums.prefill_kv, sums.decode_requests, kv,
     ])  # fmt: skip
     total, grids, at = 0.0, int(cost[at + 1]), at + 2
+
     for grid in range(grids):
         axes = int(cost[at])
         at += 1
         place, share, stride = np.zeros(axes, np.int64), np.zeros(axes), np.ones(axes, np.int64)
         size = 1
+
         for a in range(axes):
             x, n, first = quantities[int(cost[at])], int(cost[at + 1]), at + 2
             low, high = 0, n - 1
@@ -209,11 +217,13 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
                     low = middle
                 else:
                     high = middle
+
             place[a] = low
             share[a] = max(0.0, (x - cost[first + low]) / (cost[first + high] - cost[first + low]))
             stride[:a] *= n
             size *= n
             at = first + n
+
         value = 0.0
         for corner in range(1 << axes):
             weight, cell = 1.0, at
@@ -221,12 +231,15 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
                 up = (corner >> a) & 1
                 weight *= share[a] if up else 1.0 - share[a]
                 cell += (place[a] + up) * stride[a]
+
             value += weight * cost[cell]
+
         at += size
         if grid == 0:
             quantities[-1] = kv + min(max(value, 0.0), 1.0) * uneven
         else:
             total += value
+
     return float(cost[LAYERS] * max(ms, total) / 1000.0)
 
 
@@ -319,4 +332,5 @@ def alone_ms(cost: Coefficients, s: Any, o: Any, *, fixed: bool) -> Any:
     prefill += base + cost[PREFILL_REQUEST] + prefill_base
     step = cost[TOKEN] + base + cost[DECODE_REQUEST] + decode_base
     read = s * (o - 1) + (o - 1) * (o - 2) / 2  # sum of the KV tokens cached before each decode
+
     return prefill + step * (o - 1) + cost[DECODE_KV] * read

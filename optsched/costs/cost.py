@@ -103,26 +103,31 @@ class BatchCost:
             raise InputError(
                 f"layers: found {_short(self.layers)}; expected an integer from 1 to {MAX_LAYERS}"
             )
+
         for key, text in self.coefficients.items():
             if key not in COEFFICIENTS:
                 raise InputError(
                     f"coefficients.{key}: unknown; known are {', '.join(COEFFICIENTS)}"
                 )
+
             try:
                 value = float(text)
             except (TypeError, ValueError):
                 value = float("nan")
+
             if not 0 <= value <= MAX_COEFFICIENT:
                 raise InputError(
                     f"coefficients.{key}: found {_short(text)}; expected a number from 0 to "
                     f"{MAX_COEFFICIENT:g}, in milliseconds per layer"
                 )
+
         one = self.layers * (self["base"] + self["token"]) / 1000.0
         if one < MIN_BATCH_S:
             raise InputError(
                 f"coefficients: found token and base that make a batch of one token take {one:g} "
                 f"s; expected at least {MIN_BATCH_S:g} s"
             )
+
         if self.table is not None:
             try:
                 self.minorants  # noqa: B018 (their coefficients are checked)
@@ -137,6 +142,7 @@ class BatchCost:
         """
         if self.table is None:
             return (self,)
+
         return tuple(
             replace(self, name=f"{self.name}, minorant {k}", coefficients=texts, table=None)
             for k, texts in enumerate(self.table.minorants)
@@ -149,6 +155,7 @@ class BatchCost:
         array = np.array(values, dtype=np.float64)
         if self.table is not None:
             array = np.concatenate([array, self.table.array])
+
         array.setflags(write=False)
         return array
 
@@ -164,6 +171,7 @@ class BatchCost:
         }  # fmt: skip
         if self.table is not None:
             data["table"] = self.table.to_dict()
+
         return hashlib.sha256(canonical_json(data)).hexdigest()
 
 
@@ -176,6 +184,7 @@ def _short(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits
         return "a number of thousands of digits"
+
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
@@ -223,6 +232,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
         from optsched.costs.hardware import roofline_from_spec
 
         return cost_model_from_dict(roofline_from_spec(text))
+
     path = Path(text)
     if not text.endswith(".toml"):
         path = models_folder() / f"{text}.toml"
@@ -231,6 +241,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
                 f"cost model: {text!r} is unknown; shipped are {', '.join(shipped_models())}, "
                 "or give a .toml file or roofline:MODEL"
             )
+
     data = read_toml(path, "a cost model in TOML", parse_float=str)
     try:
         return cost_model_from_dict(data, default_name=path.stem)
@@ -261,6 +272,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         if data.get(key) != right:
             found = repr(data[key]) if key in data else "nothing"
             raise InputError(f"{key}: found {found}; expected {right!r}")
+
     known = {
         "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
         "provenance", "valid", "table",
@@ -268,6 +280,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     for key in data:
         if key not in known:
             raise InputError(f"{key}: unknown field; known are {', '.join(sorted(known))}")
+
     coefficients = data.get("coefficients")
     if not isinstance(coefficients, Mapping) or not coefficients:
         raise InputError("coefficients: found none; expected a table of milliseconds per layer")
@@ -278,11 +291,13 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
             raise InputError(
                 f"coefficients.{key}: found {_short(value)}; expected at most {MAX_COEFFICIENT:g}"
             )
+
     capacity = data.get("kv_capacity_tokens")
     if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int)):
         raise InputError(f"kv_capacity_tokens: found {capacity!r}; expected an integer")
     if "layers" not in data:
         raise InputError("layers: found nothing; expected the number of model layers")
+
     valid = data.get("valid", {})
     if not isinstance(valid, Mapping):
         raise InputError(f"valid: found {valid!r}; expected a table of limits")
@@ -291,14 +306,17 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
             number = float("nan") if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = float("nan")
+
         if not number >= 0:
             raise InputError(f"valid.{key}: found {_short(value)}; expected a number >= 0")
+
     table = None
     if "table" in data:
         try:
             table = table_from_dict(data["table"])
         except InputError as error:
             raise InputError(f"table: {error}") from None
+
     return BatchCost(
         name=str(data.get("name", default_name)),
         layers=data["layers"],
@@ -342,12 +360,15 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
                 "cost model: found one for an instance in rounds, where every batch takes one "
                 "round; expected none, or an instance in seconds"
             )
+
         return cost_model or UnitCost()
+
     if cost_model is None or isinstance(cost_model, UnitCost):
         raise UsageError(
             "cost model: found none for an instance in seconds; expected one, shipped are "
             + ", ".join(shipped_models())
         )
+
     cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
     _warn_of_default(instance, cost)
     return cost

@@ -142,6 +142,7 @@ def _parts(name: str) -> tuple[str, str, float | None]:
     # Of the H100 cards only SXM has plain HBM3 in its name.
     form = next((m.rstrip("0123456789") for m in marks if m[:3] != "hbm"), "")
     form = form or ("sxm" if "hbm3" in marks else "")
+
     return chip, form, float(sizes[0]) if sizes else None
 
 
@@ -162,11 +163,13 @@ def devices_named(name: str) -> list[Device]:
     """
     if name in DEVICES:
         return [DEVICES[name]]
+
     chip, form, memory = _parts(name)
     found = {one: _parts(one.name) for one in DEVICES.values() if _parts(one.name)[0] == chip}
     if form in ("sxm", "pcie", "nvl") and len({own for _, own, _ in found.values()}) > 1:
         wanted = "" if form == "sxm" else form
         found = {one: parts for one, parts in found.items() if parts[1] == wanted}
+
     near = [
         one
         for one in found
@@ -201,16 +204,19 @@ def device(name: str) -> Device:
         data = read_toml(name, "the peaks of a device in TOML")
         texts = {"name": Path(name).stem, **{key: str(value) for key, value in data.items()}}
         return own_device(texts, name)
+
     found = devices_named(name)
     usual = [one for one in found if not _parts(one.name)[1]] or found
     if len(usual) > 1:
         names = " or ".join(one.name for one in usual)
         raise InputError(f"device: found {name!r}, which may be several; expected {names}")
+
     if not usual:
         raise InputError(
             f"device: {name!r} is unknown; known are {', '.join(DEVICES)}; or give your own as "
             "memory_gb=48,bandwidth_gb_s=864,bf16_tflops=362, or as a .toml file of these"
         )
+
     return usual[0]
 
 
@@ -238,6 +244,7 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
     name = values.pop("name", "own")
     peaks = {"link_gb_s": PCIE_GB_S}
     given = set()
+
     for key, value in values.items():
         if OWN[key] in given:
             raise InputError(f"{where}: {key}: found twice; expected each peak once")
@@ -245,9 +252,12 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
             raise InputError(
                 f"{where}: {key}: found {value!r}; expected a number from 1e-06 to 1e+12"
             )
+
         given.add(OWN[key])
         peaks[OWN[key]] = value
+
     for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops"):
         if OWN[key] not in peaks:
             raise InputError(f"{where}: {key}: found nothing; expected a number > 0")
+
     return Device(name, **peaks)

@@ -132,6 +132,7 @@ class Fit:
     def _summary(self, o: OperatorFit) -> str:
         if np.isnan(o.mean):
             return f"{o.operator}: none of its {o.outside} rows is within the range of validity"
+
         verdict = "" if o.reached else f", MORE than the target of {self.target:.0%}"
         return (
             f"{o.operator}: {o.rows} rows; {o.held_out} held out: mean error {o.mean:.1%}, median "
@@ -210,6 +211,7 @@ def fit(
         raise InputError(f"held_out: found {held_out!r}; expected a share between 0 and 1")
     if not target > 0:
         raise InputError(f"target: found {target!r}; expected a relative error > 0")
+
     profile = (
         profiles
         if isinstance(profiles, Profile)
@@ -225,22 +227,27 @@ def fit(
     _check_whole(profile, partial)
     if profile.grids:
         return _tabulated(profile, name, target)
+
     generator = np.random.default_rng(seed)
     values = np.zeros(len(COEFFICIENTS))
     valid: dict[str, float] = {}
     parts = []
+
     for table in profile.tables:
         found, limits, operators = _fit_table(table, held_out, target, generator)
         values += found
         parts += operators
+
         for limit, value in limits.items():
             # A chunk, batch or context that is outside one table is outside the range.
             narrow = max if limit.startswith("min_") else min
             valid[limit] = narrow(value, valid[limit]) if limit in valid else value
+
     names = {c for table in profile.tables for c in table.terms}
     if "prefill_square" in names and "prefill_cross" not in names and values.any():
         values[COLUMN["prefill_cross"]] = 2 * values[COLUMN["prefill_square"]]
         names.add("prefill_cross")
+
     whole = any(table.whole_batch for table in profile.tables)
     cost_model = BatchCost(
         name=name or _name(profile),
@@ -279,13 +286,16 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
     checked = {"per token": dense, "per request": request, "attention": attention}
     reports = []
+
     for operator, grid in checked.items():
         measured, predicted = left_out(grid)
         reports.append(_interpolated(operator, grid.values.size, measured, predicted, target))
+
     if profile.apart is not None and len(profile.apart[1]):
         points, measured = profile.apart
         predicted = interpolated(attention, points)
         reports.append(_interpolated("attention, apart", 0, measured, predicted, target))
+
     axes = attention.axes
     cost_model = BatchCost(
         name=name or _name(profile),
@@ -357,17 +367,21 @@ def _fit_table(
     matrix = table.features[:, columns]
     if not len(matrix):
         raise InputError(f"profile of {table.name}: found no usable rows; expected some")
+
     tested, fold, shapes = _split(table, held_out, generator)
     count = int(shapes.max()) + 1
     needed = MIN_SHAPES_PER_TERM * len(columns)
+
     if count < needed:
         raise InputError(
             f"profile of {table.name}: found {count} usable rows of different shape; expected at "
             f"least {needed} for {len(columns)} coefficients"
         )
+
     inside = np.ones(len(matrix), dtype=bool)
     limits: dict[str, float] = {}
     data = _Data(matrix, table.measured_ms, shapes, 1 / np.bincount(shapes)[shapes], table.operator)
+
     if not data.error(~tested, fold) <= target:
         rungs = {
             key: rung
@@ -378,11 +392,13 @@ def _fit_table(
             key = max(rungs, key=lambda key: int((table.ladders[key] >= rungs[key]).sum()))
             inside = table.ladders[key] >= rungs[key]
             limits[key] = rungs[key]
+
     x = data.fit(inside & ~tested)
     predicted = matrix @ x
     for key, sizes in table.limits.items():
         if (sizes > 0).any():
             limits[key] = float(sizes[inside].max())
+
     values = np.zeros(len(COEFFICIENTS))
     values[columns] = x
     reports = [
@@ -400,6 +416,7 @@ def _split(
     count = int(shapes.max()) + 1
     order = generator.permutation(count)
     tested = (order < max(1, round(held_out * count)))[shapes]
+
     return tested, (order % FOLDS)[shapes], shapes
 
 
@@ -419,6 +436,7 @@ class _Data:
             raise InputError(
                 f"profile: found {count} rows; expected at least {columns}, one per coefficient"
             )
+
         root = np.sqrt(self.weights[rows])
         # Dividing every row by its measured time makes the error relative.
         return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
@@ -427,11 +445,13 @@ class _Data:
         """Return the mean cross-validation error of the worst operator; NaN with too few rows."""
         if len(np.unique(self.shapes[rows])) < MIN_SHAPES_PER_TERM * self.matrix.shape[1]:
             return float("nan")
+
         errors = np.zeros(len(rows))
         for k in range(FOLDS):
             test = rows & (fold == k)
             x = self.fit(rows & (fold != k))
             errors[test] = np.abs(self.matrix[test] @ x / self.measured[test] - 1)
+
         return max(
             float(np.average(errors[mine], weights=self.weights[mine]))
             for name in np.unique(self.operator[rows])
@@ -452,7 +472,9 @@ def _first_rung(
     while rung <= largest and (sizes >= rung).mean() >= MIN_SHARE:
         if data.error(train & (sizes >= rung), fold) <= target:
             return float(rung)
+
         rung *= 2
+
     return None
 
 
@@ -473,6 +495,7 @@ def _report(
     residual = float(((measured[used] - predicted[used]) ** 2).sum())
     outside = mine & ~inside
     mean = float(judged.mean()) if judged.size else float("nan")
+
     return OperatorFit(
         operator=name,
         rows=int((used & ~tested).sum()),
@@ -508,12 +531,15 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
     out = []
     generator = np.random.default_rng(found.seed)
     chosen = []
+
     for table in found.profile.tables:
         tested = _split(table, found.held_out, generator)[0]
         inside = np.ones(len(tested), dtype=bool)
         for key, sizes in table.ladders.items():
             inside &= sizes >= found.cost_model.valid.get(key, 0.0)
+
         chosen.append(tested & inside)
+
     for model in models:
         for table, pick in zip(found.profile.tables, chosen, strict=True):
             factor = model.layers if table.whole_batch else 1
@@ -522,6 +548,7 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
                 rows = pick & (table.operator == name)
                 if not rows.any():
                     continue
+
                 off = predicted[rows] / table.measured_ms[rows] - 1
                 out.append(
                     {
@@ -532,4 +559,5 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
                         "bias": float(off.mean()),
                     }
                 )  # fmt: skip
+
     return out

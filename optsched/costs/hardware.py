@@ -56,8 +56,10 @@ def kv_capacity(
     for name, value in given.items():
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: found {value!r}; expected a number > 0")
+
     if usable > 1:
         raise InputError(f"usable: found {usable!r}; expected a share <= 1")
+
     memory = usable * devices * memory_gib * 2**30
     tokens = (memory - model_bytes) // bytes_per_token
     if not tokens <= MAX_TOKENS:  # NaN is none either
@@ -65,11 +67,13 @@ def kv_capacity(
             f"memory_gib: found {memory_gib!r}, which holds too many tokens of {bytes_per_token:g} "
             f"bytes; expected at most {MAX_TOKENS}"
         )
+
     if tokens < 1:
         raise InputError(
             f"model_bytes: found {model_bytes / 2**30:.4g} GiB, which leave no room for KV in "
             f"{memory / 2**30:.4g} GiB; expected more devices or a smaller model"
         )
+
     return int(tokens)
 
 
@@ -106,6 +110,7 @@ def roofline_data(
     shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
+
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     weights = [w / tensor_parallel for w in shape.layer_weights.values()]
     dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])
@@ -123,6 +128,7 @@ def roofline_data(
         "prefill_square": 2 * shape.attention_width * attention,
         "prefill_cross": 4 * shape.attention_width * attention,
     }
+
     return {
         "format": "optsched-cost-model",
         "version": 1,
@@ -195,5 +201,6 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     given = convert_all(texts, known, where)
     if own and "device" in given:
         raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
+
     peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
     return roofline_data(architecture(model), peak, given.get("tp", 1))

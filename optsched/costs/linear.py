@@ -42,4 +42,5 @@ def minorant(
     found = linprog(-(weights @ rows), A_ub=rows, b_ub=np.ones(len(rows)), bounds=bounds)
     if not found.success:
         raise InputError(f"minorant: found no linear model ({found.message}); expected times > 0")
+
     return np.asarray(found.x / scale)

@@ -26,20 +26,25 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
     ]
     if model.kv_capacity_tokens is not None:
         lines.append(f"kv_capacity_tokens = {model.kv_capacity_tokens}")
+
     lines += [f"provenance = {_quoted(model.provenance)}", "", "[coefficients]"]
     for key, unit in TERMS.items():
         if key in model.coefficients:
             lines.append(f"{key} = {_decimal(model.coefficients[key])} # {unit}")
+
     if model.valid:
         lines += ["", "[valid]"]
         lines += [f"{key} = {value:.15g}" for key, value in sorted(model.valid.items())]
+
     if model.table is not None:
         for minorant in model.table.minorants:
             lines += ["", "[[table.minorants]] # no batch takes less"]
             lines += [f"{key} = {_decimal(text)}" for key, text in minorant.items()]
+
         lines += ["", "[table.skew]", *_grid(model.table.skew)]
         for grid in model.table.grids:
             lines += ["", "[[table.grids]] # ms per layer", *_grid(grid)]
+
     return "\n".join(lines) + "\n"
 
 

@@ -61,13 +61,16 @@ class Grid:
     def __post_init__(self) -> None:
         if not self.axes:
             raise InputError("axes: found none; expected a table of quantities")
+
         axes = {}
         for name, given in self.axes.items():
             if name not in QUANTITIES:
                 raise InputError(f"axes.{name}: unknown; known are {', '.join(QUANTITIES)}")
+
             axis = axes[name] = _numbers(given, f"axes.{name}")
             if axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any():
                 raise InputError(f"axes.{name}: expected two or more numbers that ascend")
+
         shape = tuple(len(axis) for axis in axes.values())
         values = _numbers(self.values, "values")
         if values.size != math.prod(shape) or values.size > MAX_CELLS:
@@ -75,6 +78,7 @@ class Grid:
             raise InputError(
                 f"values: found {values.size}; expected {cells}, and at most {MAX_CELLS}"
             )
+
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "values", values.reshape(shape))
 
@@ -84,6 +88,7 @@ class Grid:
         parts: list[ArrayLike] = [[len(self.axes)]]
         for name, axis in self.axes.items():
             parts += [[QUANTITIES.index(name), len(axis)], axis]
+
         return np.concatenate([*parts, self.values.ravel()]).astype(np.float64)
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,8 +102,10 @@ def _numbers(given: Any, name: str) -> NDArray[np.float64]:
         values = np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
+
     if not ((values >= 0).all() and (values <= _MOST).all()):
         raise InputError(f"{name}: found something else; expected numbers from 0 to {_MOST:g}")
+
     values.setflags(write=False)
     return values
 
@@ -130,6 +137,7 @@ class CostTable:
         for name in ("grids", "minorants"):
             if not getattr(self, name):
                 raise InputError(f"{name}: found none; expected at least one")
+
         if list(self.skew.axes) != ["decode_requests"]:
             raise InputError("skew: found other axes; expected decode_requests alone")
 
@@ -173,6 +181,7 @@ def table_from_dict(data: Any) -> CostTable:
         found = data.get(name)
         if not isinstance(found, list):
             raise InputError(f"{name}: found {type(found).__name__}; expected a list of tables")
+
         return found
 
     minorants = []
@@ -181,7 +190,9 @@ def table_from_dict(data: Any) -> CostTable:
             raise InputError(f"minorants[{k}]: expected a table of coefficients")
         if any(type(value) is int and abs(value) > _MOST for value in entry.values()):
             raise InputError(f"minorants[{k}]: found a larger number; expected at most {_MOST:g}")
+
         minorants.append({key: str(value) for key, value in entry.items()})
+
     grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(entries("grids"))]
     skew = grid(data["skew"], "skew") if "skew" in data else no_skew()
     return CostTable(grids, minorants, skew)

@@ -55,6 +55,7 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     where = (short & ~prefills & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
     floor = {names.index("base"): 1e-6 * ms.min()}
     minorants = [_text(names, minorant(relative, near, floor)) for near in where]
+
     return CostTable((dense, request, attention), minorants, skew), linear
 
 
@@ -75,6 +76,7 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
         share = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
         values.append(line[..., 1:-1].ravel())
         predicted.append((line[..., :-2] * (1 - share) + line[..., 2:] * share).ravel())
+
     found, expected = np.concatenate(values), np.concatenate(predicted)
     return found[found > 0], expected[found > 0]
 
@@ -98,6 +100,7 @@ def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     points = np.unique(points, axis=0)
     chunk, n = points[:, 0], points[:, 2]
     many = n + np.minimum(chunk, np.maximum(1, most - n))
+
     return np.concatenate(
         [np.column_stack([points, n + (chunk > 0)]), np.column_stack([points, many])]
     )

@@ -42,6 +42,7 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
         raise InputError(
             "engine: found no vLLM in this environment; expected it beside optsched"
         ) from None
+
     weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
     given = {**DEFAULTS, "load_format": "auto" if weights else "dummy", **options}
     try:
@@ -73,39 +74,49 @@ class InProcess:
         engine, output = self.engine, sending.instance.output_tokens
         if not self.warm:
             self._warm_up(sending)
+
         recorder = Recorder(sending.instance, progress)
         waiting = sending.order[::-1]
         running: dict[str, int] = {}
+
         while (waiting or running) and not stop.is_set():
             while waiting and recorder.due[waiting[-1]] <= recorder.now():
                 request = waiting.pop()
                 recorder.late_s = max(recorder.late_s, recorder.now() - recorder.due[request])
                 running[str(request)] = request
+
                 try:
                     self._add(str(request), sending, request, int(output[request]))
                 except Exception as error:  # their classes differ between versions of vLLM
                     del running[str(request)]
                     recorder.end(request, error=f"refused: {error}")
+
             if not running:
                 if waiting:
                     stop.wait(min(0.1, max(0.0, recorder.due[waiting[-1]] - recorder.now())))
+
                 continue
+
             for found in engine.step():
                 if found.request_id not in running:
                     continue
+
                 request = running[found.request_id]
                 recorder.token(request)
                 if found.finished:
                     recorder.end(request, len(found.outputs[0].token_ids))
                     del running[found.request_id]
+
             late = sending.timeout_s
             over = [n for n, r in running.items() if recorder.now() - recorder.due[r] > late]
             if over:
                 engine.abort_request(over)
             for name in over:
                 recorder.end(running.pop(name), error=f"no end within {late:g} s")
+
         if running:
             engine.abort_request(list(running))
+
         return recorder.measured("vllm")
 
     def _add(self, name: str, sending: Sending, request: int, output: int) -> None:
@@ -126,6 +137,8 @@ class InProcess:
         with suppress(Exception):  # if it is too long it is refused again later
             output = min(8, int(sending.instance.output_tokens[middle]))
             self._add("warm-up", sending, middle, output)
+
         while self.engine.has_unfinished_requests():
             self.engine.step()
+
         self.warm = True

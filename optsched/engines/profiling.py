@@ -95,12 +95,14 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     found += [
         Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3]) if c + n <= max_tokens
     ]
+
     if few and few[-1] + 2 <= max_requests:
         found += [
             replace(s, prefills=2)
             for s in found
             if s.chunk and s.decodes == few[-1] and 2 * s.chunk + s.decodes <= max_tokens
         ]
+
     return [s for s in found if s.kv + _output(s, max_tokens, repeats) <= max_kv]
 
 
@@ -111,6 +113,7 @@ def _output(shape: Shape, max_tokens: int, repeats: int) -> int:
     """
     if not shape.decodes:
         return 0
+
     left = max(1, max_tokens - shape.decodes)
     return -(-shape.decodes * shape.kv // left) + shape.decodes + repeats + 2
 
@@ -143,26 +146,33 @@ def profile(
                         ("max_kv", max_kv), ("repeats", repeats)):  # fmt: skip
         if value < 1:
             raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
+
     wanted, table = shapes(max_tokens, max_requests, max_kv, repeats), Path(out) / "steps.csv"
     check_folder(table.parent)
     about = {"config.json": configuration(folder), "settings.json": dict(options or {})}
     done = _measured(table)
     if done:
         _check_same(table.parent, about)
+
     left = [shape for shape in wanted if shape not in done]
     if not left:
         return Progressed(len(wanted), len(wanted))
+
     sizes = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests,
              "max_model_len": max_kv}  # fmt: skip
     engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
     make_folder(table.parent)
     device = _device(engine)
+
     if device is not None:
         if done and (table.parent / "device.json").is_file():
             _check_same(table.parent, {"device.json": {"device": device}})
+
         about["device.json"] = {"device": device}
+
     for name, content in about.items():
         write_json(content, table.parent / name)
+
     cache = engine.vllm_config.cache_config
     held = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
     left = [
@@ -170,6 +180,7 @@ def profile(
         if s.cached + s.chunk + s.decodes * (s.kv + _output(s, max_tokens, repeats)) <= held
     ]  # fmt: skip
     bench = _Bench(engine, np.random.default_rng(seed))
+
     with table.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if not file.tell():
@@ -179,9 +190,11 @@ def profile(
                 break
             if progress is not None:
                 progress(len(done), len(wanted), shape)
+
             writer.writerow([_name(shape), *bench.measure(shape, repeats)])
             file.flush()
             done.add(shape)
+
     return Progressed(len(done & set(wanted)), len(wanted))
 
 
@@ -190,6 +203,7 @@ def _device(engine: Any) -> str | None:
     kind = getattr(getattr(engine.vllm_config, "device_config", None), "device_type", None)
     if kind == "cuda":
         return str(import_module("torch").cuda.get_device_name())  # vLLM has it
+
     return "cpu" if kind == "cpu" else None
 
 
@@ -202,6 +216,7 @@ def _measured(table: Path) -> set[Shape]:
     """Return the shapes of a profile that was begun. A row that was cut off is taken away."""
     if not table.is_file():
         return set()
+
     text = table.read_bytes()
     whole = text[: text.rfind(b"\n") + 1]
     if whole != text:
@@ -220,6 +235,7 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
         file = folder / name
         theirs = read_object(file, "that of the profile")
         differ = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
+
         if differ:
             key = differ[0]
             raise InputError(
@@ -245,6 +261,7 @@ class _Bench:
         kv = round(sum(held for _, held in steps[1:]) / len(times))
         spread = max(times) - min(times)
         prefills = shape.prefills if shape.chunk else 0
+
         return [prefills, shape.chunk, shape.cached, shape.decodes, kv, round(median(times), 1),
                 round(spread, 1), len(times)]  # fmt: skip
 
@@ -254,6 +271,7 @@ class _Bench:
             seconds = 0.0
             while not self.produced[names[0]]:
                 seconds = self._step()  # the last one has the chunk
+
             self._whole(shape, names)
             self._clear()
             yield seconds, 0.0
@@ -269,13 +287,16 @@ class _Bench:
             before = sum(self.produced[name] for name in running)
             seconds = self._step()
             ran = sum(self.produced[name] for name in running) - before
+
             if ran != shape.decodes:
                 raise InputError(
                     f"profile: found {ran} decodes in a batch; expected the {shape.decodes} of "
                     f"{_name(shape)}"
                 )
+
             self._whole(shape, others)
             yield seconds, held
+
         self._clear()
 
     def _whole(self, shape: Shape, names: list[str]) -> None:
@@ -297,19 +318,23 @@ class _Bench:
         )
         self.produced[name] = 0
         self.engine.add_request(name, {"prompt_token_ids": tokens}, exact)
+
         return name
 
     def _step(self) -> float:
         begun = time.perf_counter()
         found = self.engine.step()
         seconds = time.perf_counter() - begun
+
         for one in found:
             if one.request_id in self.produced:
                 self.produced[one.request_id] = len(one.outputs[0].token_ids)
+
         return seconds
 
     def _clear(self) -> None:
         self.engine.abort_request(list(self.produced))
         while self.engine.has_unfinished_requests():
             self.engine.step()
+
         self.produced.clear()

@@ -46,6 +46,7 @@ class Recorder:
         now = self.now()
         if np.isnan(self.first[request]):
             self.first[request] = now
+
         self.last[request] = now
 
     def end(self, request: int, tokens: int | None = None, error: str | None = None) -> None:
@@ -58,12 +59,15 @@ class Recorder:
         with self._lock:
             if request in self._ended:
                 return
+
             self._ended.add(request)
             if error is not None:
                 # A server's words may hold sequences that a terminal obeys.
                 words = " ".join(error.split())
                 self.errors[request] = "".join(c if c.isprintable() else "?" for c in words)
+
             ended, failed = len(self._ended), len(self.errors)
+
         if self.progress is not None:
             self.progress(ended, failed)
 
@@ -73,6 +77,7 @@ class Recorder:
             self.end(request, error="interrupted")
         if self.late_s > _LATE_S:
             warnings.warn(f"requests were sent up to {self.late_s:.2g} s late", stacklevel=3)
+
         return Measured(
             latency=self.last - self.due,
             ttft=self.first - self.due,

@@ -81,14 +81,17 @@ def connect(
             raise UsageError(
                 f"model: found {model!r} with vLLM in this process; expected it with a server only"
             )
+
         from optsched.engines.in_process import InProcess
 
         return InProcess(address.removeprefix("vllm:"), options or {})
+
     if options:
         raise UsageError(
             f"options: found {', '.join(options)} with a server; expected them with vllm:FOLDER "
             "only"
         )
+
     return _Server(address, model)
 
 
@@ -147,6 +150,7 @@ def replay(
     sending = Sending(instance, priority, timeout_s, vocabulary, seed)
     if isinstance(engine, str):
         engine = connect(engine, model=model, options=options)
+
     return engine.serve(sending, progress, stop or threading.Event())
 
 
@@ -160,11 +164,13 @@ class _Server:
             self.host, self.port = parts.hostname, parts.port
         except ValueError:
             parts = urlsplit("")
+
         if parts.scheme not in ("http", "https") or not self.host:
             raise InputError(
                 f"engine: found {address!r}; expected http://HOST:PORT, https://HOST:PORT or "
                 "vllm:FOLDER"
             )
+
         self.secure = parts.scheme == "https"
         self.path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self.model = model or self.first_model()
@@ -176,6 +182,7 @@ class _Server:
         for request in sending.order:
             if stop.wait(max(0.0, recorder.due[request] - recorder.now())):
                 break
+
             body = self._body(sending, request)
             now = recorder.now()
             recorder.late_s = max(recorder.late_s, now - recorder.due[request])
@@ -192,6 +199,7 @@ class _Server:
                 work.join(0.1)
             if not stop.is_set():
                 recorder.end(request, error=_too_late(sending.timeout_s))
+
         return recorder.measured(self.model)
 
     def _body(self, sending: Sending, request: int) -> dict[str, Any]:
@@ -205,6 +213,7 @@ class _Server:
             body["priority"] = int(sending.priority[request])
         if told := sending.told(request):
             body["vllm_xargs"] = told
+
         return body
 
     def open(self, timeout_s: float, max_bytes: int) -> Exchange:
@@ -222,10 +231,12 @@ class _Server:
         except (InputError, OSError, http.client.HTTPException, UnicodeError) as error:
             words = str(error) or type(error).__name__
             raise InputError(f"{self.address}: found no answer ({words}); {expected}") from None
+
         if status != 200:
             raise InputError(
                 f"{self.address}: found status {status} for {self.path}/models; {expected}"
             )
+
         try:
             name = parse_json(body.decode())["data"][0]["id"]
             if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME:
@@ -234,6 +245,7 @@ class _Server:
             raise InputError(
                 f"{self.address}: found no list of models; {expected}, or the name of its model"
             ) from None
+
         return name
 
     def stream(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
@@ -245,11 +257,13 @@ class _Server:
             if answer.status != 200:
                 text = answer.read(300).decode(errors="replace")
                 raise InputError(f"refused with status {answer.status}: {text}")
+
             for line in lines(answer):
                 if line.startswith(b"data:"):
                     data = line[5:].strip()
                     if data == b"[DONE]":
                         return
+
                     yield _event(data)
 
 
@@ -265,8 +279,10 @@ def _ask(
             if event.get("choices"):
                 recorder.token(request)
                 tokens += 1
+
             if event.get("usage"):
                 tokens = _count(event["usage"])
+
         recorder.end(request, tokens)
     except TimeoutError:
         recorder.end(request, error=_too_late(timeout_s))
@@ -281,8 +297,10 @@ def _event(data: bytes) -> dict[str, Any]:
         event = parse_json(data.decode())
     except InputError as error:
         raise InputError(f"broke off: {error}") from None
+
     if not isinstance(event, dict):
         raise InputError("broke off: found no event; expected a JSON object")
+
     return event
 
 
@@ -292,6 +310,7 @@ def _count(usage: Any) -> int:
         raise InputError(
             f"broke off: completion_tokens: found {str(found)[:40]}; expected an integer >= 0"
         )
+
     return found
 
 

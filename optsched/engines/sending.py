@@ -49,6 +49,7 @@ class Sending:
             raise InputError(
                 f"vocabulary: found {self.vocabulary!r}; expected more than {FIRST_ID}"
             )
+
         if self.priority is not None and len(self.priority) != self.instance.n:
             raise InputError(
                 f"priority: found {len(self.priority)} values; expected {self.instance.n}"
@@ -71,4 +72,5 @@ class Sending:
         """Return what the engine is told of a request's output: its prediction, if it has one."""
         if self.instance.predicted is None:
             return {}
+
         return {PREDICTED: round(float(self.instance.predicted[request]))}

@@ -77,6 +77,7 @@ class Desk:
                 f"policy: found {type(policy).__name__}, which runs as a whole; expected Rules or "
                 "an object with batch(view)"
             )
+
         self.policy, self.cost = policy, cost
         self.kv_capacity = kv_capacity - kv_capacity % kv_block_tokens
         self.block, self.limits, self.chunked = kv_block_tokens, limits, chunked
@@ -115,7 +116,9 @@ class Desk:
                 self.asked.learn(known)
             else:
                 self.asked = Readable(self.policy, known)
+
             self.told = len(prompt)
+
         view = View(
             now=now,
             waiting=waiting,
@@ -140,6 +143,7 @@ class Desk:
         answer = self.asked.batch(view)
         if not isinstance(answer, Batch):
             raise PolicyError(f"policy: found {answer!r:.80}; expected a Batch")
+
         return answer
 
 
@@ -172,6 +176,7 @@ class _Decides(_Base):
             raise UsageError(
                 f"optsched.engines.vllm: found {wrong}; expected a configuration without"
             )
+
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:
@@ -179,6 +184,7 @@ class _Decides(_Base):
                 f"additional_config.optsched: found {config!r:.80}; expected a policy, as in "
                 '{"policy": "fcfs"}'
             )
+
         settings, model = self.scheduler_config, config.get("cost_model")
         self._desk = Desk(
             make_policy(config["policy"])[0],
@@ -222,12 +228,14 @@ class _Decides(_Base):
         ]
         if not running and not waiting:
             return Batch()
+
         n, alive = len(known), [*running, *waiting]
         generated, cached = np.zeros(n, np.int64), np.zeros(n, np.int64)
         decoding = np.zeros(n, np.bool_)
         generated[alive] = [known[i].num_output_tokens for i in alive]
         cached[alive] = [known[i].num_computed_tokens for i in alive]
         decoding[running] = [not known[i].is_prefill_chunk for i in running]
+
         return self._desk.ask(
             time.time(),
             sorted(waiting, key=self._turns.__getitem__),
@@ -242,17 +250,20 @@ class _Decides(_Base):
         self.current_step += 1
         self.kv_cache_manager.new_step_starts()
         answer = self._ask()
+
         for i in answer.evict:
             request = self._known[i]
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
             self._waits(i)
+
         fresh: list[Any] = []
         resumed: list[Any] = []
         old: list[Any] = []
         blocks: dict[str, Any] = {}
         tokens: dict[str, int] = {}
         left = self.max_num_scheduled_tokens
+
         for i, wanted in answer.tokens.items():
             request = self._known[i]
             waits = request.status != RequestStatus.RUNNING
@@ -260,6 +271,7 @@ class _Decides(_Base):
             c = min(int(wanted), rest, left)
             if c < 1 or (waits and len(self.running) >= self.max_num_running_reqs):
                 continue
+
             new = self.kv_cache_manager.allocate_slots(request, c)
             if new is None:
                 continue  # the policy asks for more KV than there is
@@ -271,11 +283,13 @@ class _Decides(_Base):
                 request.status = RequestStatus.RUNNING
             else:
                 old.append(request)
+
             blocks[request.request_id] = (
                 self.kv_cache_manager.get_blocks(request.request_id) if waits else new
             )
             tokens[request.request_id] = c
             left -= c
+
         return self._output(fresh, resumed, old, blocks, tokens)
 
     def _output(self, fresh: Any, resumed: Any, old: Any, blocks: Any, tokens: Any) -> Any:
@@ -284,6 +298,7 @@ class _Decides(_Base):
 
         if self.use_v2_model_runner:
             fresh, resumed = [*fresh, *resumed], []
+
         known = [
             NewRequestData.from_request(
                 r, blocks[r.request_id].get_block_ids(),
@@ -296,6 +311,7 @@ class _Decides(_Base):
         if not self.use_v2_model_runner:
             self.prev_step_scheduled_req_ids.clear()
             self.prev_step_scheduled_req_ids.update(tokens)
+
         output = SchedulerOutput(
             scheduled_new_reqs=known,
             scheduled_cached_reqs=cached,
@@ -326,6 +342,7 @@ def _scheduler_class() -> type:
             f"optsched.engines.vllm: found vLLM {version}; tested with {', '.join(TESTED)}",
             stacklevel=3,
         )
+
     return type("PolicyScheduler", (_Decides, Base), {"__module__": __name__})
 
 
@@ -333,5 +350,6 @@ def __getattr__(name: str) -> Any:
     """Make the class when vLLM, or a user, asks for it."""
     if name != "PolicyScheduler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
     globals()[name] = _scheduler_class()
     return globals()[name]

@@ -47,6 +47,7 @@ class Claim:
             return self.holds
         if isinstance(self.ours, str) or isinstance(self.paper, str):
             return None
+
         return abs(self.ours / self.paper - 1) <= WITHIN
 
 
@@ -156,7 +157,9 @@ class Experiment:
                 raise InputError(
                     f"experiment {self.name}: found parameter {key!r}; expected one of {known}"
                 )
+
             values[key] = _converted(value, values[key], f"experiment {self.name}: {key}")
+
         return values
 
 
@@ -165,6 +168,7 @@ def _converted(value: Any, default: Any, where: str) -> Any:
         parts = value.split(",") if isinstance(value, str) else list(value)
         kind = default[0] if default else ""
         return [_converted(part, kind, where) for part in parts]
+
     if not isinstance(value, str):
         return value
     if value.lower() in ("none", "null"):
@@ -179,4 +183,5 @@ def _converted(value: Any, default: Any, where: str) -> Any:
     except (KeyError, ValueError):
         words = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
         raise InputError(f"{where}: found {value!r}; expected {words}") from None
+
     return value

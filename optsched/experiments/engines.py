@@ -69,6 +69,7 @@ def on_dask(
     """
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
+
     distributed: Any = import_module("distributed")
 
     def ask(trial: Row) -> Answer:
@@ -125,7 +126,9 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
                 cluster = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )
+
             address = stack.enter_context(cluster)
+
         try:
             client = stack.enter_context(
                 distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -135,12 +138,14 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
                 f"--scheduler: found no Dask scheduler at {scheduler!r} "
                 f"({type(error).__name__}); expected the address that `dask scheduler` prints"
             ) from None
+
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
         except TimeoutError:
             raise UsageError(
                 f"--scheduler: found no workers at {scheduler!r}; start `dask worker` first"
             ) from None
+
         yield client
 
 
@@ -150,6 +155,7 @@ def _ctrl_c_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -43,7 +43,9 @@ def draw_figure(
         canvas = style.figure((9.5, 1.4 + 0.28 * len(stated)))
         drawing.plot_claims(stated, ax=canvas.subplots())
         canvas.suptitle(f"{experiment.name}: {experiment.paper}", fontsize="medium")
+
         return canvas
+
     return _draw(experiment, next(f for f in experiment.figures if f.name == name), rows)
 
 
@@ -57,6 +59,7 @@ def write_figures(
         if canvas is not None:
             style.save(canvas, folder / f"{name}.png")
             files.append(folder / f"{name}.png")
+
     return files
 
 
@@ -70,27 +73,35 @@ def _draw(experiment: Experiment, wanted: Figure, rows: Sequence[Row]) -> Canvas
     ]
     if not kept:
         return None
+
     panels: list[Any] = [None]
     if wanted.panel is not None:
         panels = list(dict.fromkeys(row.get(wanted.panel) for row in kept))
+
     across = min(3, len(panels))
     down = -(-len(panels) // across)
     canvas = style.figure((4.6 * across + 2.4, 3.6 * down + 0.4))
     grid = canvas.subplots(down, across, squeeze=False).flatten().tolist()
     order = list(_points(wanted, kept))
+
     for ax, value in zip(grid, panels, strict=False):
         here = [row for row in kept if wanted.panel is None or row.get(wanted.panel) == value]
         _panel(wanted, columns, here, order, ax)
         ax.set_xlabel(wanted.x_label or experiment.columns.get(wanted.x, wanted.x))
+
         if wanted.kind == "line":
             if grid.index(ax) % across == 0:
                 ax.set_ylabel(wanted.y_label or experiment.columns.get(columns[0], columns[0]))
+
             ax.grid(alpha=0.3)
+
         if wanted.panel is not None:
             name = wanted.labels.get(wanted.panel, wanted.panel)
             ax.set_title(style.plain(wanted.labels.get(value, f"{name} {value}")), fontsize="small")
+
     for ax in grid[len(panels) :]:
         ax.remove()
+
     _one_legend(grid[: len(panels)])
     title = f"{wanted.title or experiment.summary}\n{experiment.paper}"
     canvas.suptitle(title, fontsize="medium")
@@ -108,15 +119,18 @@ def _panel(wanted: Figure, columns: list[str], rows: list[Row], order: list[str]
     if wanted.kind == "histogram":
         drawing.plot_histogram(rows, columns, labels=wanted.labels, reference=reference, ax=ax)
         return
+
     shared: dict[str, Any] = {"order": order, "reference": reference}
     if wanted.kind == "bar":
         shared.update(labels=wanted.labels, published=wanted.published)
         drawing.draw_bars(_points(wanted, rows), ax, **shared)
     else:
         drawing.draw_lines(_points(wanted, rows), ax, **shared)
+
     if "x" in wanted.log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
+
     if "y" in wanted.log:
         ax.set_yscale("log")
         style.plain_ticks(ax.yaxis)
@@ -126,12 +140,14 @@ def _one_legend(panels: Sequence[Any]) -> None:
     """Replace the panels' legends by one where several panels show the same series."""
     if len(panels) == 1:
         return
+
     entries: dict[str, Any] = {}
     for ax in panels:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
         if ax.get_legend() is not None:
             ax.get_legend().remove()
+
     panels[0].figure.legend(
         list(entries.values()), list(entries), loc="outside right upper", fontsize="small",
         frameon=False,

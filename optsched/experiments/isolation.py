@@ -54,6 +54,7 @@ def attempt(run: Run, trial: Row) -> Answer:
     except BaseException as error:
         kind = "failed"
         content = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
     return kind, content, time.perf_counter() - begin
 
 
@@ -70,6 +71,7 @@ class Isolation:
             raise UsageError(
                 "--memory-limit: found no /proc/self/statm; expected Linux (leave the option out)"
             )
+
         self._code = code
         self._limit = memory_limit
         self._own = threading.local()
@@ -93,6 +95,7 @@ class Isolation:
         # The function is pickled separately, so that only the trial fails if it cannot be imported.
         order = pickle.dumps((pickle.dumps(run), trial))
         why = ""
+
         for _ in range(ATTEMPTS):
             try:
                 return self._child().ask(order, self._limit)
@@ -101,8 +104,10 @@ class Isolation:
                 break
             except _DiedError as died:
                 why = f"its process {died}, {ATTEMPTS} times"
+
         if self._closed:  # then `close` ended the process, and not the trial
             raise OptschedError("the experiment has ended")
+
         return "failed", why, time.perf_counter() - begin
 
     def _child(self) -> _Child:
@@ -115,20 +120,25 @@ class Isolation:
             with self._lock:
                 if self._closed:
                     raise OptschedError("the experiment has ended")
+
                 child = _Child()
                 self._children = [c for c in self._children if c.alive()] + [child]
+
             self._own.child = child
             try:
                 found = child.receive()
             except _DiedError as died:
                 how = str(died)
                 continue
+
             if found != self._code:
                 raise OptschedError(
                     f"found optsched {found} in a process for trials; expected {self._code}, the "
                     "same code in all processes and unchanged while they run"
                 )
+
             return child
+
         raise SolverError(f"a process for trials does not start: it {how}")
 
     def close(self) -> None:
@@ -174,10 +184,12 @@ class _Child:
             self._orders.flush()
         except OSError:
             raise _DiedError(self._fate()) from None
+
         while limit is not None and not select.select([self._answers], [], [], _LOOK_S)[0]:
             if memory_in_use(self._process.pid) > limit:
                 self.end()
                 raise _TooMuchError
+
         answer: Answer = self.receive()
         return answer
 
@@ -191,6 +203,7 @@ class _Child:
         status = self._process.wait()
         if status >= 0:
             return f"ended with status {status}"
+
         return f"was ended by {signal.Signals(-status).name}"
 
     def end(self) -> None:
@@ -200,6 +213,7 @@ class _Child:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 else:
                     self._process.kill()
+
         self._process.wait()
         for pipe in (self._orders, self._answers):
             with suppress(OSError, ValueError):
@@ -216,6 +230,7 @@ def memory_in_use(process: int) -> int:
                 total += memory_in_use(int(child))
     except OSError:
         return 0
+
     return total
 
 
@@ -233,10 +248,12 @@ def memory_bytes(text: str) -> int:
         value = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
     except (OverflowError, ValueError):
         value = 0
+
     if value < 1:
         raise InputError(
             f"--memory-limit: found {text!r}; expected an amount such as 4GiB or 500MB"
         )
+
     return value
 
 

@@ -29,4 +29,5 @@ def get_experiment(name: str) -> Experiment:
         raise InputError(
             f"experiment: found {name!r}; expected one of {', '.join(experiments())}, or list"
         )
+
     return experiments()[name]

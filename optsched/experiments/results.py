@@ -100,6 +100,7 @@ class Outcome:
         write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
         if parquet:
             write_bytes(parquet_bytes(self.rows), folder / "results.parquet")
+
         write_bytes(json_text(self.summary()).encode(), folder / "summary.json")
 
 
@@ -160,6 +161,7 @@ def parquet_bytes(rows: Sequence[Row]) -> bytes:
             content[column] = arrow.array(values)
         except (arrow.ArrowInvalid, arrow.ArrowTypeError):
             content[column] = arrow.array([None if v is None else str(v) for v in values])
+
     file = io.BytesIO()
     import_module("pyarrow.parquet").write_table(arrow.table(content), file)
     return file.getvalue()

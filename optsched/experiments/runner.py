@@ -91,6 +91,7 @@ class Options:
                 f"scheduler: found {self.scheduler!r} with the engine {self.engine}; expected the "
                 "engine dask"
             )
+
         if self.memory_limit is not None and self.memory_limit < 1:
             raise InputError(f"memory_limit: found {self.memory_limit!r}; expected bytes, >= 1")
         if self.parquet and find_spec("pyarrow") is None:
@@ -120,11 +121,13 @@ class Options:
         """
         if self.here:
             return in_this_process(experiment.run, todo)
+
         where: dict[str, Any] = {
             "jobs": self.jobs, "code": code, "memory_limit": self.memory_limit,
         }  # fmt: skip
         if self.engine == "dask":
             return on_dask(experiment.run, todo, scheduler=self.scheduler, **where)
+
         return in_processes(experiment.run, todo, **where)
 
 
@@ -159,6 +162,7 @@ def run_experiment(
     """
     if isinstance(experiment, str):
         experiment = get_experiment(experiment)
+
     parameters = experiment.settings(settings or {})
     how = Options(**options)
     _check_importable(experiment, how)
@@ -166,6 +170,7 @@ def run_experiment(
     folder = None if how.out is None else make_folder(Path(how.out))
     identity = Identity(experiment.name, parameters, how.seed, code_version(), libraries())
     path = None if folder is None else folder / FILE
+
     with Store(path, identity, fresh=not how.resume) as store:
         found = _finished(store, identity, wanted, how)
         todo = {k: trial for k, trial in enumerate(wanted) if k not in found}
@@ -175,10 +180,12 @@ def run_experiment(
             for k, (kind, content, wall_s) in answers:
                 if kind == "refused":
                     raise content
+
                 result, failed = (content, None) if kind == "result" else (None, content)
                 found[k] = store.put(k, wanted[k], result, failed, wall_s)
                 if how.progress is not None:
                     how.progress(len(found), len(wanted))
+
     records = [found[k] for k in range(len(wanted))]
     rows = [row_of(record) for record in records]
     outcome = Outcome(
@@ -191,9 +198,11 @@ def run_experiment(
         resumed=len(wanted) - len(todo),
         wall_s=[record.wall_s for record in records],
     )
+
     if folder is not None:
         outcome.write(folder, parquet=how.parquet)
         write_figures(experiment, outcome.rows, outcome.claims, folder)
+
     return outcome
 
 
@@ -221,11 +230,13 @@ def _drawn(
             f"experiment {experiment.name}: no trials can be drawn from {texts or 'its defaults'}: "
             f"{error!r}"
         ) from error
+
     if not wanted:
         raise InputError(
             f"experiment {experiment.name}: found no trial for these parameters; expected at least "
             "one"
         )
+
     return wanted
 
 
@@ -241,6 +252,7 @@ def _finished(
             f"with {identity.libraries}",
             stacklevel=3,
         )
+
     found = {k: record for k, record in store.records().items() if k < len(wanted)}
     for k, record in found.items():
         if record.key != identity.key(wanted[k]):
@@ -248,4 +260,5 @@ def _finished(
                 f"{how.out}: found trial {k} stored with other contents (has a file changed that "
                 "it is drawn from?); expected another --out, or --fresh"
             )
+
     return found

@@ -61,6 +61,7 @@ def version_of(files: Mapping[str, Path]) -> str:
     digest = hashlib.sha256()
     for name, file in sorted(files.items()):
         digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
+
     return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
@@ -128,6 +129,7 @@ class Store:
                 )
                 opened.callback(self._connection.close)
                 self._open(fresh)
+
             self._opened = opened.pop_all()
 
     def _open(self, fresh: bool) -> None:
@@ -137,6 +139,7 @@ class Store:
         # Each transaction is on disk when it ends, even if the power fails then.
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("BEGIN IMMEDIATE")
+
         if new:
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={VERSION}")
@@ -145,6 +148,7 @@ class Store:
                 "CREATE TABLE trials (trial INTEGER PRIMARY KEY, key TEXT NOT NULL, parameters "
                 "TEXT NOT NULL, result TEXT NOT NULL, failed TEXT, wall_s REAL NOT NULL)"
             )
+
         if fresh:
             connection.execute("DELETE FROM trials")
         # A store without trials belongs to no experiment yet, even if one has opened it.
@@ -152,6 +156,7 @@ class Store:
             for name, value in vars(self._identity).items():
                 text = json.dumps(value, sort_keys=True)
                 connection.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, text))
+
         connection.execute("COMMIT")
         self._compare(_identity(connection))
 
@@ -164,6 +169,7 @@ class Store:
                 f"{self._path}: found trials of {stored.experiment}; expected {wanted.experiment} "
                 f"({right})"
             )
+
         theirs = {"seed": stored.seed, **stored.parameters}
         ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
         for name in (*ours, *theirs):
@@ -172,6 +178,7 @@ class Store:
                     f"{self._path}: found trials with {name} = {theirs.get(name)}; expected "
                     f"{ours.get(name)} ({right})"
                 )
+
         if stored.code != wanted.code:
             raise InputError(
                 f"{self._path}: found trials of optsched {stored.code}; expected {wanted.code} "
@@ -207,6 +214,7 @@ class Store:
         row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
         with _one_line(self._path):
             self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
+
         return _record(row)
 
     def forget_failed(self) -> None:
@@ -220,6 +228,7 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
     path = Path(folder) / FILE
     if not path.is_file():
         raise InputError(f"{folder}: found no {FILE}; expected the folder of an experiment")
+
     # Without a log no process writes. Then the store can be read from a read-only folder too.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with _one_line(path):
@@ -227,6 +236,7 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
         try:
             if _check_header(path, connection):
                 raise InputError(f"{path}: found an empty store; expected one with an experiment")
+
             found = _records(connection)
             return _identity(connection), [found[number] for number in sorted(found)]
         finally:
@@ -260,6 +270,7 @@ def _lock(path: Path) -> sqlite3.Connection:
         except BaseException:
             connection.close()
             raise
+
     return connection
 
 
@@ -280,9 +291,11 @@ def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
             f"{path}: found a store of version {version}; expected version {VERSION} (use another "
             "--out)"
         )
+
     damage = value("PRAGMA quick_check(1)")
     if damage != "ok":
         raise InputError(_damaged(path, str(damage)))
+
     return False
 
 
@@ -310,4 +323,5 @@ def _one_line(path: Path | None) -> Iterator[None]:
             text = f"{path}: found no SQLite database in the file; use another --out"
         else:
             text = _damaged(path, str(error))
+
         raise InputError(" ".join(text.split())) from None

@@ -63,6 +63,7 @@ def sweep(
     def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
         for name, values in (known or {}).items():
             check_known(name, parameters[name], values)
+
         given = {**parameters, "seed": seed}
         axes: dict[str, Sequence[Any]] = {}
         for column, source in columns.items():
@@ -71,6 +72,7 @@ def sweep(
                 axes[column] = range(value)
             elif not callable(value):
                 axes[column] = value if isinstance(value, list) else [value]
+
         order = sorted(axes, key=[*nest, *axes].index)
         for values in product(*(axes[column] for column in order)):
             row = dict(zip(order, values, strict=True))
@@ -262,6 +264,7 @@ def claim(
     """
     if value is None:
         return Claim(what, paper, None)
+
     ours = value
     if isinstance(show, int):
         ours = round(value, show)
@@ -269,4 +272,5 @@ def claim(
         ours = format(value, show)
     elif show is not None:
         ours = show(value)
+
     return Claim(what, paper, ours, None if holds is None else holds(value))

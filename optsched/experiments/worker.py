@@ -40,6 +40,7 @@ def main() -> None:
     # The parent decides what these signals mean, and this process ends when the parent does.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
     warnings.formatwarning = _one_line
     with suppress(OSError):  # when memory runs out, the system ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -51,11 +52,13 @@ def main() -> None:
     inbox: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(inbox,), daemon=True).start()
     tell(code_version())
+
     while True:
         try:
             packed, trial = inbox.get(timeout=IDLE_S)
         except queue.Empty:
             os._exit(0)
+
         tell(attempt(partial(_run, packed), trial))
 
 
@@ -81,6 +84,7 @@ def _end_with(parent: int) -> None:
     """
     if sys.platform != "linux":
         return
+
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # the parent has ended already

@@ -59,10 +59,12 @@ class Exchange(io.RawIOBase):
         self._wait()
         received = self._socket.recv_into(buffer)
         self._left_bytes -= received
+
         if self._left_bytes < 0:
             raise InputError(
                 f"broke off: found more than {self._max_bytes} bytes; expected a shorter answer"
             )
+
         return received
 
     def close(self) -> None:
@@ -76,6 +78,7 @@ class Exchange(io.RawIOBase):
         left = self._until - time.perf_counter()
         if left <= 0:
             raise TimeoutError("timed out")
+
         self._socket.settimeout(left)
 
 
@@ -86,6 +89,7 @@ def lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
             raise InputError(
                 f"broke off: found a line of more than {LINE_BYTES} bytes; expected shorter ones"
             )
+
         yield line
 
 
@@ -94,4 +98,5 @@ def whole(answer: http.client.HTTPResponse) -> bytes:
     body = answer.read(LINE_BYTES + 1)
     if len(body) > LINE_BYTES:
         raise InputError(f"found more than {LINE_BYTES} bytes; expected a shorter answer")
+
     return body

@@ -55,18 +55,22 @@ class Measured:
         put = object.__setattr__.__get__(self)
         if not self.name.isprintable():  # tables show it in a terminal
             raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
+
         put("latency", self._column("latency"))
         if (self.latency == 0).any():
             i = int(np.argmax(self.latency == 0))
             raise InputError(f"latency: request {i}: found 0; expected a time > 0")
+
         if self.ttft is None:
             return
+
         put("ttft", self._column("ttft"))
         if len(self.ttft) != len(self.latency):
             raise InputError(
                 f"ttft: found {len(self.ttft)} values; expected {len(self.latency)}, as many as "
                 "latency has"
             )
+
         late = self.ttft > self.latency
         if late.any():
             i = int(np.argmax(late))
@@ -82,13 +86,16 @@ class Measured:
         if self.errors and hasattr(values, "__iter__"):
             values = list(values)
             missing = [i for i in self.errors if 0 <= i < len(values) and _missing(values[i])]
+
         for i in missing:
             values[i] = 1.0
+
         column = real_column(values, name, 0.0, DAY_S)
         if missing:
             column = column.copy()
             column[missing] = np.nan
             column.setflags(write=False)
+
         return column
 
     def check(self, instance: Instance) -> None:
@@ -107,12 +114,14 @@ class Measured:
         """
         if instance.in_rounds:
             raise UsageError("measured: found an instance in rounds; expected one in seconds")
+
         instance.check_digest(self.instance_sha256, "measured: instance_sha256")
         if len(self.latency) != instance.n:
             raise InputError(
                 f"measured: found {len(self.latency)} requests; expected the {instance.n} of "
                 f"{instance.name!r}"
             )
+
         if self.errors:
             i = min(self.errors)
             raise InputError(
@@ -137,6 +146,7 @@ class Measured:
         }
         if self.errors:
             data["errors"] = {str(i): self.errors[i] for i in sorted(self.errors)}
+
         return data
 
 

@@ -30,6 +30,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     file = Path(path)
     if file.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
+
     temporary: Path | None = None
     try:
         with _writing(file):
@@ -38,18 +39,23 @@ def write_bytes(content: bytes, path: str | Path) -> None:
                 sys.stdout.flush()
                 with os.fdopen(os.dup(number), "wb") as stream:
                     stream.write(content)
+
                 return
+
             target, mode = _target(file)
             if mode is not None and not stat.S_ISREG(mode):
                 target.write_bytes(content)  # a device or pipe cannot be replaced
                 return
+
             temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
             with open(temporary, "xb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
+
             if mode is not None:
                 os.chmod(temporary, stat.S_IMODE(mode))
+
             os.replace(temporary, target)
     finally:
         if temporary is not None:
@@ -65,6 +71,7 @@ def check_output(path: str | Path) -> Path | None:
     """
     if not str(path):
         raise InputError("found an empty name; expected a file")
+
     file = Path(path)
     if descriptor(file) is not None:
         return None
@@ -73,6 +80,7 @@ def check_output(path: str | Path) -> Path | None:
         if mode is None or stat.S_ISREG(mode):  # a device or a pipe is written in place
             with tempfile.TemporaryFile(dir=target.parent):
                 pass
+
     return target
 
 
@@ -93,6 +101,7 @@ def make_folder(path: str | Path) -> Path:
     check_folder(folder)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+
     return folder
 
 
@@ -102,10 +111,12 @@ def _target(file: Path) -> tuple[Path, int | None]:
         mode = os.stat(file).st_mode
     except FileNotFoundError:
         mode = None
+
     if mode is not None and stat.S_ISDIR(mode):
         raise InputError(f"{file}: found a directory; expected a file")
     if mode is not None and not os.access(file, os.W_OK):
         raise InputError(f"{file}: cannot be written: it is read-only")
+
     return Path(os.path.realpath(file)), mode
 
 
@@ -117,7 +128,9 @@ def _is_there(folder: Path) -> bool:
     except FileNotFoundError:
         if os.path.islink(folder):
             raise InputError(f"{folder}: found a link to nothing; expected a folder") from None
+
         return False
+
     return True
 
 
@@ -139,4 +152,5 @@ def descriptor(path: str | Path) -> int | None:
     found = _DESCRIPTOR.fullmatch(str(path))
     if found is None:
         return None
+
     return {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])

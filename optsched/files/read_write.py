@@ -73,6 +73,7 @@ def read_instance(path: str | Path) -> Instance:
         if not os.path.exists(file):
             shipped = ", ".join(example_instances())
             raise InputError(f"{path}: no such file; expected a file or one of {shipped}")
+
     data = read_json(file, expect="instance")
     with Place(file):
         return instance_from_dict(data, name=stem(file))
@@ -101,11 +102,13 @@ def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
     fields = {"name": None, **data, **data["requests"]}
     for key in ("format", "version", "requests"):
         del fields[key]
+
     fields["limits"] = Limits(**(fields.get("limits") or {}))
     if fields.get("forecast") is not None:
         fields["forecast"] = Forecast(**fields["forecast"])
     if fields["name"] is None:
         fields["name"] = name
+
     return Instance(**fields)
 
 
@@ -180,6 +183,7 @@ def schedule_from_dict(
     digest = data.get("instance_sha256")
     if instance is not None:
         instance.check_digest(digest, "instance_sha256")
+
     kind = data["kind"]
     columns = {name: data[name] for name in ALL_COLUMNS if data.get(name) is not None}
     if data.get("columns") is not None:
@@ -187,20 +191,26 @@ def schedule_from_dict(
             raise InputError(
                 f"{next(iter(columns))}: found here and in {data['columns']}; expected one place"
             )
+
         if folder is None:
             raise InputError(
                 f"columns: found {data['columns']!r}, which can only be read beside its file; "
                 "expected columns inside"
             )
+
         columns = _read_parquet(folder / data["columns"], data.get("columns_sha256"))
+
     foreign = [name for name in columns if (name == "starts") != (kind == "starts")]
     if foreign:
         raise InputError(f"{foreign[0]}: expected no such column in a schedule of kind {kind!r}")
+
     mode: EvictMode | None = data.get("evict_mode")
     if mode is None:
         if len(columns.get("evicted", [])):
             raise InputError("evict_mode: found nothing; expected 'restart' or 'recompute'")
+
         mode = "restart" if kind == "starts" else "recompute"
+
     whole = {
         name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
         for name, column in columns.items()
@@ -252,6 +262,7 @@ def write_schedule(
         data = schedule.to_dict()
     else:
         raise InputError(f"columns: found {columns!r}; expected 'json' or 'parquet'")
+
     write_json(data, path)
 
 
@@ -303,6 +314,7 @@ def json_schema(name: str) -> dict[str, Any]:
     """
     if name not in FORMATS:
         raise InputError(f"schema: {name!r} is unknown; known are {', '.join(FORMATS)}")
+
     from optsched.files import schemas  # pydantic is only loaded where files are read
 
     return schemas.schema(name)
@@ -313,6 +325,7 @@ def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None
         return None
     if instance.in_rounds if instance is not None else all(type(v) is int for v in values):
         return whole_column(values, "start", -_LARGEST, _LARGEST, item="batch")
+
     return real_column(values, "start", -float(_LARGEST), float(_LARGEST), item="batch")
 
 
@@ -329,6 +342,7 @@ def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:
     )
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
+
     return sink.getvalue()
 
 
@@ -340,6 +354,7 @@ def _pyarrow(what: str, advice: str) -> tuple[Any, Any]:
         raise InputError(
             f"columns: {what} needs pyarrow, which is not installed; {advice}"
         ) from None
+
     return pa, pq
 
 
@@ -351,21 +366,25 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
         raise InputError(
             f"columns: expected {file.name!r} beside this file; it cannot be read ({reason(error)})"
         ) from None
+
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise InputError(
             f"columns_sha256: found {hashlib.sha256(content).hexdigest()} of {file.name!r}; "
             f"expected {digest}, of the file that was written with this one"
         )
+
     try:
         table = pq.read_table(io.BytesIO(content))
     except pa.ArrowException as error:
         raise InputError(f"columns: {file.name!r}: expected a Parquet file; {error}") from None
+
     unknown = [name for name in table.column_names if name not in ALL_COLUMNS]
     if unknown or table.num_rows != 1:
         raise InputError(
             f"columns: {file.name!r}: found {table.num_rows} rows of "
             f"{', '.join(table.column_names)}; expected one row of {', '.join(ALL_COLUMNS)}"
         )
+
     columns = {}
     for name in table.column_names:
         cell = table.column(name)[0]
@@ -373,5 +392,7 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
             raise InputError(
                 f"columns: {file.name!r}: {name}: found {cell.type}; expected a list of numbers"
             )
+
         columns[name] = cell.values.to_numpy(zero_copy_only=False)
+
     return columns

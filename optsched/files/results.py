@@ -30,6 +30,7 @@ def cost_model_reference(instance: Instance, cost: CostModel | None) -> dict[str
     """Return the name and the digest of a cost model."""
     if cost is None or instance.in_rounds:
         return None
+
     return {"name": cost.name, "sha256": cost.sha256}
 
 
@@ -65,6 +66,7 @@ def result_dict(
         status = "no_incumbent"
     else:
         status = "optimal" if bound is not None and bound == objective else "feasible"
+
     data = {
         **head("optsched-result", command, instance),
         "formulation": None,

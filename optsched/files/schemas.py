@@ -416,8 +416,10 @@ def _words(name: str, error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         known = ", ".join(_fields_at(name, path[:-1]))
         return f"{place}: unknown field; known here are {known}"
+
     if error["type"] == "model_type":
         return f"{place}: found {_brief(error['input'])}; expected an object with named fields"
+
     return f"{place}: found {_brief(error['input'])}; {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
@@ -434,4 +436,5 @@ def _fields_at(name: str, path: list[Any]) -> list[str]:
             for option in (kind, *getattr(kind, "__args__", ())):
                 if isinstance(option, type) and issubclass(option, BaseModel):
                     model = option
+
     return list(model.model_fields)

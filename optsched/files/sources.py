@@ -33,6 +33,7 @@ def named_file(named: object, beside: str | Path) -> Path | None:
     for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):
         if place.is_file():
             return place
+
     return None
 
 
@@ -48,13 +49,16 @@ def instance_for(digest: object, given: str | None, what: str) -> Instance:
             shipped = read_instance(file)
             if shipped.sha256 == digest:
                 return shipped
+
         raise UsageError(f"--instance: {what} needs the instance that it was made for")
+
     instance = read_instance(given)
     if digest not in (None, instance.sha256):
         raise InputError(
             f"{given}: found the sha256 {instance.sha256}; expected {digest}, the instance that "
             f"{what} was made for"
         )
+
     return instance
 
 
@@ -71,6 +75,7 @@ def cost_model_like(
             model = load_cost_model(name)
             if model.sha256 in digests:
                 return model
+
     cost = cost_for(instance, given)
     return None if instance.in_rounds else cost
 
@@ -91,4 +96,5 @@ def schedule_of(
     else:
         with Place(Path(path)):
             schedule = schedule_from_dict(data, instance, folder=Path(path).parent)
+
     return schedule, cost_model_like(instance, given, known, schedule.cost_model_sha256)

@@ -45,6 +45,7 @@ def read_json(
     if expect is not None:
         with Place(Path(path)):
             check_format(data, expect, version=version)
+
     return data
 
 
@@ -60,6 +61,7 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
         data = text_files.parse_json(_decoded(file, content))
         if not isinstance(data, dict):
             raise InputError(f"found a JSON {type(data).__name__}; expected an object")
+
     return data, hashlib.sha256(content).hexdigest()
 
 
@@ -71,6 +73,7 @@ def check_format(
     words = " or ".join(f"'optsched-{name}'" for name in names)
     if "format" not in data:
         raise InputError(f"format: found nothing; expected {words}")
+
     name = str(data["format"]).removeprefix("optsched-")
     if name not in names or data["format"] != f"optsched-{name}":
         raise InputError(f"format: found {data['format']!r}; expected {words}")
@@ -81,6 +84,7 @@ def check_format(
             f"version: found {data['version']!r}; expected {version}, the version of {name} files "
             "that this optsched reads"
         )
+
     from optsched.files import schemas  # pydantic is only loaded where files are read
 
     schemas.check_shape(name, data)
@@ -116,6 +120,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer.writerow(columns)
     for row in rows:
         writer.writerow([_harmless(cell) for cell in row])
+
     return "".join(lines)
 
 
@@ -142,6 +147,7 @@ class Place:
             text = " ".join(str(error).split())
             if len(text) > _MESSAGE_CHARS:
                 text = f"{text[: _MESSAGE_CHARS // 2]} ... {text[-_MESSAGE_CHARS // 2 :]}"
+
             raise InputError(f"{self.file}: {text}") from None
 
 
@@ -159,6 +165,7 @@ def _decoded(file: Path, content: bytes) -> str:
             raise InputError(f"found a broken or truncated gzip file: {error}") from None
     elif content[:2] == b"\x1f\x8b":
         raise InputError("found gzip compression; expected a name that ends in .json.gz")
+
     if len(content) > text_files.MAX_BYTES:
         raise InputError(f"found too much JSON; expected at most {text_files.MAX_BYTES >> 20} MiB")
     if not content or content.isspace():
@@ -174,6 +181,7 @@ def _layout(value: Any, depth: int) -> str:
         pad = "  " * (depth + 1)
         lines = (f"{pad}{json.dumps(str(k))}: {_layout(v, depth + 1)}" for k, v in value.items())
         return "{\n" + ",\n".join(lines) + "\n" + "  " * depth + "}"
+
     try:
         return json.dumps(value, allow_nan=False, default=_plain)
     except ValueError:
@@ -187,6 +195,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, Path):
         return str(value)
+
     raise TypeError(f"{type(value).__name__} has no place in a JSON file")
 
 
@@ -199,4 +208,5 @@ def _without_nan(value: Any) -> Any:
         return [_without_nan(entry) for entry in value]
     if isinstance(value, float) and not np.isfinite(value):
         return None
+
     return value

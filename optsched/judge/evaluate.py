@@ -132,6 +132,7 @@ class Evaluation:
             f"{number(metrics['evictions'])} evictions"
         )
         title = f"Evaluation on {self.instance.name}"
+
         return table(title, ("", "mean", "p50", "p90", "p99"), rows, below)
 
     @cached_property
@@ -211,9 +212,11 @@ class Evaluation:
             return f"it uses {self.workers} workers"
         if self.pauses.any():
             return "it pauses running requests, which the round model's optimum may not do"
+
         limits = self.instance.limits
         if self.split_prefill and (limits.max_batch_tokens or limits.max_prefill_tokens):
             return "it splits prefills under a token limit, which the optimum may not do"
+
         return None
 
     @property
@@ -329,11 +332,13 @@ def evaluate(
     cost = cost_for(instance, cost_model)
     columns = check_columns(schedule)
     instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
+
     if schedule.cost_model_sha256 not in (None, cost.sha256):
         raise InputError(
             f"schedule.cost_model_sha256: found {schedule.cost_model_sha256}, which is another "
             f"cost model's; expected {cost.sha256} of {cost.name}"
         )
+
     given: dict[str, Any] = {
         "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
         "ttft_weight": ttft_weight,
@@ -342,14 +347,17 @@ def evaluate(
         expected = None if value is None else check_parameter(name, value)
         if expected is not None:
             raise InputError(f"{name}: found {value!r}; expected {expected}")
+
     if schedule.kind == "starts":
         judged = _judge_starts(instance, columns[0])
     else:
         judged = _judge_batches(instance, schedule, columns, cost)
+
     if isinstance(cost, BatchCost) and cost.valid:
         from optsched.judge.validity import warn_outside
 
         warn_outside(instance, columns, schedule.evict_mode == "restart", cost)
+
     return replace(judged, **given)
 
 
@@ -366,10 +374,12 @@ def _judge_starts(
         raise InputError(
             "schedule.kind: found 'starts' for an instance in seconds; expected 'batches'"
         )
+
     if len(starts) != instance.n:
         raise InputError(
             f"schedule.starts: found {len(starts)} values; expected {instance.n}, one per request"
         )
+
     prompt, output = instance.prompt_tokens, instance.output_tokens
     early = starts < instance.arrival
     if early.any():
@@ -378,6 +388,7 @@ def _judge_starts(
             f"request {i}: starts in round {starts[i]}, before its arrival {instance.arrival[i]}",
             rule="arrival", request=i, value=int(starts[i]), limit=int(instance.arrival[i]),
         )  # fmt: skip
+
     # No sum below exceeds n times the last completion, prompts included.
     first = int(instance.first_arrival)
     last = int(starts.max()) - first + int((prompt + output).max())
@@ -387,6 +398,7 @@ def _judge_starts(
             f"schedule.starts: request {i}: found round {starts[i]}; expected an earlier start, "
             f"since {instance.n} completions that late may exceed 64-bit sums"
         )
+
     starts = starts - first
     finish = starts + output
     events = np.unique(np.concatenate([starts, finish]))
@@ -406,9 +418,11 @@ def _judge_starts(
     shift = instance.kv_offset - 1
     kv_end = (base + (end + shift) * count).astype(np.int64)
     volume = int(instance.volume.sum())
+
     if instance.kv_block_tokens > 1:
         kv_end = _blocks_held(instance, starts, end)
         volume = _block_volume(instance)
+
     if (kv_end > instance.kv_capacity).any():
         j = int(np.argmax(kv_end > instance.kv_capacity))
         raise ViolationError(
@@ -417,6 +431,7 @@ def _judge_starts(
             rule="kv_capacity", batch=int(end[j] + first), value=int(kv_end[j]),
             limit=instance.kv_capacity,
         )  # fmt: skip
+
     new = np.zeros(len(events), dtype=np.int64)
     prefill = np.zeros(len(events), dtype=np.int64)
     np.add.at(new, rank_start, 1)
@@ -428,6 +443,7 @@ def _judge_starts(
         ("max_batch_tokens", "tokens", prefill + count - new, limits.max_batch_tokens),
         ("max_prefill_tokens", "prefill tokens", prefill, limits.max_prefill_tokens),
     )
+
     for rule, what, values, limit in checks:
         if limit is not None and (values > limit).any():
             j = int(np.argmax(values > limit))
@@ -436,6 +452,7 @@ def _judge_starts(
                 f"{limit}",
                 rule=rule, batch=int(begin[j] + first) + 1, value=int(values[j]), limit=limit,
             )  # fmt: skip
+
     if instance.hybrid_batching is False and ((new > 0) & (count > new)).any():
         j = int(np.argmax((new > 0) & (count > new)))
         raise ViolationError(
@@ -443,6 +460,7 @@ def _judge_starts(
             "decodes; expected one kind, since hybrid batching is forbidden",
             rule="hybrid_batching", batch=int(begin[j] + first) + 1, value=int(new[j]), limit=0,
         )  # fmt: skip
+
     busy = count > 0
     rounds = int((end - begin)[busy].sum())
     zeros = np.zeros(instance.n, dtype=np.int64)
@@ -470,6 +488,7 @@ def _blocks_held(
         on = (starts < t) & (t <= starts + instance.output_tokens)
         tokens = instance.prompt_tokens[on] + (t - starts[on]) + (instance.kv_offset - 1)
         held[j] = whole_blocks(tokens, instance.kv_block_tokens).sum()
+
     return held
 
 
@@ -497,6 +516,7 @@ def _judge_batches(
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = min(int(worker.max()) + 1, MAX_WORKERS) if batches and worker.max() >= 0 else 1
     start, blur = np.full(batches, np.nan), 0.0
+
     if schedule.start is not None:
         start = np.asarray(schedule.start)
         if not np.isfinite(start).all():
@@ -505,7 +525,9 @@ def _judge_batches(
             start = start - instance.first_arrival
         elif instance.first_arrival and batches:
             blur = batches * float(np.spacing(np.abs(start).max()))
+
         start = start.astype(np.float64)
+
     requests, machines = judge.new_state(
         instance.release,
         instance.prompt_tokens,
@@ -525,6 +547,7 @@ def _judge_batches(
     )
     if breach.rule != judge.OK:
         raise _violation(breach, int(at), instance)
+
     times: list[NDArray[Any]] = [
         requests["first_start"], requests["first_token"], requests["finish"], found["start"],
         found["end"], requests["served"],
@@ -533,6 +556,7 @@ def _judge_batches(
         times = [np.rint(column).astype(np.int64) for column in times]
     else:
         times = [np.ascontiguousarray(column) for column in times]
+
     length = found["end"] - found["start"]
     return Evaluation(
         instance=instance,
@@ -557,6 +581,7 @@ def _violation(found: Any, batch: int, instance: Instance) -> ViolationError:
     value, limit = _number(found.value), _number(found.limit)
     if int(found.rule) in (judge.START_EARLY, judge.ARRIVAL, judge.STILL_BUSY):
         value, limit = (_number(float(v + instance.first_arrival)) for v in found[2:])
+
     words: dict[int, tuple[str, str]] = {
         judge.BAD_REQUEST: ("request", f"does not exist; expected 0 to {instance.n - 1}"),
         judge.BAD_WORKER: ("worker", f"worker {value} does not exist; expected 0 to {limit}"),
@@ -620,6 +645,7 @@ def _violation(found: Any, batch: int, instance: Instance) -> ViolationError:
     where = [f"batch {j}"] if rule != "unfinished" and j >= 0 else []
     if i >= 0 or int(found.rule) == judge.BAD_REQUEST:
         where.append(f"request {i}")
+
     return ViolationError(
         f"{', '.join(where)}: {text}",
         rule=rule,
@@ -633,4 +659,5 @@ def _violation(found: Any, batch: int, instance: Instance) -> ViolationError:
 def _number(value: float) -> float | int | None:
     if np.isnan(value):
         return None
+
     return int(value) if float(value).is_integer() else float(value)

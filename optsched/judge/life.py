@@ -69,6 +69,7 @@ def advance(r: Any, tokens: int) -> bool:
     r.cached += tokens
     if r.cached < r.prompt + r.produced:
         return False
+
     r.decoding = True
     r.produced += 1
     return True

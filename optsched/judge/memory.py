@@ -34,6 +34,7 @@ def growth(r: Any, tokens: int, limits: Any) -> int:
         return kv_of(tokens, limits)
     if limits.kv_block_tokens == 1:
         return tokens
+
     return kv_of(r.allocated + tokens, limits) - kv_of(r.allocated, limits)
 
 
@@ -70,6 +71,7 @@ def project(usage: Any, batch: int, tokens: int, steps: int, sign: int, limits: 
         now = was + sign * kv_of(tokens + ahead, limits)
         usage[batch + ahead] = now
         over += int(now > capacity) - int(was > capacity)
+
     return over
 
 
@@ -79,4 +81,5 @@ def fits(usage: Any, batch: int, tokens: int, steps: int, limits: Any) -> bool:
     for ahead in range(steps, 0, -1):  # a request holds most in its last batch
         if usage[batch + ahead] + kv_of(tokens + ahead, limits) > limits.kv_capacity:
             return False
+
     return True

@@ -204,6 +204,7 @@ def new_state(arrival: Floats, prompt: Ints, output: Ints, workers: int, zero: f
     requests["arrival"] = arrival
     for name in ("first_start", "first_token", "finish"):
         requests[name] = np.nan
+
     requests["home"] = requests["seen"] = -1
     machines = np.zeros(workers, dtype=WORKER)
     machines["clock"] = zero
@@ -217,6 +218,7 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
         return Breach(EVICT_MODE, i, np.nan, np.nan)
     if r.cached == 0 or r.home != w:
         return Breach(EVICT_NOTHING, i, np.nan, np.nan)
+
     free(machine, r, limits)
     machine.running -= 1
     evict(r, limits.restart)
@@ -225,6 +227,7 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
     r.evictions += 1
     if limits.restart:
         r.first_token = np.nan
+
     return FINE
 
 
@@ -241,11 +244,13 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
         return Breach(OTHER_WORKER, i, float(w), float(r.home))
     if r.decoding:
         return FINE if c == 1 else Breach(DECODE_TOKENS, i, float(c), 1.0)
+
     rest = rest_of(r)
     if c > rest:
         return Breach(TOO_MANY_TOKENS, i, float(c), float(rest))
     if c < rest and not limits.chunked:
         return Breach(CHUNKED, i, float(c), float(rest))
+
     return FINE
 
 
@@ -261,6 +266,7 @@ def _content(sums: Any, limits: Limits) -> Breach:
     if sums.prefill_tokens > limits.max_prefill_tokens:
         limit = float(limits.max_prefill_tokens)
         return Breach(PREFILL_TOKENS, -1, float(sums.prefill_tokens), limit)
+
     return FINE
 
 
@@ -277,6 +283,7 @@ def _process(
         machine.running += 1
     elif r.turn != machine.turns or begin > machine.clock:
         r.pauses += 1
+
     r.turn = machine.turns + 1
     take(machine, r, c, limits)
     r.free_at = end
@@ -289,10 +296,12 @@ def _process(
             r.gap = 0.0
         else:
             r.gap = max(r.gap, end - r.last_token)
+
         r.last_token = end
         if r.produced == r.output:
             r.done = True
             r.finish = end
+
     return FINE
 
 
@@ -314,10 +323,12 @@ def replay(
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted, start = columns.evicted_offsets, columns.evicted, columns.start
     chunked = False
+
     for j in range(batches.shape[0]):
         w = columns.worker[j]
         if w < 0 or w >= workers:
             return Breach(BAD_WORKER, -1, float(w), float(workers - 1)), j, chunked
+
         machine = machines[w]
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             i = evicted[p]
@@ -333,6 +344,7 @@ def replay(
             i, c = request[p], tokens[p]
             if i < 0 or i >= n:
                 return Breach(BAD_REQUEST, i, float(i), float(n - 1)), j, chunked
+
             r = requests[i]
             chunked = chunked or (not r.decoding and 0 < c < rest_of(r))
             breach = _entry(r, i, c, j, w, limits)
@@ -342,8 +354,10 @@ def replay(
                 sums = add_decode(sums, r.cached)
             else:
                 sums = add_prefill(sums, c, r.cached)
+
             r.seen = j
             latest = max(latest, r.arrival)
+
         breach = _content(sums, limits)
         if breach.rule != OK:
             return breach, j, chunked
@@ -353,32 +367,40 @@ def replay(
             earliest = begin
             for p in range(offsets[j], offsets[j + 1]):
                 earliest = max(earliest, requests[request[p]].free_at)
+
             begin = read_start(start[j], earliest, origin.origin)
             if earliest - origin.blur <= begin < earliest:
                 begin = earliest
             if begin < machine.clock:
                 return Breach(START_EARLY, -1, begin, machine.clock), j, chunked
+
         end = begin + batch_time(cost, sums)
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
             r.free_at = max(r.free_at, begin)
+
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.cached == 0:
                 r.home = w
+
             breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
             if breach.rule != OK:
                 return breach, j, chunked
+
         if not room(machine, 0, limits):
             breach = Breach(KV_CAPACITY, -1, float(machine.held), float(limits.kv_capacity))
             return breach, j, chunked
+
         if machine.running > limits.max_running:
             breach = Breach(MAX_RUNNING, -1, float(machine.running), float(limits.max_running))
             return breach, j, chunked
+
         machine.clock = end
         machine.turns += 1
         batch = batches[j]
         batch.start, batch.end, batch.kv, batch.tokens = begin, end, machine.held, sums.tokens
+
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.done:  # its KV counts in this batch and is free in the next
@@ -386,9 +408,11 @@ def replay(
                 machine.running -= 1
                 r.cached = 0
                 r.home = -1
+
     for i in range(n):
         r = requests[i]
         if not r.done:
             breach = Breach(UNFINISHED, i, float(r.produced), float(r.output))
             return breach, batches.shape[0] - 1, chunked
+
     return FINE, -1, chunked

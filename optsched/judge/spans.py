@@ -82,6 +82,7 @@ def grouped_requests(instance: Instance, group: Ints) -> Any:
 def _with_room(spans: Any, needed: int) -> Any:
     if needed <= spans.shape[0]:
         return spans
+
     wider = np.zeros(2 * spans.shape[0], SPAN)
     wider[: spans.shape[0]] = spans
     return wider
@@ -100,6 +101,7 @@ def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
     """Write the open span of a request, if it has one, and return the number of spans."""
     if r.phase == _NONE:
         return used
+
     _write(spans[used], i, r.phase, r.since, r.free_at, r.tokens, w)
     r.phase = _NONE
     return used + 1
@@ -113,6 +115,7 @@ def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
         _write(spans[used], i, PAUSED, r.free_at, t, 0, w)
         used += 1
         r.free_at = t
+
     return used
 
 
@@ -124,6 +127,7 @@ def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int
         away = PAUSED if r.cached > 0 else EVICTED if r.lost else WAITING
         _write(spans[used], i, away, r.free_at, t, 0, w if away == PAUSED else -1)
         used += 1
+
     r.phase, r.since, r.tokens = phase, t, 0
     return used
 
@@ -141,6 +145,7 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
     spans = np.zeros(4 * requests.shape[0], SPAN)
     used = 0
     batches = np.zeros(offsets.shape[0] - 1, BATCH)
+
     for j in range(batches.shape[0]):
         batch, w, t = batches[j], worker[j], begin[j]
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
@@ -152,6 +157,7 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
             evict(r, limits.restart)
             r.lost = True
             batch.evictions += 1
+
         for p in range(offsets[j], offsets[j + 1]):
             i, c = request[p], tokens[p]
             r = requests[i]
@@ -164,13 +170,16 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
             else:
                 phase = PREFILL
                 batch.prefill += c
+
             if r.phase != phase or t > r.free_at:
                 spans = _with_room(spans, used + 2)
                 used = _changed(spans, used, r, i, w, t, phase)
+
             r.tokens += c
             r.free_at = end[j]
             take(memory[w], r, c, limits)
             advance(r, c)
+
         batch.kv = memory[w].held
         for p in range(offsets[j], offsets[j + 1]):
             i = request[p]
@@ -180,7 +189,9 @@ def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: 
                 used = _close(spans, used, r, i, w)
                 free(memory[w], r, limits)
                 r.cached = 0
+
         batch.kv_left = memory[w].held
+
     return spans[:used], batches
 
 
@@ -200,18 +211,23 @@ def stack(
     during = np.zeros((sample.shape[0], groups), np.int64)
     after = np.zeros((sample.shape[0], groups), np.int64)
     k = 0
+
     for j in range(offsets.shape[0] - 1):
         mine = columns.worker[j] == one
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
             if mine:
                 free(memory[r.group], r, limits)
+
             evict(r, limits.restart)
+
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if mine:
                 take(memory[r.group], r, tokens[p], limits)
+
             advance(r, tokens[p])
+
         taken = k < sample.shape[0] and sample[k] == j
         if taken:
             during[k] = memory["held"]
@@ -220,8 +236,11 @@ def stack(
             if r.decoding and r.produced == r.output:
                 if mine:
                     free(memory[r.group], r, limits)
+
                 r.cached = 0
+
         if taken:
             after[k] = memory["held"]
             k += 1
+
     return during, after

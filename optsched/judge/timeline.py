@@ -153,6 +153,7 @@ class Timeline:
             found[phase] = np.searchsorted(starts, times, "right") - np.searchsorted(
                 ends, times, "right"
             )
+
         return found
 
     def phase_shares(self, rows: int, bins: int) -> NDArray[np.float64]:
@@ -177,19 +178,23 @@ class Timeline:
         size = np.bincount(row, minlength=rows)
         width = (self.end - self.begin) / bins
         shares = np.zeros((len(PHASES), rows, bins))
+
         for phase in range(len(PHASES)):
             mine = self.span_phase == phase
             at = row[self.span_request[mine]] * (bins + 2)
             # How much of each bin [a, b) covers, as a running sum of differences.
             step = np.zeros(rows * (bins + 2))
+
             for edge, sign in ((self.span_start[mine], 1.0), (self.span_end[mine], -1.0)):
                 x = np.clip((edge - self.begin) / width, 0, bins)
                 whole = np.floor(x).astype(np.int64)
                 part = x - whole
                 step += np.bincount(at + whole, sign * (1 - part), len(step))
                 step += np.bincount(at + whole + 1, sign * part, len(step))
+
             cover = np.cumsum(step.reshape(rows, bins + 2), axis=1)[:, :bins]
             shares[phase] = np.clip(cover / size[:, None], 0, 1)
+
         return shares
 
     def without_pauses(self) -> Timeline:
@@ -206,6 +211,7 @@ class Timeline:
         goes_on = (request[1:] == request[:-1]) & (phase[1:] == phase[:-1])
         first = np.flatnonzero(np.append(True, ~goes_on))
         last = np.append(first[1:] - 1, len(keep) - 1)
+
         return replace(
             self,
             span_request=request[first],
@@ -243,12 +249,14 @@ class Timeline:
         if len(mine) <= most:
             edges = np.append(self.batch_start[mine], self.batch_end[mine[-1:]])
             return edges, [mine[k : k + 1] for k in range(len(mine))]
+
         start = self.batch_start[mine]
         edges = np.linspace(start[0], self.batch_end[mine[-1]], most + 1)
         first = np.searchsorted(start, edges[:-1], "left")
         last = np.append(first[1:], len(mine))
         before = np.maximum(first - 1, 0)
         first = np.where((first > 0) & (self.batch_end[mine[before]] > edges[:-1]), before, first)
+
         return edges, [mine[a:b] for a, b in zip(first, last, strict=True)]
 
     def kv_by_group(
@@ -282,6 +290,7 @@ class Timeline:
         n = self.instance.n
         order = self.by_arrival
         group = np.empty(n, dtype=np.int64)
+
         if n <= max(SEPARATE, groups):
             group[order] = np.arange(n)
             labels = [self.name_of(int(i)) for i in order]
@@ -289,9 +298,11 @@ class Timeline:
             group[order] = np.arange(n) * groups // n
             edges = [-(-k * n // groups) for k in range(groups + 1)]
             labels = [f"{a} to {b - 1}" if a + 1 < b else f"{a}" for a, b in pairwise(edges)]
+
         times, runs = self.batch_bins(most, worker)
         if not runs:
             return np.zeros(1), np.zeros((len(labels), 1), dtype=np.int64), labels
+
         peak = [int(run[np.argmax(self.batch_kv[run])]) if len(run) else -1 for run in runs]
         ends = [int(run[-1]) if len(run) else -1 for run in runs]
         sample = np.unique([j for j in (*peak, *ends) if j >= 0])
@@ -307,6 +318,7 @@ class Timeline:
         out_times: list[float] = []
         out: list[NDArray[np.int64]] = []
         held = np.zeros(len(labels), dtype=np.int64)
+
         for k, (best, last) in enumerate(zip(peak, ends, strict=True)):
             out_times.append(float(times[k]))
             out.append(held if best < 0 else during[place[best]])
@@ -316,6 +328,7 @@ class Timeline:
                 if stop < times[k + 1]:  # idle until the next run
                     out_times.append(stop)
                     out.append(held)
+
         out_times.append(float(times[-1]))
         out.append(np.zeros(len(labels), dtype=np.int64))
         return np.array(out_times), np.array(out).T, labels
@@ -368,6 +381,7 @@ def timeline(
         columns = check_columns(schedule)
         begin = judged.clock.batch_start.astype(np.float64)
         end = judged.clock.batch_end.astype(np.float64)
+
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     from optsched.judge import spans
@@ -381,6 +395,7 @@ def timeline(
         judged.workers,
     )  # fmt: skip
     order = np.lexsort((found["start"], found["request"]))
+
     return Timeline(
         instance=instance,
         evaluation=judged,
@@ -416,6 +431,7 @@ def _rounds(
             f"schedule: found {entries} output tokens; expected at most {MAX_ENTRIES}, since the "
             "timeline expands every round"
         )
+
     request = np.repeat(np.arange(instance.n), output)
     step = np.arange(entries) - np.repeat(np.cumsum(output) - output, output)
     at = np.repeat(starts, output) + step
@@ -424,4 +440,5 @@ def _rounds(
     tokens = np.where(step == 0, np.repeat(instance.prompt_tokens, output), 1)[order]
     none = np.zeros(len(rounds) + 1, dtype=np.int64)
     offsets = np.append(first, entries).astype(np.int64)
+
     return (offsets, request[order], tokens, none, none[:0]), rounds.astype(np.float64)

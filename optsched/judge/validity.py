@@ -46,32 +46,38 @@ def extremes(
     produced = np.zeros(n, dtype=np.int64)
     decoding = np.zeros(n, dtype=np.bool_)  # whether its whole input is cached
     worst = np.zeros(7, dtype=np.int64)
+
     for b in range(offsets.shape[0] - 1):
         for k in range(evicted_offsets[b], evicted_offsets[b + 1]):
             cached[evicted[k]] = 0
             decoding[evicted[k]] = False
             if restart:
                 produced[evicted[k]] = 0
+
         total = decodes = read = 0
         for k in range(offsets[b], offsets[b + 1]):
             i, c = request[k], tokens[k]
             total += c
             read += cached[i]
             worst[5] = max(worst[5], cached[i])
+
             if decoding[i]:
                 decodes += 1
             else:
                 worst[1] = c if worst[1] == 0 else min(worst[1], c)
                 worst[2] = max(worst[2], c)
+
             cached[i] += c
             if cached[i] >= prompt[i] + produced[i]:
                 decoding[i] = True
                 produced[i] += 1
+
         worst[0] = max(worst[0], total)
         worst[6] = max(worst[6], read)
         if decodes > 0:
             worst[3] = decodes if worst[3] == 0 else min(worst[3], decodes)
             worst[4] = max(worst[4], decodes)
+
     return worst
 
 
@@ -105,12 +111,14 @@ def warn_outside(
     compiled: Any = extremes
     found = compiled(instance.prompt_tokens, *columns, restart)
     outside = []
+
     for (key, words), value in zip(WORDS.items(), found.tolist(), strict=True):
         limit = cost.valid.get(key)
         if limit is None or value == 0:
             continue
         if value < limit if key.startswith("min_") else value > limit:
             outside.append(words.format(int(limit)))
+
     if outside:
         warnings.warn_explicit(
             f"cost model {cost.name!r} is used outside its range of validity: "

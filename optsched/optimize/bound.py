@@ -104,6 +104,7 @@ class BoundResult:
         """The value that the certificate proves, at most `value`. None without a certificate."""
         if self.certificate is None or self.value is None:
             return None
+
         return min(certified_value(self.instance, self.certificate), self.value)
 
     @property
@@ -122,6 +123,7 @@ class BoundResult:
             high, low = low, high
         if low is None or not high:
             return None
+
         return (high - low) / high
 
     @property
@@ -183,6 +185,7 @@ class BoundResult:
         data["general_bound"] = None if self.general is None else self.general[0]
         if self.certificate is not None:
             data["first_bound_s"], data["certified"] = self.first_bound_s, self.certified
+
         return data
 
 
@@ -248,20 +251,24 @@ def bound(
     """
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
+
     goal = parse_objective(objective)
     task = Task(instance, cost_for(instance, cost_model), (goal,))
     queue = usable(BoundTask(instance, task.cost_model, goal), method)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
     interval = Interval(task, budget)
     names = {one.name for one in queue}
+
     if method == "auto" and "dual" in names:
         _raise_in_rounds(interval, names, seed)
     else:
         searches = any(one.searches for one in queue)
         prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
+
     bound_s = budget.spent_s
     if interval.incumbent is None:
         _look_for_a_schedule(interval, seed)
+
     certificate, missing = _certificate(interval, certify)
     interval.reconcile()
     best = interval.incumbent
@@ -297,6 +304,7 @@ def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | Non
         return interval.certificate, None
     if interval.bound is None:
         return None, f"no bound on {goal} is known"
+
     cost = task.cost_model
     if interval.tree is None or not isinstance(cost, BatchCost):
         return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
@@ -310,10 +318,13 @@ def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | Non
         except UsageError as error:  # for example a coefficient with too many digits
             refused.append(f"{one.name}: {error}")
             continue
+
         if (proved := certified_value(task.instance, made)) > value:
             best, value = made, proved
+
     if best is None:
         return None, f"the checker refuses it: {'; '.join(refused)}"
+
     interval.prove(value, interval.bound_origin or "")
     return best, None
 
@@ -323,6 +334,7 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
     if goal not in CERTIFIED[time_unit]:
         known = ", ".join(CERTIFIED[time_unit])
         return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
+
     there = [one for one in bounds().values() if one.certifies and one.time_unit == time_unit]
     able = ", ".join(one.name for one in there if goal in one.objectives)
     return f"the bound {name!r} carries none; those that do are {able}"
@@ -334,6 +346,7 @@ def _look_for_a_schedule(interval: Interval, seed: int) -> None:
     if interval.task.instance.in_rounds:
         run_policies(interval, budget, seed=seed)
         return
+
     share = Budget(min(budget.left_s, (1 - _BOUND_SHARE) * budget.limit_s), stop=budget.stop)
     run_policies(interval, share.part(0.5), seed=seed)
     if not share.over:
@@ -349,6 +362,7 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     name = _stronger(instance, names)
     if _limited(instance):  # the search ignores limits and finds no schedule
         run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
+
     interval.clock_s = budget.spent_s
     share = budget.part(1.0 if name is None else _FEW_SHARE, interval.heard)
     found = explore(instance, share, seed=seed, certify=True)
@@ -358,6 +372,7 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
         offer(interval, found.schedule, "search")
     if name is None or budget.over or interval.value == found.proved:
         return
+
     interval.clock_s = budget.spent_s
     if name == "ramp":
         prove(interval, budget, "ramp", seed=seed)
@@ -392,10 +407,12 @@ def _run_exact(interval: Interval, seed: int) -> None:
     start = None if best is None else in_terms_of(exact, best.schedule, best.evaluation)
     budget = interval.budget
     options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
+
     try:
         answer = attempt(exact, interval, options, start)
     except OptschedError:
         return  # the method does not handle these limits or sizes
+
     accept(exact, interval, answer)
 
 

@@ -41,6 +41,7 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     if name == "makespan":
         noise += float(np.spacing(abs(value)))
         value -= instance.first_arrival
+
     return noise + AGREEMENT * abs(value)
 
 
@@ -59,6 +60,7 @@ def reconcile(
     (value, found_by), (limit, proved_by) = known, bound
     if value is None or limit is None:
         return limit
+
     excess = objective.signed(limit) - objective.signed(value)
     exact = objective.integral(instance)
     if excess > (0 if exact else float_noise(instance, objective.name, value)):
@@ -67,4 +69,5 @@ def reconcile(
             f"{objective} {value} "
             f"({found_by}); one of the two is wrong, which is an internal error"
         )
+
     return value if excess > 0 else limit

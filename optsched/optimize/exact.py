@@ -95,12 +95,14 @@ def choose(
     objectives = parse_objectives(goals, known, f"formulation {model.name}")
     task = Task(instance, cost, objectives, extras or {}, workers)
     name = automatic(model, task) if method == "auto" else method
+
     return Exact(model, name, check_method(model, name, task), task, asked=method != "auto")
 
 
 def _formulation(instance: Instance, name: str | None) -> Formulation:
     if name is None:
         name = "hindsight" if instance.in_rounds else "infermax"
+
     found = get(name)
     if found.time_unit != instance.time_unit:
         if found.time_unit == "round":
@@ -108,7 +110,9 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
                 f"formulation: found {name} for an instance in seconds; expected infermax, or an "
                 "instance in rounds (`optsched import --rounds SECONDS` makes one)"
             )
+
         raise UsageError(f"formulation: found {name} for an instance in rounds; expected hindsight")
+
     return found
 
 
@@ -135,7 +139,9 @@ def starting_point(
                 "warm start: found a schedule that pauses a request or splits a prefill; expected "
                 f"one that formulation {name} allows"
             )
+
         return start
+
     if given is not None:
         schedule = simulate(task.instance, given, task.cost_model, seed=seed, budget=budget)
         start = in_terms_of(exact, schedule)
@@ -144,15 +150,20 @@ def starting_point(
                 f"warm start: found policy {given!r}, which pauses a request or splits a prefill; "
                 f"expected a policy whose schedule formulation {name} allows"
             )
+
         return start
+
     if task.instance.n > _POLICY_REQUESTS or restricted(task):
         return None
+
     goal = task.objective[0]
     best: Start | None = None
     part = budget.part(_STARTS)
+
     for make in _makers(task, seed):
         if best is not None and part.over:
             break
+
         # Even where no time is left, one of these quick policies gets a second.
         own = Budget(
             max(_MIN_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
@@ -161,10 +172,12 @@ def starting_point(
             start = in_terms_of(exact, make(own))
         except OptschedError:
             continue  # the policy loops, or the instance rules it out
+
         if start is not None and (
             best is None or goal.better(goal.of(start.evaluation), goal.of(best.evaluation))
         ):
             best = start
+
     return best
 
 
@@ -179,6 +192,7 @@ def _makers(task: Task, seed: int) -> list[Callable[[Budget], Schedule]]:
     makers = [by_policy(spec) for spec in routed]
     if task.instance.in_rounds and task.workers == 1:
         makers.append(lambda own: serial_schedule(task.instance))
+
     return makers
 
 
@@ -200,13 +214,16 @@ def in_terms_of(
         # If chunked_prefill is absent, models take it as off, while schedulers may choose.
         split = judged.split_prefill and instance.chunked_prefill is not True
         return None if split else Start(schedule, judged)
+
     if schedule.kind == "starts":
         return Start(schedule, judged)
+
     begin = judged.finish - instance.output_tokens
     if judged.workers == 1:
         runs = from_starts(begin, instance)
     else:
         runs = runs_on(instance, begin, workers_of(schedule, instance.n))
+
     try:
         return Start(runs, _judge(exact.task, runs))
     except ViolationError:
@@ -233,17 +250,21 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
     except KeyboardInterrupt:
         if start is None:
             raise
+
         why = "interrupted"
     except OutOfTimeError as late:
         why = str(late)
     except TooLargeError as large:
         if exact.asked:
             raise
+
         why = str(large)
+
     if why != "interrupted":
         warnings.warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
     if start is None:
         return Answer(Status.NO_INCUMBENT, native_status=why)
+
     return Answer(
         Status.FEASIBLE,
         start.schedule,
@@ -268,23 +289,28 @@ def accept(
     task, goal, method = exact.task, interval.goal, exact.name
     integral = goal.integral(task.instance)
     status = answer.status
+
     if interval.incumbent is not None:
         if status is Status.INFEASIBLE:
             raise SolverError(
                 f"{method}: found the status infeasible ({answer.native_status}) although the warm "
                 "start is feasible; expected an incumbent; the model or the solver is wrong"
             )
+
         status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
+
     if answer.schedule is not None:
         evaluation = _replayed(task, method, answer.schedule)
         _agree(task.instance, method, goal, answer.objective, goal.of(evaluation))
         if interval.take(answer.schedule, evaluation, origin or method, at_ties=at_ties):
             status = answer.status
+
     if answer.bound is not None:
         bound = round_up_bound(answer.bound) if integral else answer.bound
         certificate = answer.certificate if isinstance(answer.certificate, dict) else None
         left_out = exact.model.leaves_out(task)
         interval.prove(bound, origin or method, certificate, leaves_out=left_out)
+
     interval.reconcile()
     best = interval.incumbent
     if status is not Status.ERROR:
@@ -295,9 +321,11 @@ def accept(
             integral_objective=integral,
             slack=0.0 if best is None else rounding(best.evaluation, best.value),
         )
+
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
         # Objective and bound are those of the first objective only.
         status = Status.FEASIBLE if status is Status.OPTIMAL else status
+
     return status
 
 
@@ -318,6 +346,7 @@ def _agree(
     name = goal.name
     if claimed is None or judged is None:
         raise SolverError(f"{method}: found {name} {claimed} claimed; expected {judged}, as judged")
+
     slack = 0.01 if goal.integral(instance) else float_noise(instance, name, judged)
     if not abs(claimed - judged) <= slack:
         raise SolverError(

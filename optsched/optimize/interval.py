@@ -130,6 +130,7 @@ class Interval:
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
+
             limits = service_limits(task.objective)
             return evaluate(task.instance, schedule, task.cost_model, **limits)
 
@@ -159,6 +160,7 @@ class Interval:
             self.goal.better(value, known) or (at_ties and value == known)
         ):  # fmt: skip
             return False
+
         self.incumbent = Incumbent(value, origin, schedule, evaluation)
         return True
 
@@ -187,19 +189,23 @@ class Interval:
         """
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
+
         signed = self.goal.signed(value)
         better = self.bound is None or signed > self.goal.signed(self.bound)
         if better or (value == self.bound and leaves_out < self.scope.without):
             self.bound, self.bound_origin = value, origin
             self.scope = Scope(self.task.workers, leaves_out)
+
         if not leaves_out and (
             self.general is None or signed > self.goal.signed(self.general[0])
         ):  # fmt: skip
             self.general = value, origin
+
         if certificate is not None and (
             self.certificate is None or certificate["value"] >= self.certificate["value"]
         ):
             self.certificate = certificate
+
         if tree is not None and (self.tree is None or value > self.tree[0]):
             self.tree = value, tree
 
@@ -215,6 +221,7 @@ class Interval:
         bound = state.bound
         if bound is not None and self.goal.integral(self.task.instance):
             bound = round_up_bound(bound)
+
         bounds = [b for b in (bound, self.bound) if b is not None]
         self.history(
             Progress(

@@ -58,6 +58,7 @@ class Question:
             return "yes"
         if result.bound is not None and result.bound >= self.value:
             return "no"
+
         return "unknown"
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +112,7 @@ def below(
             f"--below: found the objective {goal.name!r}, which is maximized; expected a minimized "
             "one (for 'tps', makespan asks the same)"
         )
+
     schedule = simulate(instance, policy, cost_model, seed=seed, budget=budget)
     value = goal.of(evaluate(instance, schedule, cost_model, **service_limits(goals)))
     if value is None:
@@ -118,4 +120,5 @@ def below(
             f"--below: found no {goal.name!r} of policy {policy!r} on this instance; expected "
             "another objective"
         )
+
     return Question(phi, policy, value, phi * value)

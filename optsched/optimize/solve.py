@@ -106,6 +106,7 @@ class Result:
         """The relative gap of objective and bound (`gap_definition`). None if it is unknown."""
         if self.objective is None or self.bound is None or self.objective == 0:
             return None
+
         ends = (self.bound, self.objective) if self.maximized else (self.objective, self.bound)
         return float((ends[0] - ends[1]) / self.objective)
 
@@ -114,6 +115,7 @@ class Result:
         """The formula of `gap`."""
         if self.maximized:
             return "(bound - objective) / objective"
+
         return "(objective - bound) / objective"
 
     def __repr__(self) -> str:
@@ -269,11 +271,14 @@ def solve(
     except KeyboardInterrupt:
         if start is None or stop is None:
             raise
+
         stop.set()  # the method ends at once, and the start is kept
+
     interval.begin(budget.part(1.0, progress))
     interval.heard(Progress(0.0, None, None))
     if not budget.stopped:
         warn_if_short(exact.name, budget.left_s, time_limit_s)
+
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
     return _result(exact, interval, answer, status, options)

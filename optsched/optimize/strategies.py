@@ -68,6 +68,7 @@ def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
         evaluation = interval.judge(schedule, quiet=True)
     except ViolationError:
         return False
+
     return interval.take(schedule, evaluation, origin)
 
 
@@ -113,6 +114,7 @@ def run_policy(
     begin = work_time()
     schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits), budget=budget)
     wall_s = work_time() - begin
+
     try:
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
     except ViolationError as error:
@@ -128,6 +130,7 @@ def outside_reason(evaluation: Evaluation) -> str | None:
     """
     if evaluation.instance.in_rounds:
         return evaluation.outside_reason
+
     return f"it uses {evaluation.workers} workers" if evaluation.workers > 1 else None
 
 
@@ -157,6 +160,7 @@ def run_policies(
                 )
             except (LoopError, OutOfTimeError, PolicyError):
                 continue
+
             if outside_reason(evaluation) is None:
                 interval.take(schedule, evaluation, spec)
     except KeyboardInterrupt:
@@ -169,10 +173,12 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
 
     if interval.goal.maximized and interval.goal.name != "slo_attainment":
         return  # the search minimizes, or counts requests in time
+
     task = interval.task
     known = [] if interval.incumbent is None else [interval.incumbent.schedule]
     interval.clock_s = interval.budget.spent_s
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
+
     try:
         schedule, _ = improve(
             task.instance, task.cost_model, told, seed=seed, known=known,
@@ -180,5 +186,6 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
         )  # fmt: skip
     except NoIncumbentError:
         return  # no policy finds a schedule
+
     if not known or schedule is not known[0]:
         interval.take(schedule, interval.judge(schedule, quiet=True), "offline search")

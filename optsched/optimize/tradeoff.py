@@ -122,6 +122,7 @@ class Tradeoff:
         """
         if any(mean_latency < one.value for one in self.bounds if one.weight == 0):
             return None
+
         values = ((b.value - (1 - b.weight) * mean_latency, b.weight) for b in self.bounds)
         return max([0.0, *(value / weight for value, weight in values if weight > 0)])
 
@@ -137,20 +138,25 @@ class Tradeoff:
         left = max((b.value for b in self.bounds if b.weight == 0), default=0.0)
         steps = [b for b in self.bounds if b.weight > 0]
         places = {left}
+
         for one, other in combinations(steps, 2):
             slopes = (1 - one.weight) / one.weight - (1 - other.weight) / other.weight
             if slopes != 0:
                 place = (one.value / one.weight - other.value / other.weight) / slopes
                 places.add(max(left, place))
+
         corners = [(x, self.ttft_at(x) or 0.0) for x in sorted(places)]
         lowest = min(y for _, y in corners)
         kept: list[tuple[float, float]] = []
+
         for x, y in corners:
             while len(kept) > 1 and _straight(kept[-2], kept[-1], (x, y)):
                 kept.pop()
+
             kept.append((x, y))
             if y <= lowest:
                 break
+
         return kept
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,10 +266,12 @@ def tradeoff(
             "tradeoff: found an instance in rounds; expected one in seconds, for which bounds on "
             "latency and TTFT together are known"
         )
+
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
     if not len(weights):
         raise UsageError("weights: found an empty list; expected at least one from 0 to 1")
+
     goals = [
         Objective("latency_and_ttft", (("ttft_weight", float(one)),))
         for one in sorted(set(weights))
@@ -272,9 +280,11 @@ def tradeoff(
     tell = progress or (lambda text: None)
     budget = Budget(time_limit_s, stop=stop)
     points = _run(instance, policies, cost, budget, seed, tell)
+
     if policies is None and not budget.over:
         tell("offline search")
         points += _search(instance, cost, budget.part(_SEARCH_SHARE), seed)
+
     found: dict[float, WeightedBound] = {}
 
     def prove(goal: Objective, budget: Budget) -> None:
@@ -291,9 +301,11 @@ def tradeoff(
     for goal in goals:
         if not found or not budget.stopped:
             prove(goal, Budget(0.0))
+
     for k, goal in enumerate(goals):
         if not budget.over:
             prove(goal, budget.part(1.0 / (len(goals) - k)))
+
     return Tradeoff(
         instance=instance,
         cost_model=cost,
@@ -320,10 +332,12 @@ def _run(
     named = policies is not None
     if policies is None:
         policies = allowed_policies(instance)
+
     points = []
     for spec in policies:
         if budget.stopped or (not named and budget.spent_s >= _POLICY_SHARE * budget.limit_s):
             break
+
         tell(f"policy {spec}")
         try:
             part = budget if named else budget.part(_POLICY_SHARE * POLICY_SHARE)
@@ -331,9 +345,12 @@ def _run(
         except (LoopError, OutOfTimeError, PolicyError):
             if named:
                 raise
+
             continue
+
         if outside_reason(evaluation) is None:
             points.append(_point(spec, evaluation))
+
     return points
 
 
@@ -345,6 +362,7 @@ def _search(instance: Instance, cost: CostModel, budget: Budget, seed: int) -> l
         schedule, _ = improve(instance, cost, budget, seed=seed)
     except NoIncumbentError:
         return []
+
     return [_point("offline search", evaluate(instance, schedule, cost))]
 
 
@@ -367,4 +385,5 @@ def _checked(
     )
     best = None if by is None else least
     value = reconcile(instance, goal, (best, by), (bound.value, bound.name))
+
     return bound if value is None else replace(bound, value=value)

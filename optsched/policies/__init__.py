@@ -157,6 +157,7 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     ours = {"workers", "router"} - set(info.parameters)
     routing = {key: own.pop(key) for key in own.keys() & ours}
     values = convert_all(own, info.parameters, f"policy {name!r}")
+
     try:
         made = info.make(**values)
     except InputError as error:
@@ -164,7 +165,9 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     except (Exception, SystemExit) as error:
         if not is_file(name):
             raise
+
         raise InputError(f"policy {spec!r}: cannot be made: {error!r}") from error
+
     if is_file(name):
         info = _declared(spec, made, info)
     if routing:
@@ -172,6 +175,7 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     if predictor is not None:
         told = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and told)
+
     return made, info
 
 
@@ -184,6 +188,7 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
         raise InputError(f"{where}: found a router; expected none, since the policy has its own")
     if "workers" not in texts:
         raise InputError(f"{where}: found a router alone; expected workers=N with it")
+
     allowed = {"workers": Parameter(int, False, None), "router": Parameter(str, False, None)}
     values = convert_all(texts, allowed, where)
     try:
@@ -208,6 +213,7 @@ def on_workers(spec: str, workers: int, router: str) -> str:
     """
     if workers == 1:
         return spec
+
     name, texts = parse_spec(spec)
     own = not is_file(name) and "workers" in policies()[name].parameters
     more = f"workers={workers}" + ("" if own else f",router={router}")
@@ -229,6 +235,7 @@ def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
     """
     if workers == 1:
         return list(specs)
+
     return [
         on_workers(spec, workers, router) + ",predictor=oracle"
         for router in _ROUTERS for spec in specs
@@ -249,6 +256,7 @@ def runner_of(made: Scheduler) -> Runner:
     """
     if isinstance(made, Runner):
         return made
+
     from optsched.policies.engine.online import Online
 
     return Online(made)
@@ -275,6 +283,7 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
         return False
     if info.predictor is not None and info.predictor.partition(":")[0] != "oracle":
         return False
+
     says = runner_of(made).uses_lengths(instance)
     return info.clairvoyant if says is None else says
 
@@ -301,6 +310,7 @@ def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str |
             "may use the true output lengths (an attribute `clairvoyant = False` says that it "
             "does not)"
         )
+
     return "is clairvoyant: it uses the true output lengths"
 
 
@@ -317,12 +327,15 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
                 f"policy {spec!r}: found predictor.{inner[0]} alone; "
                 "expected predictor=NAME with it"
             )
+
         return None
+
     predictor = ":".join(filter(None, [texts["predictor"], ",".join(inner)]))
     try:
         check_predictor(predictor)
     except InputError as error:
         raise InputError(f"policy {spec!r}: {error}") from None
+
     return predictor
 
 
@@ -332,6 +345,7 @@ def _from_file(name: str) -> PolicyInfo:
     if isinstance(found, Runner):
         guess = not isinstance(found, (Rules, Windows))  # these say where they use lengths
         return PolicyInfo(name, "a user's rules", lambda: found, clairvoyant=guess, assumed=guess)
+
     summary = (inspect.getdoc(found) or "a user's policy").partition("\n")[0]
     return PolicyInfo(name, summary, found, clairvoyant=True, assumed=True)
 
@@ -343,9 +357,11 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
             f"policy {spec!r}: found {made!r:.80}; expected Rules, Windows, or an object with "
             "batch(view)"
         )
+
     says = getattr(made, "clairvoyant", None)
     if says is None:
         return info
+
     return replace(info, clairvoyant=bool(says), assumed=False)
 
 

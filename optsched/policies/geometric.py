@@ -86,6 +86,7 @@ class Geometric:
     def __init__(self, factor: int, staggered: bool, by_length: bool) -> None:
         if factor < 2:
             raise InputError(f"factor: found {factor}; expected an integer >= 2")
+
         self.factor, self.staggered, self.by_length = factor, staggered, by_length
         self.clairvoyant = by_length
         self._run: object = None  # the view's generator, which tells one run from the next
@@ -103,17 +104,21 @@ class Geometric:
             if i not in self._phase:
                 length = math.ceil(view.remaining[i]) if self.by_length else 1
                 self._phase[i] = self._phase_of(length)
+
         over = [i for i in view.running if view.generated[i] >= self._slice(self._phase[i])]
         for i in over:
             self._phase[i] += 1
+
         staying = {i: c for i, c in decode_all(view).items() if i not in over}
         evicted, running = over.copy(), [i for i in view.running if i not in over]
         while kv_after(view, staying, evicted) > view.kv_capacity:
             evicted.append(running.pop())
             staying.pop(evicted[-1], None)
+
         line = sorted(view.waiting, key=lambda i: (self._phase[i], view.arrival[i], i))
         if not running and line and not evicted and self._phase[line[0]] != self._now:
             self._begin(view, line)
+
         line = [i for i in line if self._phase[i] == self._now]
         joined = self._start(view, staying, running, line, evicted)
         self._batch += bool(joined)  # one that only evicts takes no time
@@ -127,6 +132,7 @@ class Geometric:
         phase = 0
         while self._slice(phase) < length:
             phase += 1
+
         return phase
 
     def _begin(self, view: View, line: list[int]) -> None:
@@ -135,10 +141,12 @@ class Geometric:
         prompts = [int(view.prompt_tokens[i]) for i in line if self._phase[i] == self._now]
         length, mean = self._slice(self._now), -(-sum(prompts) // len(prompts))
         low, high = 1, max(1, view.kv_capacity // view.kv_of(mean))
+
         while low < high:
             wide = (low + high + 1) // 2
             held = _held(view, mean, length, wide)
             low, high = (wide, high) if held <= view.kv_capacity else (low, wide - 1)
+
         self._wide = low
 
     def _start(
@@ -153,16 +161,20 @@ class Geometric:
         length = self._slice(self._now)
         if not running:  # those that ran were short: the next one need not wait for its turn
             self._batch = max(self._batch, self._starts * length // self._wide)
+
         self._starts = max(self._starts, self._batch * self._wide // length)
         for i in line:
             due = self._starts * length < (self._batch + 1) * self._wide
             if (self.staggered and not due) or not self._fits(view, [*running, i], length):
                 break
+
             wider = admit(view, tokens, [i], evicted)
             if len(wider) == len(tokens):
                 break
+
             tokens, running = wider, [*running, i]
             self._starts += 1
+
         return tokens
 
     def _fits(self, view: View, requests: list[int], length: int) -> bool:
@@ -211,7 +223,9 @@ def _sum_of_floors(count: int, step: int, first: int, divisor: int) -> int:
         # the first ceil((j divisor - first) / step) of them.
         if highest == 0:
             break
+
         total += sign * count * highest
         sign = -sign
         count, step, first, divisor = highest, divisor, divisor - first + step - 1, step
+
     return total

@@ -59,6 +59,7 @@ def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ())
     for i, c in tokens.items():
         cached = int(view.cached[i]) if i in here else 0
         kv += view.kv_of(cached + c) - (view.kv_of(cached) if cached else 0)
+
     return kv
 
 
@@ -120,6 +121,7 @@ def evict_until_fits(
     while left and kv_after(view, kept, evicted) > view.kv_capacity:
         evicted.append(left.pop())
         kept.pop(evicted[-1], None)
+
     return kept, evicted
 
 
@@ -155,7 +157,9 @@ def admit(
         wider = {**joined, i: view.rest(i)}
         if _holding(view, wider, evicted) > most or not fits(view, wider, evicted):
             break
+
         joined = wider
+
     return joined
 
 

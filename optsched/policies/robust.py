@@ -46,6 +46,7 @@ def a_max(*, sample: str = "equals") -> Rules:
     """
     if sample not in ("equals", "all"):
         raise InputError(f"sample: found {sample!r}; expected equals or all")
+
     return Rules(
         order="random" if sample == "all" else "output",
         ties="random",

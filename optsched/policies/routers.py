@@ -85,6 +85,7 @@ class Router:
                 f"router {self.name!r}: found no predictions of output lengths; expected an "
                 "instance with them, or a predictor, such as predictor=oracle"
             )
+
         return own_work(instance.prompt_tokens, estimates(instance)[0], job.cost)
 
     def by_turn(self, instance: Instance, order: NDArray[np.int64], workers: int) -> list[int]:
@@ -110,11 +111,13 @@ class Router:
             turn = np.empty(instance.n, dtype=np.int64)
             turn[order] = np.arange(instance.n) % workers
             return list(turn.tolist())
+
         if instance.id is None:
             raise InputError(
                 f"router {self.name!r}: requests.id: found nothing; expected ids, of which those "
                 "that agree up to the first '/' go to one worker"
             )
+
         return [crc32(str(i).partition("/")[0].encode()) % workers for i in instance.id]
 
 
@@ -151,6 +154,7 @@ def check_workers(workers: object) -> int:
     whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
     if not whole or not 1 <= workers <= MAX_WORKERS:  # type: ignore[operator]
         raise InputError(f"workers: found {workers!r}; expected an integer from 1 to {MAX_WORKERS}")
+
     return int(workers)  # type: ignore[call-overload]
 
 
@@ -176,6 +180,7 @@ class Routed(Runner):
         self.inner, self.workers = inner, check_workers(workers)
         if router not in ROUTERS:
             raise InputError(f"router {router!r} is unknown; known are {', '.join(ROUTERS)}")
+
         self.router = ROUTERS[router]
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
@@ -189,11 +194,13 @@ class Routed(Runner):
         """
         if self.workers == 1:
             return self.inner.run(job)
+
         instance = job.instance
         order = np.lexsort((np.arange(instance.n), instance.release))
         if self.router.fixed:
             place = self.router.by_turn(instance, order, self.workers)
             return run_on(self.inner, job, np.array(place), self.workers)
+
         weights = self.router.weights(job)
         fleet = self.inner.begin(job, self.workers)
         if fleet is None:
@@ -202,6 +209,7 @@ class Routed(Runner):
                 f"router {self.router.name!r}: found a scheduler that runs only whole "
                 f"instances, {job.name!r}; expected router={names} with it"
             )
+
         self._route(job, fleet, order, weights)
         fleet.advance(np.inf)
         return fleet.schedule()
@@ -216,6 +224,7 @@ class Routed(Runner):
         alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
         at = np.empty(job.instance.n, dtype=np.int64)
         count = 0
+
         for i, now in zip(order.tolist(), arrival[order].tolist(), strict=True):
             fleet.advance(now)
             left = alive[:count]
@@ -223,11 +232,13 @@ class Routed(Runner):
             count = len(left)
             alive[:count] = left
             loads = np.bincount(at[left], weights[left], workers)
+
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())
             else:
                 drawn = np.sort(generator.choice(workers, choices, replace=False))
                 chosen = int(drawn[loads[drawn].argmin()])
+
             at[i] = chosen
             alive[count] = i
             count += 1
@@ -275,9 +286,11 @@ def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> S
     fleet = inner.begin(job, workers)
     if fleet is None:
         return _one_by_one(inner, job, place, workers)
+
     homes = place.tolist()
     for i in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
         fleet.assign(homes[i], i)
+
     fleet.advance(np.inf)
     return fleet.schedule()
 
@@ -291,6 +304,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
         if not mine.size:
             parts.append(part_of(None, mine, job))
             continue
+
         own = replace(job, instance=job.instance.subset(mine), problem=job.problem.subset(mine))
         schedule = inner.run(own)
         if schedule.worker is not None:
@@ -298,8 +312,10 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
                 f"policy {job.name!r}: found several workers of its own behind a router; expected "
                 "a scheduler with one worker"
             )
+
         mode = schedule.evict_mode
         parts.append(part_of(schedule, mine, own))
+
     return joined(job, mode, parts)
 
 
@@ -322,12 +338,14 @@ def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Par
     nothing = np.empty(0, dtype=np.int64)
     if schedule is None:
         return Part(np.empty(0), nothing, nothing, nothing, nothing, nothing, False)
+
     from optsched.judge.evaluate import evaluate
 
     with warnings.catch_warnings():  # the judgement of the whole says it once
         warnings.simplefilter("ignore")
         model = None if job.problem.in_rounds else job.cost
         start = evaluate(job.problem, schedule, model).batch_start
+
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
     return Part(
         start.astype(np.float64), offsets[1:], mine[request], tokens,

@@ -150,14 +150,17 @@ class Rules(Runner):
             "running" in self.groups and len(self.groups) > 2
         ):
             raise InputError(f"groups: found {self.groups!r}; expected each request in one group")
+
         if "all" in self.groups and (len(self.groups) > 1 or self.requeue == "back"):
             raise InputError(
                 f"groups: found {self.groups!r}; expected 'all' alone, with requeue='order'"
             )
+
         if self.chunked and (self.overflow != "evict_latest" or self.promote):
             raise InputError(
                 f"chunked: found True with overflow={self.overflow!r} or promote; expected False"
             )
+
         if self.margin < 0:
             raise InputError(f"margin: found {self.margin!r}; expected an integer >= 0")
         if self.ties == "random" and (
@@ -170,14 +173,17 @@ class Rules(Runner):
                 "ties: found 'random'; expected with it order 'output' or 'random', requeue "
                 "'order', groups without 'all', and an overflow other than 'evict_latest'"
             )
+
         if self.make_room and self.overflow != "evict_shortest":
             raise InputError(
                 f"make_room: found overflow={self.overflow!r} with it; expected 'evict_shortest'"
             )
+
         if self.late_last and (self.promote or "all" in self.groups or self.ties == "random"):
             raise InputError(
                 "late_last: found promote, ties='random' or groups=('all',) with it; expected none"
             )
+
         if (self.paced and not self.chunked) or not (
             self.hold >= 1 >= self.catch_up > 0 and self.lump >= 0.5
         ):
@@ -186,10 +192,12 @@ class Rules(Runner):
                 f"{self.catch_up!r} and lump={self.lump!r}; expected chunked prefill, hold >= 1, "
                 "0 < catch_up <= 1 and lump >= 0.5"
             )
+
         if self.order == "random" and self.ties != "random":
             raise InputError(
                 f"order: found 'random' with ties={self.ties!r}; expected ties='random'"
             )
+
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -227,6 +235,7 @@ class Rules(Runner):
         rules = self.in_rounds if instance.in_rounds and self.in_rounds is not None else self
         if rules.wide is not None and interval_ratio(instance) < rules.wide_below:
             rules = rules.wide
+
         mode: EvictMode = "restart" if instance.in_rounds else rules.evict_mode
         hybrid = rules.hybrid and instance.hybrid_batching is not False
         chunked = rules.chunked and instance.chunked_prefill is not False
@@ -297,6 +306,7 @@ class Rules(Runner):
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         for state in states:
             state["cleared_at"] = -1
+
         return common.Compiled(job, mode, requests, states, step, chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:
@@ -309,6 +319,7 @@ class Rules(Runner):
             return "the instance has no slo_ttft, by which the policy decides"
         if self.paced and instance.slo_tpot is None:
             return "the instance has no slo_tpot, by which the policy decides"
+
         split = self.chunked and instance.chunked_prefill is not False
         return None if split else too_long(instance)
 
@@ -317,6 +328,7 @@ class Rules(Runner):
         order = self.on(instance)[0].order
         if order == "random":
             return None
+
         return waiting_rank(order, instance, instance.output_tokens, cost)
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
@@ -340,4 +352,5 @@ def interval_ratio(instance: Instance) -> float:
     """
     if instance.predicted_lower is None or instance.predicted_upper is None:
         return 1.0
+
     return float(instance.predicted_lower.min() / instance.predicted_upper.max())

@@ -132,6 +132,7 @@ class Runner:
             raise NotImplementedError
         for request in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
             fleet.assign(0, request)
+
         fleet.advance(math.inf)
         return fleet.schedule()
 
@@ -216,6 +217,7 @@ class Runner:
             notes.append("hybrid batching is off by the instance")
         if self.chunked and instance.chunked_prefill is False:
             notes.append("chunked prefill is off by the instance")
+
         return tuple(notes)
 
 
@@ -261,6 +263,7 @@ def beyond_limits(instance: Instance, size: int) -> str | None:
     for limit, value in instance.limits.as_dict().items():
         if limit != "max_running" and size > value:
             return f"its input of {size} tokens exceeds {limit} {value}, and is not split"
+
     return None
 
 
@@ -284,6 +287,7 @@ def too_long(instance: Instance) -> str | None:
                 f"request {i}: prompt_tokens {instance.prompt_tokens[i]} exceeds {name} {limit}, "
                 "and the policy splits no prefill"
             )
+
     return None
 
 
@@ -310,6 +314,7 @@ def own_work(
     s, o = prompt.astype(np.float64), output.astype(np.float64)
     if not isinstance(cost, BatchCost):
         return s * o + o * (o + 1) / 2
+
     return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=False) / 1000.0)
 
 
@@ -327,6 +332,7 @@ def first_deadline(instance: Instance) -> NDArray[np.float64]:
     """
     if instance.slo_ttft is None:
         return np.full(instance.n, np.inf)
+
     return np.asarray(instance.release + instance.slo_ttft)
 
 
@@ -348,6 +354,7 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
         one = np.ones(instance.n)
         prompt = instance.prompt_tokens.astype(np.float64)
         alone = np.asarray(cost.layers * alone_ms(cost.array, prompt, one, fixed=True) / 1000.0)
+
     return first_deadline(instance) - alone
 
 
@@ -388,4 +395,5 @@ def waiting_rank(
     order_of = np.lexsort((np.arange(instance.n), instance.arrival, key))
     rank = np.empty(instance.n, dtype=np.int64)
     rank[order_of] = np.arange(instance.n)
+
     return rank

@@ -64,13 +64,16 @@ class SortedF:
         if self._run is not view.generator or not self._asked >= set(view.waiting):
             self._run, self._asked = view.generator, set(view.waiting)
             self._ranked, self._order = {}, _order(view)
+
         admitted: list[int] = []
         staying = [i for i in view.running if i not in evicted]
         for i in self._waiting(view):
             others = [*staying, *admitted]
             if others and not fits_to_the_end(view, [*others, i]):
                 break
+
             admitted.append(i)
+
         return Batch(admit(view, tokens, admitted, evicted), evicted)
 
     def _waiting(self, view: View) -> Iterator[int]:
@@ -89,6 +92,7 @@ def _order(view: View) -> Iterator[int]:
     output = np.ceil(view.remaining).astype(np.int64)[left]
     size = view.prompt_tokens[left] + view.generated[left] + view.kv_offset - 1
     capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens
+
     while left.size:
         chosen = _smallest_f(size, output, capacity)
         chosen = chosen[np.argsort(output[chosen], kind="stable")]
@@ -109,10 +113,12 @@ def _smallest_f(
     alone = size + output > capacity  # a forecast that is too long: served by itself
     if alone.all():
         return np.array([0])
+
     descending = np.argsort(-output, kind="stable")
     descending = descending[~alone[descending]]
     if descending.size**2 * capacity <= EXACT_STEPS:
         return _by_dynamic_program(size, output, capacity, descending)
+
     return _by_prefixes(size, output, capacity, descending)
 
 
@@ -128,6 +134,7 @@ def _by_dynamic_program(
     best[0, 0] = 0.0
     takes = np.zeros((items.size, most + 1, capacity + 1), dtype=np.bool_)
     count = np.arange(1, most + 1)[:, None]
+
     for step, i in enumerate(items.tolist()):
         s, o = int(size[i]), int(output[i])
         with_it = best[:-1, : capacity + 1 - s] + o
@@ -135,14 +142,17 @@ def _by_dynamic_program(
         better = room & (with_it < best[1:, s:])
         takes[step, 1:, s:] = better
         best[1:, s:][better] = with_it[better]
+
     f = best[1:] / count**2
     smallest = np.flatnonzero(f.min(axis=1) == f.min())[-1]
     k, s = int(smallest) + 1, int(f[smallest].argmin())
     chosen: list[int] = []
+
     for step in range(items.size - 1, -1, -1):
         if takes[step, k, s]:
             chosen.append(int(items[step]))
             k, s = k - 1, s - int(size[chosen[-1]])
+
     return np.array(chosen, dtype=np.int64)
 
 
@@ -160,10 +170,12 @@ def _by_prefixes(
             low, high = (middle, high) if _fits(line[:middle], size, output, capacity) else (
                 low, middle - 1,
             )  # fmt: skip
+
         f = np.cumsum(output[line[:low]]) / np.arange(1, low + 1) ** 2
         k = int(f.size - 1 - f[::-1].argmin())
         if f[k] < best:
             best, chosen = float(f[k]), line[: k + 1]
+
     return chosen
 
 

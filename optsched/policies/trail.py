@@ -67,6 +67,7 @@ class Trail(Runner):
         for name, value in (("max_running", max_running), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
                 raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
+
         self.c, self.refine, self.keep = c, refine, keep
         self.max_running, self.max_batch_tokens = max_running, max_batch_tokens
 
@@ -88,6 +89,7 @@ class Trail(Runner):
         left = max(1.0, float(view.predicted[i] - view.generated[i]))
         if self.refine:
             left = float(view.remaining[i])
+
         return not beyond, left, float(view.arrival[i]), i
 
     def batch(self, view: View) -> Batch:
@@ -129,13 +131,16 @@ class Trail(Runner):
             need = min(need, 1)
         elif need > room:
             need = 0  # this head will never run
+
         alone = need > own_batch
         n_decoding = sum(bool(view.decoding[i]) for i in view.running)
         decodes = 0 if alone else min(n_decoding, most_batch - need)
         prefills = room if alone else min(most_batch - decodes, hard_prefill)
+
         if not view.hybrid and need > 0:
             decodes = 0
             prefills = room if alone else min(most_batch, hard_prefill)
+
         if not view.hybrid and need == 0:
             prefills = 0
 
@@ -143,10 +148,12 @@ class Trail(Runner):
         lost: list[int] = []
         used = holders = 0
         refused = False
+
         for i in line:
             fresh = i in view.waiting
             if fresh and refused:
                 continue
+
             work: float = 0
             if view.decoding[i]:
                 work = 1 if decodes >= 1 else 0
@@ -155,23 +162,30 @@ class Trail(Runner):
                 if not alone or i == head:
                     rest = view.rest(i)
                     work = min(rest, prefills) if view.chunked or rest <= prefills else 0
+
                 kv = view.kv_of(int(view.prompt_tokens[i] + view.generated[i]))
+
             if (fresh and work == 0) or holders + 1 > seats or used + kv > view.kv_capacity:
                 refused = True
                 if not fresh:
                     lost.append(i)
+
                 continue
+
             holders += 1
             used += kv
             if work == 0:
                 continue
+
             tokens[i] = int(work)
             if view.decoding[i]:
                 decodes -= 1
             else:
                 prefills -= work
+
         if not tokens:
             return Batch()
+
         evicted = []
         for i in lost:
             kv = view.held([i])
@@ -180,6 +194,7 @@ class Trail(Runner):
                 used += kv
             else:
                 evicted.append(i)
+
         return Batch(tokens=tokens, evict=evicted)
 
     def begin(self, job: Job, workers: int) -> Fleet:

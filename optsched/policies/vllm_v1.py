@@ -87,6 +87,7 @@ class VllmV1(Runner):
         ):
             if value < low:
                 raise InputError(f"{name}: found {value!r}; expected an integer >= {low}")
+
         if not 0 <= watermark < 1:
             raise InputError(f"watermark: found {watermark!r}; expected 0 <= watermark < 1")
         if policy not in ("fcfs", "priority"):
@@ -94,8 +95,10 @@ class VllmV1(Runner):
         if priority not in get_args(Priority):
             orders = ", ".join(get_args(Priority))
             raise InputError(f"priority: found {priority!r}; expected one of {orders}")
+
         if policy == "fcfs" and priority != "arrival":
             raise InputError(f"priority: found {priority!r}; expected it with policy=priority")
+
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.watermark, self.scheduler_reserve_full_isl = watermark, scheduler_reserve_full_isl

@@ -68,11 +68,13 @@ class Windows(Runner):
     def __post_init__(self) -> None:
         if self.order not in ("arrival", "remaining", "total"):
             raise InputError(f"order: found {self.order!r}; expected arrival, remaining or total")
+
         most = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
         for name, limit in most.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
                 raise InputError(f"{name}: found {value!r}; expected an integer from 1 to {limit}")
+
         if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
             raise InputError(f"aging: found {self.aging!r}; expected a number of tokens >= 0")
 
@@ -95,10 +97,12 @@ class Windows(Runner):
         requests["place"] = waiting_rank("arrival", instance, predicted, job.cost)
         for name in ("left", "right", "previous", "next", "member"):
             requests[name] = -1
+
         machines = np.zeros(self.workers, dtype=loop.WORKER)
         machines["until"] = np.inf
         for name in ("queue", "holder", "member"):
             machines[name] = -1
+
         state = common.new_state(loop.STATE_FIELDS, instance)
         limits = limits_of(instance, mode)
         settings = loop.Settings(

@@ -44,6 +44,7 @@ class Clock:
             tell, self.tell = self.tell, lambda: None
             tell()
             self._stood = self._stood[0], time.perf_counter()
+
         self._depth += 1
 
     def go(self) -> None:
@@ -101,6 +102,7 @@ class History:
             self._kept.append(state)
             if len(self._kept) > self._most:
                 del self._kept[-2::-2]
+
         if self._tell is not None:
             self._tell(state)
 
@@ -115,6 +117,7 @@ def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | Non
     """Return a history as the columns of a result file."""
     if not progress:
         return None
+
     return {
         "elapsed_s": [round(state.elapsed_s, 6) for state in progress],
         "incumbent": [state.incumbent for state in progress],

@@ -23,6 +23,7 @@ def plain_numbers(column: NDArray[Any]) -> list[int | float]:
     """Return a column as Python numbers; a float without a fraction becomes an ``int``."""
     if column.dtype.kind in "iu":
         return list(column.tolist())
+
     return [int(v) if v.is_integer() else v for v in column.tolist()]
 
 
@@ -65,6 +66,7 @@ def _column(
     elif not (fits := (array >= low) & (array <= high)).all():
         i = int(np.argmin(fits))
         check(i, values[i] if isinstance(values, (list, tuple)) else array[i].item())
+
     array = array.astype(dtype)
     array.setflags(write=False)
     return array
@@ -76,18 +78,23 @@ def _flat(values: ArrayLike, field_name: str, whole: bool) -> NDArray[Any]:
     if not isinstance(column, np.ndarray):
         if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
             raise InputError(f"{field_name}: found {values!r}; expected a list of numbers")
+
         column = list(column)
         kinds = {type(v) for v in column}
         if kinds <= {int} or kinds == {float} or (not whole and kinds == {int, float}):
             with suppress(OverflowError):  # a huge integer stays an object, for an error to name
                 return np.array(column, dtype=np.int64 if kinds <= {int} else np.float64)
+
         # One by one: numpy would spread nested lists over further dimensions.
         array = np.empty(len(column), dtype=object)
         for i, value in enumerate(column):
             array[i] = value
+
         return array
+
     if column.ndim != 1:
         raise InputError(f"{field_name}: found {column.ndim} dimensions; expected a flat list")
+
     return column
 
 
@@ -103,4 +110,5 @@ def _checked(value: Any, place: str, low: float, high: float, *, whole: bool) ->
         raise InputError(f"{where}; expected an integer")
     if not low <= value <= high:
         raise InputError(f"{where}; expected a number from {low} to {high}")
+
     return int(value) if whole else value

@@ -55,10 +55,12 @@ class Forecast:
         put("every", whole_number(self.every, f"{name}.every", 1, INT64_MAX))
         offsets = whole_column(self.offsets, f"{name}.offsets", 0, INT64_MAX, item="entry")
         put("offsets", offsets)
+
         if len(offsets) == 0 or offsets[0] != 0:
             raise InputError(
                 f"{name}.offsets: found {offsets[:1].tolist()} at the beginning; expected 0"
             )
+
         if (np.diff(offsets) < 1).any():
             i = int(np.argmax(np.diff(offsets) < 1))
             raise InputError(
@@ -69,6 +71,7 @@ class Forecast:
         def item(entry: int) -> str:
             if entry >= offsets[-1]:
                 return f"entry {entry}"
+
             i = int(np.searchsorted(offsets, entry, side="right")) - 1
             return f"request {i} after {self.every * (entry - int(offsets[i]))} tokens"
 
@@ -124,6 +127,7 @@ class Forecast:
         lengths = np.diff(self.offsets)[pick]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         entries = np.arange(offsets[-1]) + np.repeat(self.offsets[pick] - offsets[:-1], lengths)
+
         return Forecast(self.every, offsets, self.remaining[entries])
 
     def check(self, output_tokens: NDArray[np.int64]) -> None:
@@ -144,6 +148,7 @@ class Forecast:
                 f"requests.forecast: found {self.n} requests; expected {len(output_tokens)}, as "
                 "many as output_tokens has"
             )
+
         needed = (output_tokens - 1) // self.every + 1
         short = np.diff(self.offsets) < needed
         if short.any():

@@ -183,19 +183,23 @@ class Instance:
             raise InputError(
                 f"kv_accounting: found {self.kv_accounting!r}; expected 'generated' or 'cached'"
             )
+
         if not isinstance(self.name, str):
             raise InputError(f"name: found {self.name!r}; expected a string")
         for switch in ("hybrid_batching", "chunked_prefill"):
             value = getattr(self, switch)
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"{switch}: found {value!r}; expected true, false or null")
+
             put(switch, None if value is None else bool(value))
+
         put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
         put("kv_block_tokens", whole_number(self.kv_block_tokens, "kv_block_tokens", 1, MAX_TOKENS))
         if self.time_unit == "round":
             put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
         else:
             put("arrival", real_column(self.arrival, "requests.arrival", 0.0, MAX_SECOND))
+
         put("prompt_tokens", whole_column(self.prompt_tokens, "requests.prompt_tokens", 1))
         put("output_tokens", whole_column(self.output_tokens, "requests.output_tokens", 1))
         if self.predicted is not None:
@@ -203,9 +207,11 @@ class Instance:
         for bound in ("predicted_lower", "predicted_upper"):
             if getattr(self, bound) is not None:
                 put(bound, whole_column(getattr(self, bound), f"requests.{bound}", 1))
+
         for name in SLOS:
             if getattr(self, name) is not None:
                 put(name, slo_column(getattr(self, name), f"requests.{name}", MAX_SECOND))
+
         self._check_columns()
         self._check_intervals()
         if self.forecast is not None:
@@ -213,7 +219,9 @@ class Instance:
                 raise InputError(
                     f"requests.forecast: found {self.forecast!r:.80}; expected a Forecast"
                 )
+
             self.forecast.check(self.output_tokens)
+
         self._check_fit()
 
     def _check_columns(self) -> None:
@@ -224,6 +232,7 @@ class Instance:
             raise InputError(
                 f"requests.id: found {self.id!r}; expected a list of strings or integers"
             )
+
         columns: dict[str, Sequence[Any] | NDArray[Any] | None] = {
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
@@ -239,6 +248,7 @@ class Instance:
                     f"requests.{key}: found {len(column)} values; expected {n}, as many as arrival"
                     " has"
                 )
+
         if self.id is not None:
             seen: dict[str | int, int] = {}
             for i, label in enumerate(self.id):
@@ -246,12 +256,15 @@ class Instance:
                     raise InputError(
                         f"requests.id: request {i}: found {label!r}; expected a string or integer"
                     )
+
                 if label in seen:
                     raise InputError(
                         f"requests.id: request {i}: found {label!r}, which request {seen[label]} "
                         "has too; expected unique ids"
                     )
+
                 seen[label] = i
+
             object.__setattr__(self, "id", tuple(self.id))
 
     def _check_intervals(self) -> None:
@@ -259,6 +272,7 @@ class Instance:
         if (lower is None) != (upper is None):
             missing = "predicted_lower" if lower is None else "predicted_upper"
             raise InputError(f"requests.{missing}: found nothing; expected both ends of intervals")
+
         if lower is None or upper is None:
             return
         for bad, text in (
@@ -286,6 +300,7 @@ class Instance:
                 f"(prompt {self.prompt_tokens[i]}, output {self.output_tokens[i]}, "
                 f"{self.kv_accounting} accounting{blocks})"
             )
+
         if self.chunked_prefill is False:
             for name in ("max_batch_tokens", "max_prefill_tokens"):
                 limit = getattr(self.limits, name)
@@ -295,17 +310,21 @@ class Instance:
                         f"limits.{name}: request {i}: found {limit}; expected at least its "
                         f"prompt_tokens {self.prompt_tokens[i]}, since chunked_prefill is false"
                     )
+
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
         longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
         volume = 0
+
         if self.n * longest * (longest + largest) >= 2**62:
             output = self.output_tokens.astype(object)
             volume = int(((self.prompt_tokens + self.output_tokens) * output).sum())
+
         if last * self.n >= 2**62 or volume >= 2**62:
             raise InputError(
                 "requests: found sums of completion times or KV volumes that may exceed 64-bit "
                 "integers; expected fewer or smaller requests, or earlier arrivals"
             )
+
         # The batch model squares the tokens of a prefill; a batch holds at most kv_capacity.
         size = longest + largest - 1
         if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
@@ -332,6 +351,7 @@ class Instance:
         }
         limits = ", ".join(f"{name} {value}" for name, value in self.limits.as_dict().items())
         told = self.predicted is not None or self.predicted_upper is not None
+
         return facts(
             f"Instance {self.name}",
             [
@@ -427,6 +447,7 @@ class Instance:
         times: NDArray[Any] = np.asarray(since_first)
         if self.in_rounds:
             times = np.rint(times).astype(np.int64)
+
         return np.asarray(times + self.first_arrival)
 
     @cached_property
@@ -491,6 +512,7 @@ class Instance:
         ids = None
         if self.id is not None:
             ids = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+
         return replace(
             self,
             arrival=self.arrival[pick],
@@ -524,11 +546,14 @@ class Instance:
         if self.predicted_lower is not None and self.predicted_upper is not None:
             requests["predicted_lower"] = self.predicted_lower.tolist()
             requests["predicted_upper"] = self.predicted_upper.tolist()
+
         if self.forecast is not None:
             requests["forecast"] = self.forecast.to_dict()
+
         requests |= {name: plain_limits(column) for name, column in self.slos.items()}
         if self.id is not None:
             requests["id"] = list(self.id)
+
         data: dict[str, Any] = {
             "format": "optsched-instance",
             "version": 1,
@@ -544,9 +569,11 @@ class Instance:
         for switch in ("hybrid_batching", "chunked_prefill"):
             if getattr(self, switch) is not None:
                 data[switch] = getattr(self, switch)
+
         data["requests"] = requests
         if self.known:
             data["known"] = dict(self.known)
+
         return data
 
     @cached_property
@@ -560,6 +587,7 @@ class Instance:
         data = self.to_dict()
         for key in ("name", "known"):
             data.pop(key, None)
+
         data["requests"].pop("id", None)
         return hashlib.sha256(canonical_json(data)).hexdigest()
 

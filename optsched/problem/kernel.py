@@ -52,11 +52,13 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     """
     if function is None:
         return lambda function: njit(function, allocates=allocates, **options)
+
     options["_nrt"] = allocates
     dispatcher = numba.njit(function, cache=True, **options)
     if dispatcher is not function:  # with NUMBA_DISABLE_JIT it is
         kept = dispatcher._cache._cache_file
         kept._source_stamp = (kept._source_stamp, mark(function.__code__.co_filename))
+
     return dispatcher
 
 
@@ -80,6 +82,7 @@ def _prefetch(_: Any, array: Any, index: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
         builder.call(call, [place, number(0), number(3), number(1)])  # to read, often, data
+
         return context.get_dummy_value()
 
     return numba.types.void(array, index), emit
@@ -101,9 +104,11 @@ def mark(source: str) -> str:
         new = _imported(left.pop()) - reached
         reached |= new
         left += new
+
     written = [Path(path).stat().st_mtime for path in reached if Path(path).is_file()]
     if max(written, default=0.0) > _BEGAN:
         return os.urandom(16).hex()
+
     texts = "\0".join(_text(path) for path in sorted(reached))
     return blake2b(texts.encode(), digest_size=16).hexdigest()
 
@@ -117,6 +122,7 @@ def _imported(source: str) -> frozenset[str]:
         inside = (place / name for name in re.findall(r"\w+", names))
         paths |= {place.with_suffix(".py"), place / "__init__.py"}
         paths |= {path.with_suffix(".py") for path in inside}
+
     return frozenset(str(path) for path in paths if path.is_file())
 
 

@@ -23,11 +23,14 @@ def all_limits(
     for name in given:
         if name not in SLOS:
             raise UsageError(f"SLO: {name!r} is unknown; known are {', '.join(SLOS)}")
+
     for name, value in given.items():
         check_slo(name, value)
+
     own = instance.slos if columns else {}
     if not given and not own:
         raise UsageError(f"SLO: found none; expected one of {', '.join(SLOS)}, or such a column")
+
     none = np.full(instance.n, np.inf)
     of_all = {name: np.full(instance.n, value) for name, value in given.items()}
     return {name: of_all.get(name, own.get(name, none)) for name in SLOS}

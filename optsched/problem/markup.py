@@ -20,6 +20,7 @@ def number(value: Any) -> str:
         return "–"
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
+
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

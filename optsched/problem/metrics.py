@@ -71,9 +71,11 @@ class Metric:
         """Return the value of the metric."""
         if any(getattr(judged, need, None) is None for need in self.needs):
             return None
+
         value = self.function(judged)
         if value is None:
             return None
+
         return int(value) if self.is_whole(judged.instance) else float(value)
 
     def is_whole(self, instance: Instance) -> bool:
@@ -92,6 +94,7 @@ class Metric:
             return times + self.unit.removeprefix("time")
         if self.unit.endswith("/time"):
             return self.unit.removesuffix("time") + single
+
         return "" if self.unit == "count" else self.unit
 
 
@@ -162,11 +165,13 @@ def served_well(judged: Any) -> NDArray[np.bool_] | None:
     times = {name: getattr(judged, SLOS[name]) for name in limits}
     if not limits or any(column is None for column in times.values()):
         return None
+
     instance = judged.instance
     good = np.ones(instance.n, dtype=bool)
     for name, limit in limits.items():
         allowed = with_spare(limit, instance.release, instance.in_rounds)
         good &= ~(times[name] > allowed)  # a NaN passes: one token has no TPOT and no gap to miss
+
     return good
 
 
@@ -184,6 +189,7 @@ def _latency_and_ttft(judged: Any) -> float | None:
     weight = judged.ttft_weight
     if weight is None:
         return None
+
     return (1 - weight) * judged.latency.mean() + weight * judged.ttft.mean()
 
 
@@ -256,6 +262,7 @@ def check_parameter(name: str, value: float) -> str | None:
         return "a number"
     if name == "ttft_weight":
         return None if 0 <= value <= 1 else "a weight from 0 to 1"
+
     return None if 0 < value < float("inf") else "a time > 0"
 
 

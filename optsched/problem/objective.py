@@ -34,6 +34,7 @@ class Objective:
     def __post_init__(self) -> None:
         if self.name not in TABLE:
             raise UsageError(f"objective: {self.name!r} is unknown; known are {', '.join(METRICS)}")
+
         known = self.metric.parameters
         for key, value in self.parameters:
             if key not in known:
@@ -41,11 +42,13 @@ class Objective:
                 raise UsageError(
                     f"objective: {self.name}: parameter {key!r} is unknown; known are {words}"
                 )
+
             expected = check_parameter(key, value)
             if expected is not None:
                 raise UsageError(
                     f"objective: {self.name}: {key}: found {value!r}; expected {expected}"
                 )
+
         if known and not self.parameters and not set(known) <= set(SLOS):
             raise UsageError(
                 f"objective: {self.name}: found no parameter; expected {' or '.join(known)}, as in "
@@ -97,6 +100,7 @@ class Objective:
         """Whether one value is strictly better than another. Any value is better than None."""
         if one is None or other is None:
             return other is None and one is not None
+
         return self.signed(one) < self.signed(other)
 
 
@@ -114,11 +118,14 @@ def parse_objectives(
     texts = [one for p in parts for one in (split_specs(p) if isinstance(p, str) else [p])]
     found = [_objective(text, known, where) for text in texts]
     names = [one.name for one in found]
+
     for i, name in enumerate(names):
         if name in names[:i]:
             raise UsageError(f"objective: found {name!r} twice; expected each metric once")
+
     if not found:
         raise UsageError(f"objective: found none; expected one or more of {', '.join(known)}")
+
     service_limits(found)
     return tuple(found)
 
@@ -128,6 +135,7 @@ def parse_objective(given: str | Objective) -> Objective:
     found = parse_objectives(given)
     if len(found) > 1:
         raise UsageError(f"objective: found several in {given!r}; expected one")
+
     return found[0]
 
 
@@ -146,6 +154,7 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
                     f"objective: {key}: found both {limits[key]:g} and {value:g}; expected one "
                     "value"
                 )
+
     return limits
 
 
@@ -160,11 +169,13 @@ def with_service_limits(
                 f"objective: found {name} with {', '.join(one.name for one in objectives)}; "
                 f"expected it with {' or '.join(takes)}"
             )
+
     found = []
     for one in objectives:
         more = tuple((key, v) for key, v in given.items() if key in one.metric.parameters)
         both = service_limits([one, Objective(one.name, more)]) if more else None
         found.append(one if both is None else Objective(one.name, tuple(both.items())))
+
     return tuple(found)
 
 
@@ -173,11 +184,14 @@ def _objective(given: str | Objective, known: Collection[str], where: str) -> Ob
         name, texts = given.name, dict[str, str]()
     else:
         name, texts = parse_spec(given, "objective")
+
     if name not in known:
         to = f" to {where}" if where else ""
         raise UsageError(f"objective: {name!r} is unknown{to}; known are {', '.join(known)}")
+
     if isinstance(given, Objective):
         return given
+
     allowed = {key: Parameter(float, False, None) for key in TABLE[name].parameters}
     values: dict[str, Any] = convert_all(texts, allowed, f"objective {name!r}")
     return Objective(name, tuple(values.items()))

@@ -18,6 +18,7 @@ def number(value: float | None) -> str:
         return "unknown"
     if isinstance(value, int) or float(value).is_integer():
         return str(int(value))
+
     return f"{value:.7g}"
 
 
@@ -72,6 +73,7 @@ class LiveLine:
         now = time.monotonic()
         begins = self.of == 0
         self.done, self.of = done, of
+
         if begins:
             self._first, self._began = done, now
             if not self._on:
@@ -83,6 +85,7 @@ class LiveLine:
             left = round((of - done) / rate)
             speed = f"{rate:.3g}/s" if rate >= 0.1 else f"{60 * rate:.3g}/min"
             pace = f", {speed}, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+
         self.show(f"{done} of {of} {what}{pace}")
 
     def downloaded(self, name: str, done: int, total: int) -> None:
@@ -95,6 +98,7 @@ class LiveLine:
         gap = None
         if state.incumbent and state.bound is not None:
             gap = (state.incumbent - state.bound) / abs(state.incumbent)
+
         self.show(
             f"{state.elapsed_s:7.1f} s  incumbent {number(state.incumbent)}  "
             f"bound {number(state.bound)}  gap {percent(gap)}"

@@ -70,6 +70,7 @@ class Registry(Generic[T]):
         known = self._values.get(name, value)
         if known is not value and _maker_of(known) != _maker_of(value):
             raise ValueError(f"{self._what} {name!r}: found two of that name; expected one")
+
         self._values[name] = value
         return value
 
@@ -78,7 +79,9 @@ class Registry(Generic[T]):
         if not self._complete and self._package is not None:
             for module in modules_of(self._package):
                 self._collect(module)
+
             self._complete = True
+
         return dict(sorted(self._values.items()))
 
     def get(self, name: str) -> T:
@@ -86,6 +89,7 @@ class Registry(Generic[T]):
         found = self.all()
         if name not in found:
             raise self._error(f"{self._what} {name!r} is unknown; known are {', '.join(found)}")
+
         return found[name]
 
     def _collect(self, module: ModuleType) -> None:

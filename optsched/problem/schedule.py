@@ -63,6 +63,7 @@ class Schedule:
     def __repr__(self) -> str:
         if self.starts is not None:
             return f"<Schedule of starts: {len(self.starts)} requests>"
+
         batches = 0 if self.batch_offsets is None else len(self.batch_offsets) - 1
         entries = 0 if self.request is None else len(self.request)
         evictions = 0 if self.evicted is None else len(self.evicted)
@@ -76,6 +77,7 @@ class Schedule:
         """Number of batches of a schedule of batches."""
         if self.batch_offsets is None:
             raise InputError("schedule: found a schedule of starts; expected one of batches")
+
         return len(self.batch_offsets) - 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,10 +98,12 @@ class Schedule:
             column = getattr(self, name)
             if column is not None:
                 data[name] = plain_numbers(column)
+
         if self.kind == "batches":
             data["evict_mode"] = self.evict_mode
         if self.cost_model_sha256 is not None:
             data["cost_model_sha256"] = self.cost_model_sha256
+
         return data
 
 
@@ -212,9 +216,11 @@ def from_batches(
     batches = len(offsets) - 1
     if evicted_offsets is None:
         evicted_offsets, evicted = np.zeros(batches + 1, dtype=np.int64), []
+
     start_column = None
     if start is not None:
         start_column = np.array(start, dtype=np.int64 if instance.in_rounds else np.float64)
+
     schedule = Schedule(
         kind="batches",
         batch_offsets=offsets,
@@ -255,6 +261,7 @@ def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedu
     order = np.lexsort((request, worker, time))
     time, worker = time[order], worker[order]
     first = np.flatnonzero(np.r_[True, (np.diff(time) > 0) | (np.diff(worker) != 0)])
+
     return from_batches(
         np.append(first, len(order)), request[order], tokens[order], instance=instance,
         start=time[first], worker=worker[first], evict_mode="restart",
@@ -288,6 +295,7 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     entries: list[tuple[int, int]] = []
     ends, evicted_offsets, worker = [0], [0], []
     assert schedule.evicted_offsets is not None
+
     for j in range(schedule.batches):
         mine = slice(offsets[j], offsets[j + 1])
         room = limit
@@ -295,10 +303,13 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
             while c > room:
                 if room:
                     entries.append((i, room))
+
                 ends.append(len(entries))
                 c, room = c - room, limit
+
             entries.append((i, c))
             room -= c
+
         ends.append(len(entries))
 
         # All parts run where the batch did, and what is evicted goes before the first.
@@ -336,6 +347,7 @@ def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
     if schedule.worker is not None:
         offsets, request, *_ = check_columns(schedule)
         home[request] = np.repeat(schedule.worker, np.diff(offsets))
+
     return home
 
 
@@ -360,7 +372,9 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
     if schedule.kind == "starts":
         if schedule.starts is None:
             raise InputError("starts: found nothing; expected one start per request")
+
         return (schedule.starts,)
+
     offsets, request, tokens = schedule.batch_offsets, schedule.request, schedule.tokens
     evicted_offsets, evicted = schedule.evicted_offsets, schedule.evicted
     if (
@@ -375,10 +389,12 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
             f"{missing}: found nothing; expected the columns {', '.join(COLUMNS)} of a schedule of "
             "batches"
         )
+
     if len(request) != len(tokens):
         raise InputError(
             f"tokens: found {len(tokens)} values; expected {len(request)}, as many as request has"
         )
+
     for name, off, length in (
         ("batch_offsets", offsets, len(request)),
         ("evicted_offsets", evicted_offsets, len(evicted)),
@@ -388,6 +404,7 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
                 f"{name}: found {off.tolist()!s:.60}; expected offsets that rise from 0 to the "
                 f"column's length {length}"
             )
+
     batches = len(offsets) - 1
     for name, column, length in (
         ("evicted_offsets", evicted_offsets, batches + 1),
@@ -396,6 +413,7 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
     ):
         if column is not None and len(column) != length:
             raise InputError(f"{name}: found {len(column)} values; expected {length}")
+
     return offsets, request, tokens, evicted_offsets, evicted
 
 
@@ -403,4 +421,5 @@ def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.size and array.dtype.kind not in "iu":
         raise InputError(f"schedule.{name}: found {array.dtype} values; expected integers")
+
     return array.astype(np.int64)

@@ -26,6 +26,7 @@ def check_slo(name: str, value: float | None) -> None:
     """
     if value is None:
         return
+
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
         raise InputError(f"{name}: found {value!r}; expected a time > 0")
@@ -59,14 +60,18 @@ def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
         absent = np.array([v is None or v == math.inf for v in values], dtype=bool)
     else:
         absent = np.zeros(0, dtype=bool)
+
     if absent.any():
         values = [1.0 if no else v for v, no in zip(list(values), absent, strict=True)]
+
     found = real_column(values, name, 0.0, most).copy()
     if (found == 0).any():
         i = int(np.argmax(found == 0))
         raise InputError(f"{name}: request {i}: found 0; expected a time > 0, or null for no limit")
+
     if absent.any():
         found[absent] = math.inf
+
     found.setflags(write=False)
     return found
 

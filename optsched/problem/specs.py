@@ -45,11 +45,13 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
     maker: Any = type.__getattribute__(make, "__init__") if isinstance(make, type) else make
     hints = typing.get_type_hints(maker)
     found = {}
+
     for name, parameter in inspect.signature(make).parameters.items():
         hint = hints.get(name, str)
         kinds = typing.get_args(hint) or (hint,)
         plain = [kind for kind in kinds if kind is not types.NoneType]
         found[name] = Parameter(plain[0], len(plain) < len(kinds), parameter.default)
+
     return found
 
 
@@ -66,6 +68,7 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
         name = f"{file}.py:{name}"
     else:
         name, _, tail = spec.partition(":")
+
     return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}")
 
 
@@ -80,7 +83,9 @@ def read_pairs(
             raise error(f"{where}: found {part!r}; expected key=value")
         if key in texts:
             raise error(f"{where}: found {key!r} twice; expected each key once")
+
         texts[key] = value
+
     return texts
 
 
@@ -96,6 +101,7 @@ def split_specs(text: str) -> list[str]:
             specs[-1] += f",{part.strip()}"
         else:
             specs.append(part.strip())
+
     return specs
 
 
@@ -108,10 +114,13 @@ def convert_all(
         if key not in known:
             words = ", ".join(known) or "none"
             raise InputError(f"{where}: parameter {key!r} is unknown; known are {words}")
+
         values[key] = convert(text, known[key], f"{where}: parameter {key}")
+
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in values:
             raise InputError(f"{where}: parameter {key!r}: found nothing; expected a value")
+
     return values
 
 
@@ -122,16 +131,21 @@ def convert(text: str, parameter: Parameter, where: str) -> Any:
     if parameter.type is bool:
         if text.lower() not in ("true", "false"):
             raise InputError(f"{where}: found {text!r}; expected true or false")
+
         return text.lower() == "true"
+
     if parameter.type in (int, float):
         try:
             value = parameter.type(text)
         except ValueError:
             value = float("nan")
+
         if value != value or value in (float("inf"), float("-inf")):
             kind = "an integer" if parameter.type is int else "a number"
             raise InputError(f"{where}: found {text!r}; expected {kind}")
+
         return value
+
     return text
 
 
@@ -150,11 +164,13 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
         module = _load(str(path.resolve()), state.st_mtime_ns, state.st_size)
     except (Exception, SystemExit) as error:
         raise InputError(f"{where}: {file} fails to load: {error!r}") from error
+
     found = getattr(module, attribute, None)
     if not callable(found) and not isinstance(found, data):
         names = " or ".join(known.__name__ for known in data)
         more = f", and no {names} of that name" if data else ""
         raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
+
     return found
 
 
@@ -167,9 +183,11 @@ def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
+
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+
     return module

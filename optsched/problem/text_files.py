@@ -29,8 +29,10 @@ def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
         raise InputError(f"{path}: found a directory; expected {expected}") from None
     except (OSError, ValueError) as error:  # a name with a NUL character is a ValueError
         raise InputError(f"{path}: cannot be read: {reason(error)}") from None
+
     if len(content) > MAX_BYTES:
         raise InputError(f"{path}: found more than {MAX_BYTES >> 20} MiB; expected {expected}")
+
     return content
 
 
@@ -52,8 +54,10 @@ def read_object(path: str | Path, expected: str) -> dict[str, Any]:
         found = parse_json(text)
     except InputError as error:
         raise InputError(f"{path}: {error}; expected {expected}") from None
+
     if not isinstance(found, dict):
         raise InputError(f"{path}: found a JSON {type(found).__name__}; expected {expected}")
+
     return found
 
 
@@ -89,6 +93,7 @@ def parse_json(text: str) -> Any:
         except UnicodeEncodeError as error:
             half = str(error.object[error.start]).encode("unicode_escape").decode()
             raise InputError(f"found {half}, half of a character; expected text") from None
+
     return found
 
 
@@ -105,6 +110,7 @@ def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise InputError(f"found {text:.40}; expected a number below 1e308")
+
     return number
 
 
@@ -114,4 +120,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise InputError(f"{twice}: found twice in one object; expected once")
+
     return data

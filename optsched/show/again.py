@@ -52,13 +52,16 @@ def cost_model_again(
     known = data.get("cost_model")
     known = known if isinstance(known, Mapping) else {}
     name = known.get("name")
+
     try:
         cost = cost_model_like(instance, given, known)
     except OptschedError as error:
         wanted = "" if name is None else f" (it was made under {name!r}; --cost-model names it)"
         raise NotAgainError(f"{error}{wanted}") from None
+
     if cost is not None and cost.sha256 != known.get("sha256"):
         raise NotAgainError(f"the cost model {cost.name!r} is not the one recorded, {name!r}")
+
     return cost
 
 
@@ -84,9 +87,11 @@ def simulate_again(
         evaluation = evaluate(instance, schedule, cost)
     except OptschedError as error:
         raise NotAgainError(f"simulated again, it fails: {error}") from None
+
     differing = _difference(row.get("metrics"), evaluation.metrics)
     if differing is not None:
         raise NotAgainError(f"simulated again: {differing}")
+
     return Again(schedule, evaluation)
 
 
@@ -96,11 +101,14 @@ def _difference(recorded: object, found: Mapping[str, float | int | None]) -> st
     for name, metric in TABLE.items():
         if metric.parameters or (name not in known and name != TOTAL_LATENCY.name):
             continue  # SLO limits are not recorded, and an older file has fewer metrics
+
         old, new = known.get(name), found[name]
         if old is None or new is None:
             same = old is new
         else:
             same = isinstance(old, (int, float)) and abs(old - new) <= 1e-9 * max(1.0, abs(new))
+
         if not same:
             return f"{name} {new}, not {old}"
+
     return None

@@ -69,13 +69,16 @@ def capacity_of(data: Mapping[str, Any]) -> CapacityCurves:
     bound = points(data.get("bound_points"))
     impossible = data.get("impossible_rate_scale") if rates else workers.get("impossible")
     tried = [at for reached in policies.values() for at, _ in reached]
+
     if rates and tried:
         edge = 1.3 * max(*tried, impossible or 0.0)
         shown = [point for point in bound if point[0] <= edge]
         if shown and len(shown) < len(bound):
             bound = [*shown, (edge, shown[-1][1])]  # shares fall with the rate
+
     if all(share >= 1 for _, share in bound):
         bound = []
+
     return CapacityCurves(rates, policies, bound, data["attainment"], impossible)
 
 
@@ -83,6 +86,7 @@ def thinned(n: int, most: int) -> list[int]:
     """Return at most ``most`` of the indices 0..n-1, evenly spread and with both ends."""
     if n <= most:
         return list(range(n))
+
     return sorted({round(k * (n - 1) / (most - 1)) for k in range(most)})
 
 
@@ -91,6 +95,7 @@ def distribution(evaluation: Evaluation, metric: str) -> tuple[Floats, str]:
     scale, unit = 1, "rounds" if evaluation.instance.in_rounds else "s"
     if metric == "tpot":
         scale, unit = (1, "rounds/token") if unit == "rounds" else (1000, "ms/token")
+
     values = np.sort(np.asarray(getattr(evaluation, metric), dtype=np.float64))
     return values[~np.isnan(values)] * scale, unit
 
@@ -124,6 +129,7 @@ def kv_by_worker(
     for worker in range(min(timeline.workers, most_workers)):
         times, kv, _ = timeline.kv_by_group(groups, steps, worker)
         found.append((f"worker {worker}", times, kv.sum(axis=0)))
+
     return found
 
 
@@ -138,5 +144,6 @@ def batch_tokens(
         if column.any():
             mean = [float(column[run].mean()) if len(run) else 0.0 for run in runs]
             means[name] = [*mean, *mean[-1:]]
+
     single = all(len(run) == 1 for run in runs)
     return edges, means, "tokens per batch" if single else "mean tokens per batch"

@@ -48,9 +48,11 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     instance = timeline.instance
     yield _name("process_name", REQUESTS, 0, "requests")
     yield {**_meta("process_sort_index", REQUESTS, 0), "args": {"sort_index": 1000}}
+
     for place, i in enumerate(timeline.by_arrival.tolist()):
         yield _name("thread_name", REQUESTS, i + 1, timeline.name_of(i))
         yield {**_meta("thread_sort_index", REQUESTS, i + 1), "args": {"sort_index": place}}
+
     for k in np.unique(timeline.batch_worker).tolist():
         yield _name("process_name", k + 2, 0, f"worker {k}")
         yield {**_meta("process_sort_index", k + 2, 0), "args": {"sort_index": k}}
@@ -66,10 +68,12 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         about: dict[str, Any] = {"prompt_tokens": prompt[i], "output_tokens": output[i]}
         if tokens:
             about = {"tokens": tokens, "worker": worker, **about}
+
         yield {
             "ph": "X", "cat": "request", "name": PHASES[phase], "pid": REQUESTS, "tid": i + 1,
             **_slice(scale, start, end), "args": about,
         }  # fmt: skip
+
     yield from _batches(timeline, scale)
 
 
@@ -85,6 +89,7 @@ def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
         pid = worker + 2
         if worker in last and last[worker][0] < start:  # idle since the previous batch
             yield from _counters(pid, scale * last[worker][0], last[worker][1], 0, 0)
+
         yield {
             "ph": "X", "cat": "batch", "name": f"batch {j}", "pid": pid, "tid": 1,
             **_slice(scale, start, end),
@@ -95,6 +100,7 @@ def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
         yield from _counters(pid, scale * start, kv, requests, prefill + decode + refill)
         last[worker] = (end, left)
+
     for worker, (end, left) in last.items():
         yield from _counters(worker + 2, scale * end, left, 0, 0)
 
@@ -146,6 +152,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     merged = len(timeline.span_start) > MAX_SLICES
     if merged:
         timeline = timeline.without_pauses()
+
     about = {
         "optsched": __version__,
         "instance": instance.name,
@@ -158,9 +165,11 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     events = trace_events(timeline)
     count, parts = 0, []
+
     while chunk := list(islice(events, _CHUNK)):  # encoding many events at once is far faster
         parts.append(encode(chunk)[1:-1])
         count += len(chunk)
+
     text = (
         f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
         + ",\n".join(parts)

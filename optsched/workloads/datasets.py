@@ -190,6 +190,7 @@ def fetch_dataset(
     dataset = _dataset(name)
     folder = _cache() if to is None else Path(to)
     file = folder / dataset.file_name
+
     if file.is_file():
         found = _sha256(file)
         if found == dataset.sha256:
@@ -199,10 +200,12 @@ def fetch_dataset(
                 f"{file}: found the sha256 {found}; expected the dataset {name!r} with "
                 f"{dataset.sha256}, or no file of this name"
             )
+
     base = base_url if base_url is not None else os.environ.get(BASE_URL_VARIABLE)
     url = dataset.url if not base else f"{base.rstrip('/')}/{dataset.file_name}"
     if not url.startswith(("http://", "https://")):
         raise InputError(f"base_url: found {base!r}; expected an address that begins with https://")
+
     make_folder(folder)
     try:
         _remove_leftovers(folder)
@@ -214,6 +217,7 @@ def fetch_dataset(
             os.replace(Path(stage) / dataset.file_name, file)
     except OSError as error:
         raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
+
     return file
 
 
@@ -226,6 +230,7 @@ def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: in
             f"dataset {dataset.name!r}: needs the package pooch; install it (pip install "
             f"'optsched[data]'), or download {url} yourself"
         ) from None
+
     from requests import exceptions
 
     source = pooch.create(
@@ -238,6 +243,7 @@ def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: in
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel("ERROR")  # otherwise it reports every attempt on standard error
+
     try:
         source.fetch(dataset.file_name, downloader=part)
     except exceptions.HTTPError as error:
@@ -253,6 +259,7 @@ def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: in
         why = "the server cannot be reached (no network?)"
         if "timed out" in str(error):
             why = f"the server is silent for {part.timeout_s:g} s"
+
         raise _failed(dataset, url, part, why) from None
     except exceptions.RequestException as error:
         raise _failed(dataset, url, part, str(error)) from None
@@ -314,12 +321,15 @@ class _Part:
             if stream is None:
                 with open(output_file, "wb") as own:
                     self._transfer(url, own)
+
                 return
+
             went_on = self._transfer(url, stream, stream.seek(0, os.SEEK_END))
             stream.flush()
             if went_on and _sha256(self.path) != self.sha256:  # another version, or damaged
                 self._transfer(url, stream)
                 stream.flush()
+
             os.replace(self.path, output_file)
 
     def _transfer(self, url: str, stream: IO[bytes], have: int = 0) -> bool:
@@ -331,6 +341,7 @@ class _Part:
             response: Any = next(parts)
             if have and response.status_code == _NO_SUCH_RANGE:
                 return self._transfer(url, stream)
+
             response.raise_for_status()
             size = _SIZE.fullmatch(response.headers.get("Content-Length", ""))
             encoded = response.headers.get("Content-Encoding", "identity") != "identity"
@@ -343,6 +354,7 @@ class _Part:
             stream.seek(done)
             stream.truncate()
             total = 0 if encoded or not size else done + int(size[0])
+
             for chunk in parts:
                 done += len(chunk)
                 if done > _MAX_BYTES:
@@ -350,8 +362,10 @@ class _Part:
                     raise RequestException(
                         f"found more than {_MAX_BYTES} bytes; expected a smaller file"
                     )
+
                 stream.write(chunk)
                 self._report(done, total)
+
         return went_on
 
     @contextmanager
@@ -360,6 +374,7 @@ class _Part:
         if fcntl is None:
             yield None
             return
+
         with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -367,6 +382,7 @@ class _Part:
                 mine = os.path.samestat(os.stat(self.path), os.fstat(stream.fileno()))
             except OSError:
                 mine = False
+
             try:
                 yield stream if mine else None
             finally:
@@ -397,6 +413,7 @@ def _received(
                     ready.put(chunk)
                     if ended.is_set():
                         return
+
             ready.put(None)
         except Exception as error:
             ready.put(error)
@@ -406,6 +423,7 @@ def _received(
         while (part := ready.get(timeout=2 * timeout_s)) is not None:
             if isinstance(part, Exception):
                 raise part
+
             yield part
     except Empty:
         raise requests.exceptions.RequestException(
@@ -422,6 +440,7 @@ def _dataset(name: str) -> Dataset:
     found = datasets()
     if name not in found:
         raise InputError(f"dataset {name!r} is unknown; known are {', '.join(found)}")
+
     return found[name]
 
 
@@ -431,6 +450,7 @@ def _cache() -> Path:
     except ImportError:
         home = os.environ.get("XDG_CACHE_HOME")
         return (Path(home) if home else Path.home() / ".cache") / "optsched"
+
     return Path(pooch.os_cache("optsched"))
 
 

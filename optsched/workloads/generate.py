@@ -127,10 +127,12 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
         parameter = _parameter(spec, key)
         if value is not None:
             values[key] = _checked(value, parameter, f"generate {name}: {key}")
+
     label = name
     if not isinstance(seed, Generator):
         seed = _index(seed, f"generate {name}: seed")
         label = f"{name}-seed{seed}"
+
     return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
 
 
@@ -160,7 +162,9 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
         parameter, value = _parameter(spec, key), None
         if text.lower() not in ("none", "null"):
             value = _checked(_number(text, parameter), parameter, f"generate {name}: {key}")
+
         values[key] = value
+
     return values
 
 
@@ -169,6 +173,7 @@ def _number(text: str, parameter: Parameter) -> int | float | str:
     kinds: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "text": str}
     with suppress(ValueError):
         return kinds[parameter.type](text)
+
     return text
 
 
@@ -186,6 +191,7 @@ def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
     if key not in spec.parameters:
         known = ", ".join(spec.parameters)
         raise InputError(f"generate {spec.name}: {key}: unknown parameter; known are {known}")
+
     return spec.parameters[key]
 
 
@@ -194,8 +200,10 @@ def _index(value: Any, place: str) -> int:
         number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = -1
+
     if number < 0:
         raise InputError(f"{place}: found {value!r}; expected an integer >= 0")
+
     return number
 
 
@@ -205,18 +213,23 @@ def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
         if not isinstance(plain, str) or (parameter.choices and plain not in parameter.choices):
             words = ", ".join(parameter.choices)
             raise InputError(f"{place}: found {value!r:.80}; expected one of {words}")
+
         return plain
+
     whole = parameter.type == "int"
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
         raise InputError(
             f"{place}: found {value!r:.80}; expected {'an integer' if whole else 'a number'}"
         )
+
     if whole and isinstance(plain, float) and not plain.is_integer():
         raise InputError(f"{place}: found {value!r:.80}; expected an integer")
+
     low, high = parameter.low, parameter.high
     if not (low <= plain <= high and (whole or low < plain)):
         right = f"from {low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
         raise InputError(f"{place}: found {value!r:.80}; expected a number {right}")
+
     return int(plain) if whole else float(plain)
 
 
@@ -253,19 +266,23 @@ def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
     rate = float(rng.uniform(0.5, 1.5))
     capacity, horizon = values.kv_capacity or capacity, values.horizon or horizon
     rate = rate if values.rate is None else values.rate
+
     if values.n is not None:
         # A Poisson process: exponential gaps, with arrivals rounded up to rounds 1, 2, ...
         arrival = np.ceil(np.cumsum(rng.exponential(1 / rate, size=values.n))).astype(np.int64)
         return _jaillet(rng, values.label, np.maximum(arrival, 1), capacity)
+
     if rate * horizon > MAX_REQUESTS:
         raise InputError(
             f"generate jaillet-model-2: rate: found {rate:g} over {horizon} rounds, which makes "
             f"more than {MAX_REQUESTS} requests; expected a smaller rate or horizon"
         )
+
     counts = rng.poisson(rate, size=horizon)
     if not counts.any():
         # An instance has one or more requests. Drawing again might take for ever.
         counts[rng.integers(horizon)] = 1
+
     return _jaillet(rng, values.label, np.repeat(np.arange(1, horizon + 1), counts), capacity)
 
 
@@ -316,6 +333,7 @@ def _uniform(rng: Generator, values: Any) -> Instance:
             raise InputError(
                 f"generate uniform: {kind}_min: found {low}; expected at most {kind}_max {high}"
             )
+
     n = values.n
     prompt = rng.integers(values.prompt_min, values.prompt_max + 1, size=n)
     output = rng.integers(values.output_min, values.output_max + 1, size=n)
@@ -351,6 +369,7 @@ def _lognormal(rng: Generator, values: Any) -> Instance:
         sigma = _sigma(mean, median, longest, f"generate lognormal: {kind}")
         drawn = np.exp(math.log(median) + sigma * rng.standard_normal(values.n))
         columns.append(np.clip(np.rint(drawn), 1, longest).astype(np.int64))
+
     return _with_arrivals(rng, values, "lognormal", *columns)
 
 
@@ -365,20 +384,24 @@ def _sigma(mean: float, median: float, longest: int, place: str) -> float:
         raise InputError(
             f"{place}_median: found {median:g}; expected 1 to {place[-6:]}_max {longest}"
         )
+
     if mean == median:
         return 0.0
+
     low, high = 1e-6, 20.0
     if not _clipped_mean(median, low, longest) < mean < _clipped_mean(median, high, longest):
         raise InputError(
             f"{place}_mean: found {mean:g}; expected a mean between the median {median:g} and "
             f"{(1 + longest) / 2:g} for a lognormal clipped to 1..{longest}"
         )
+
     for _ in range(100):
         middle = (low + high) / 2
         if _clipped_mean(median, middle, longest) < mean:
             low = middle
         else:
             high = middle
+
     return (low + high) / 2
 
 
@@ -404,11 +427,13 @@ def _with_arrivals(
     in_rounds = values.time_unit == "round"
     accounting: KvAccounting = values.kv_accounting or ("generated" if in_rounds else "cached")
     need = values.prompt_max + values.output_max - (accounting == "cached")
+
     if need > values.kv_capacity:
         raise InputError(
             f"generate {name}: kv_capacity: found {values.kv_capacity}; expected at least {need} "
             f"for prompt_max {values.prompt_max} and output_max {values.output_max}"
         )
+
     n = len(prompt)
     if values.arrivals == "all-at-once":
         arrival = np.zeros(n)
@@ -418,6 +443,7 @@ def _with_arrivals(
         # Gaps of mean 1 / rate and standard deviation cv / rate.
         shape = values.cv**-2
         arrival = np.cumsum(rng.gamma(shape, 1 / (shape * values.rate), size=n))
+
     return Instance(
         arrival=np.floor(arrival).astype(np.int64) if in_rounds else arrival,
         prompt_tokens=prompt,
@@ -464,10 +490,12 @@ def _infermax_mix(rng: Generator, values: Any) -> Instance:
             f"generate infermax-mix: mix: found {values.mix!r}; expected one or more of "
             f"{', '.join(_CLASSES)}, joined by +"
         )
+
     member = rng.permutation(np.arange(values.n) % len(classes))
     pick = rng.integers(0, 2, size=(2, values.n))
     inputs = np.array([_CLASSES[c][0] for c in classes])
     outputs = np.array([_CLASSES[c][1] for c in classes])
+
     return Instance(
         arrival=np.zeros(values.n),
         prompt_tokens=inputs[member, pick[0]],

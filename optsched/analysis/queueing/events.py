@@ -57,18 +57,22 @@ def _serve(
     waiting = [(0.0, 0) for _ in range(0)]
     clock = held = area = peak = 0.0
     running, known = -1, 0
+
     while known < n or running >= 0:
         if running < 0:
             clock = arrival[known]
             running = known
             known += 1
             continue
+
         left = length[running] - part[running]
         arrives = known < n and arrival[known] < clock + left
         step = arrival[known] - clock if arrives else left
+
         if first < known <= last:
             area += (held + step / 2) * step
             peak = max(peak, held + step)
+
         held += step
         clock += step
         if arrives:
@@ -82,20 +86,26 @@ def _serve(
                 running = known
             else:
                 heapq.heappush(waiting, (new, known))
+
             known += 1
             continue
+
         done[running] += 1
         part[running] = 0.0
         if done[running] < stages[running]:
             own = rank[at[running] + done[running]]
             if len(waiting) > 0:
                 running = heapq.heappushpop(waiting, (own, running))[1]
+
             continue
+
         response[running] = clock - arrival[running]
         held -= stages[running] * length[running]
         running = -1
+
         if len(waiting) > 0:
             running = heapq.heappop(waiting)[1]
         else:
             held = 0.0  # so that rounding errors end with the busy period
+
     return response, area / (arrival[last] - arrival[first]), peak

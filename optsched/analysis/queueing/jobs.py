@@ -72,6 +72,7 @@ def weibull(shape: float, mean: float = 1.0) -> Sizes:
     """
     if not 0.3 <= shape <= 20:
         raise InputError(f"shape: found {shape!r}; expected 0.3 <= shape <= 20")
+
     _check_positive(mean=mean)
     scale = mean / math.gamma(1 + 1 / shape)
 
@@ -165,6 +166,7 @@ class Jobs:
         slopes = values * self.predictions
         bend = np.gradient(slopes, h, edge_order=2)
         parts = (slopes[1:] + slopes[:-1]) * h / 2 - (bend[1:] - bend[:-1]) * h**2 / 12
+
         return np.append(0.0, np.cumsum(parts))
 
     def integrate(self, values: Floats) -> float:
@@ -309,6 +311,7 @@ def joint(
         by_size += mass.sum(axis=0)
         by_prediction[part] = mass.sum(axis=1)
         square[part] = mass @ axis**2
+
     smallest, largest = _clipped(_range(axis, by_size, axis), support[0])
     root = np.sqrt(square / np.maximum(by_prediction, 1e-300))
     low, high = _clipped(_range(axis, by_prediction, root), support[1])
@@ -320,6 +323,7 @@ def joint(
     # towards it.
     lowest = min(smallest, _NEGLIGIBLE * mean)
     rules = []
+
     for k in range(3):
         least = lowest if floor or k == 0 else mean * _NEGLIGIBLE ** (1 / k)
         down, weights = _gauss(math.log(largest / least), step)
@@ -330,6 +334,7 @@ def joint(
         share, weights = rules[k]
         out = np.zeros(a.size)
         rows = max(1, _BLOCK // len(share))
+
         for at in range(0, a.size, rows):
             here = slice(at, at + rows)
             age = a.flat[here][:, None]
@@ -337,6 +342,7 @@ def joint(
             offset = np.maximum(largest - start, 0.0) * share
             x = np.maximum(start + offset, 1e-300)
             out[here] = (g(x, r.flat[here][:, None]) * (x - age) ** k * offset) @ weights
+
         return out.reshape(a.shape)
 
     return _normal(Jobs(remaining, draw, low, high, step))
@@ -348,6 +354,7 @@ def _gauss(length: float, step: float) -> tuple[Floats, Floats]:
     panels = math.ceil(length / (16 * step))
     half = length / panels / 2
     starts = 2 * half * np.arange(panels)[:, None]
+
     return (starts + half * (points + 1)).ravel(), np.tile(half * weights, panels)
 
 
@@ -362,11 +369,13 @@ def _checked(values: ArrayLike, shape: tuple[int, ...]) -> Floats:
             f"density: found shape {found.shape} for arguments of shape {shape}; expected one "
             "value for each"
         )
+
     if not np.isfinite(found).all() or (found < 0).any():
         wrong = found[~(np.isfinite(found) & (found >= 0))].flat[0]
         raise InputError(
             f"density: found {wrong:g}; expected finite numbers >= 0 for all sizes and predictions"
         )
+
     return found
 
 
@@ -376,16 +385,19 @@ def _range(axis: Floats, mass: Floats, root: Floats) -> tuple[float, float]:
     for weight in (mass, mass * root**2):
         share = np.cumsum(weight) / max(float(weight.sum()), 1e-300)
         wanted |= (share > _NEGLIGIBLE) & (share < 1 - _NEGLIGIBLE)
+
     if not wanted.any():
         raise InputError(
             "density: found 0 at all points from exp(-40) to exp(40), or at all but one; expected "
             "1 in total (give a smaller step where the density is narrow)"
         )
+
     first, last = np.flatnonzero(wanted)[[0, -1]]
     if axis[last] >= axis[-1] / math.e:
         raise InputError(
             "density: found E[X^2] to be infinite, or nearly so; expected a finite one"
         )
+
     return float(axis[max(first - 1, 0)]), float(axis[last + 2])
 
 
@@ -393,6 +405,7 @@ def _clipped(found: tuple[float, float], support: tuple[float, float]) -> tuple[
     low, high = support
     if not 0 <= low < high:
         raise InputError(f"support: found {support!r}; expected 0 <= smallest < largest")
+
     # The ends lie just inside the support, where a density that jumps has its value.
     return max(found[0], low * (1 + 1e-12)), min(found[1], high * (1 - 1e-12))
 
@@ -404,6 +417,7 @@ def _normal(jobs: Jobs) -> Jobs:
             f"density: found an integral of {mass:.4g}; expected 1 (give a step below {jobs.step} "
             "where the density is narrow, and its support where it jumps)"
         )
+
     return jobs
 
 

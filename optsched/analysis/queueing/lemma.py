@@ -95,11 +95,13 @@ def response_time(
             raise InputError(
                 f"{name}: found {values[~good].flat[0]:g}; expected finite numbers > 0"
             )
+
     queue = _Queue(jobs, rate, c, printed)
     last = c * prediction + 0 * size if printed else np.minimum(size, c * prediction)
     age = last[..., None] * _POINTS
     slower = queue.load(prediction[..., None] - age)
     residence = last * ((slower / (1 - slower)) @ _WEIGHTS) + size
+
     return np.asarray(queue.waiting(prediction) + residence)
 
 
@@ -172,14 +174,17 @@ class _Queue:
         end = np.full_like(r, self.jobs.high)
         if not self.printed and self.c < 1:
             end = np.minimum(end, r / (1 - self.c))
+
         span = np.maximum(end - start, 0.0)[..., None]
         t = start[..., None] + span * _POINTS**4
         near = self.jobs.remaining(2, t - r[..., None], t)
         value = (near * span) @ (4 * _POINTS**3 * _WEIGHTS)
+
         if not self.printed and self.c < 1:
             value = value + (
                 self._read(self._late, self.jobs.high) - self._read(self._late, r / (1 - self.c))
             )
+
         return np.asarray(value)
 
     def served(self, r: Floats, power: int) -> Floats:

@@ -70,13 +70,16 @@ class RefinedJobs:
         alive = np.arange(n)
         state = _choose(np.cumsum(self.initial, axis=1)[size - 1], generator.random(n))
         rows = np.cumsum(self.steps, axis=2)
+
         for age in range(int(size.max())):
             if age:
                 keep = size[alive] > age
                 alive, state = alive[keep], state[keep]
                 row = rows[size[alive] - 1, state]
                 state = _choose(row, generator.random(len(alive)))
+
             rank[at[alive] + age] = self.values[state] - age
+
         return size, rank
 
 
@@ -115,6 +118,7 @@ def refined_jobs(
             f"shares, values: found shapes {p.shape}, {v.shape}; expected two flat lists of finite "
             "numbers"
         )
+
     n, k = len(p), len(v)
     found = []
     for name, given, shape in (
@@ -128,14 +132,18 @@ def refined_jobs(
             raise InputError(
                 f"{name}: found shape {given.shape}; expected one that broadcasts to {shape}"
             ) from None
+
         good = np.isfinite(table) & (table >= 0)
         if not good.all():
             raise InputError(f"{name}: found {table[~good].flat[0]:g}; expected numbers >= 0")
+
         total = table.sum(axis=-1)
         if not np.allclose(total, 1, atol=1e-9):
             worst = float(np.ravel(total)[np.argmax(np.abs(np.ravel(total) - 1))])
             raise InputError(f"{name}: found a sum of {worst:.6g}; expected 1")
+
         found.append(table)
+
     return RefinedJobs(found[0], v, found[1], found[2])
 
 
@@ -160,10 +168,12 @@ def learned(shares: ArrayLike, hit: float) -> RefinedJobs:
     """
     if not 0 <= hit <= 1:
         raise InputError(f"hit: found {hit!r}; expected 0 <= hit <= 1")
+
     n = len(np.asarray(shares))
     steps = np.zeros((n, n, n))
     steps[:, np.arange(n), np.arange(n)] = 1 - hit
     steps[np.arange(n), :, np.arange(n)] += hit
+
     return refined_jobs(shares, np.arange(1, n + 1), shares, steps)
 
 
@@ -205,6 +215,7 @@ def components(jobs: RefinedJobs) -> Components:
     start = jobs.initial
     new, original, squares = (np.zeros(len(ranks)) for _ in range(3))
     below = upto = run = mass = np.zeros(0)
+
     for age, low, alive in _ages(jobs, ranks):
         fits = low(np.less_equal)
         if age == 0:
@@ -216,9 +227,11 @@ def components(jobs: RefinedJobs) -> Components:
             below = _advance(jobs, below) * low(np.less)
             upto = _advance(jobs, upto) * fits
             run = (_advance(jobs, run) + mass) * fits
+
         # A run of length L has the square 1 + 3 + ... + (2 L - 1).
         for total, part in ((new, below), (original, upto), (squares, 2 * run - mass * fits)):
             total += part.sum(axis=2) @ alive
+
     return Components(ranks, new, original, squares)
 
 
@@ -265,6 +278,7 @@ def refined_response_time(jobs: RefinedJobs, *, rate: float) -> float:
     masses = [jobs.initial]
     for _ in range(n - 1):
         masses.append(_advance(jobs, masses[-1][None])[0])
+
     total = 0.0
     for age, low, alive in reversed(list(_ages(jobs, parts.ranks))):
         later = np.einsum("xij,rxj->rxi", jobs.steps, stay)
@@ -275,6 +289,7 @@ def refined_response_time(jobs: RefinedJobs, *, rate: float) -> float:
         total += float(share @ slower)
         if age == 0:
             total += float(share @ waiting)
+
     return total
 
 

@@ -78,6 +78,7 @@ def estimate(values: Floats, control: Floats | None = None, expected: float = 0.
     freedom = n - 1
     spread, shift = 1 / n, 0.0
     residual = values - values.mean()
+
     if control is not None and n > 2 and np.ptp(control) > 0:
         centred = control - control.mean()
         slope = float(centred @ residual / (centred @ centred))
@@ -85,6 +86,7 @@ def estimate(values: Floats, control: Floats | None = None, expected: float = 0.
         spread += (expected - float(control.mean())) ** 2 / float(centred @ centred)
         residual = residual - slope * centred
         freedom -= 1
+
     error = math.sqrt(float(residual @ residual) / freedom * spread)
     return Estimate(float(values.mean()) + shift, float(stdtrit(freedom, 0.975)) * error)
 
@@ -144,14 +146,17 @@ def simulate_queue(
             raise InputError(
                 f"draw: found {len(pair)} values; expected a pair of sizes and predictions"
             )
+
         size, prediction = (np.asarray(values, dtype=np.float64) for values in pair)
         for name, values in (("sizes", size), ("predictions", prediction)):
             if values.shape != (n,):
                 raise InputError(f"draw: found {name} of shape {values.shape}; expected ({n},)")
+
             good = np.isfinite(values) & (values > 0)
             if not good.all():
                 wrong = values[~good][0]
                 raise InputError(f"draw: found {wrong:g} among {name}; expected numbers > 0")
+
         return size, prediction
 
     def serve(arrival: Floats, size: Floats, rank: Floats, first: int, last: int) -> Run:
@@ -211,9 +216,11 @@ class _Queue:
                 f"arrivals, replications: found {arrivals}, {replications}; expected at least 100 "
                 "and 3"
             )
+
         first = int(EDGE * arrivals)
         inner = slice(first, arrivals - first)
         found = []
+
         for stream in generator.spawn(replications):
             size, rank = self.draw(stream, arrivals)
             arrival = np.cumsum(stream.exponential(1 / self.rate, arrivals))
@@ -222,6 +229,7 @@ class _Queue:
             workload = ahead - np.minimum.accumulate(ahead)
             response, memory, peak = self.serve(arrival, size, rank, inner.start, inner.stop)
             found.append((response[inner].mean(), memory, peak, workload[inner].mean()))
+
         response, memory, peak, workload = np.array(found).T
         # The formula of Pollaczek and Khinchine gives the mean under every work-conserving policy.
         expected = self.rate * self.square / (2 * (1 - self.rate * self.mean))

@@ -18,4 +18,5 @@ def optimum(instance: Instance, **options: Any) -> Result:
     """
     with suppress(UsageError):
         return solve(instance, method="ramp", threads=1, **options)
+
     return solve(instance, threads=1, **options)

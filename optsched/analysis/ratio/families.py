@@ -54,6 +54,7 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
     """
     if kv_capacity < 4:
         raise InputError(f"kv_capacity: found {kv_capacity}; expected an integer >= 4")
+
     start = _start_of_long(policy, kv_capacity, seed)
     short = kv_capacity // 2
     release = start + kv_capacity - math.isqrt(kv_capacity) // 2
@@ -126,12 +127,14 @@ def from_shares(
     x = np.asarray(shares, dtype=np.float64)
     x = x / x.sum()
     last = first + len(x) - 1
+
     if rng is not None:
         counts = rng.multinomial(n, x)
     else:  # largest remainders
         counts = np.floor(x * n).astype(np.int64)
         rest = np.argsort(counts - x * n, kind="stable")
         counts[rest[: n - counts.sum()]] += 1
+
     output: NDArray[np.int64] = np.repeat(np.arange(first, last + 1), counts)
     return Instance(
         arrival=np.zeros(n, dtype=np.int64),
@@ -174,6 +177,7 @@ def two_point(
             f"short, long, share: found {short}, {long}, {share}; expected 1 <= short < long and "
             "a share in [0, 1]"
         )
+
     x = np.zeros(long - short + 1)
     x[0], x[-1] = share, 1 - share
     return from_shares(
@@ -300,6 +304,7 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):
         start = _start_of_long(policy, kv_capacity, seed)
+
     return _rounds(
         [0, *range(start + 1, start + n)],
         [1] + [kv_capacity - 1] * (n - 1),
@@ -345,6 +350,7 @@ def _draw_adaptive(
     seed = int(rng.integers(2**31))
     if rng.random() < 0.5:
         return blocked_shorts(policy, kv_capacity, n, seed)
+
     return against(policy, max(4, min(kv_capacity, 2 * (n - 1))), seed=seed)
 
 
@@ -367,6 +373,7 @@ def _draw_weighted(_: object, kv_capacity: int, n: int, rng: np.random.Generator
 def _draw_offline(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
     if rng.random() < 0.5:
         return wide_first(kv_capacity, n, int(rng.integers(1, max(2, n // 2))))
+
     return _draw_uniform(n, kv_capacity, 0, rng)
 
 
@@ -375,6 +382,7 @@ def _draw_online(
 ) -> Instance:
     if rng.random() < 0.3:
         return _draw_adaptive(policy, kv_capacity, n, rng)
+
     return _draw_uniform(n, kv_capacity, int(rng.integers(1, kv_capacity)), rng)
 
 

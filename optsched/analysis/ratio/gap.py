@@ -97,6 +97,7 @@ class Gap:
         for i in np.argsort(-total, kind="stable")[:most].tolist():
             parts = (total[i], self.predictions[i], self.foresight[i], self.order[i])
             lines.append(f"| {i} | " + " | ".join(f"{v:g}" for v in parts) + " |")
+
         return "\n".join(lines)
 
 
@@ -142,12 +143,14 @@ def gap_breakdown(
             "gap_breakdown: found an instance in seconds; expected one in rounds, since the "
             "optimum is needed"
         )
+
     if instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError("gap_breakdown: found limits on batches; expected an instance without")
     if instance.kv_block_tokens > 1:
         raise UsageError(
             f"gap_breakdown: found kv_block_tokens {instance.kv_block_tokens}; expected 1"
         )
+
     truth = instance.without_predictions()
     name, bare = _without_predictor(policy)
     told = [_latency(instance, policy, seed + k) for k in range(seeds)]
@@ -175,6 +178,7 @@ def gap_breakdown(
             progress=progress if callable(progress) else shown.solving,
             stop=stop,
         )
+
     assert result.evaluation is not None
     best = np.asarray(result.evaluation.latency, dtype=np.float64)
     return Gap(
@@ -195,6 +199,7 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
     n = line.shape[0]
     starts = np.empty(n, dtype=np.int64)
     top = 0
+
     for a in range(n):
         i = line[a]
         k = arrival[i]
@@ -205,18 +210,23 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
                 j = line[b]
                 if arrival[j] <= k < starts[j]:  # j is ahead of i and waits
                     later = max(later, starts[j])
+
             if later == k:
                 break
+
             k = later
+
         starts[i] = k
         put(use, base[i], output[i], k, 1)
         top = max(top, k + output[i])
+
     return starts
 
 
 def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
     if not isinstance(policy, str):
         return type(policy).__name__, policy
+
     made, info = make_policy(policy)
     return policy, policy if info.predictor is None else made
 
@@ -236,8 +246,10 @@ def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np
     rank = runner_of(made).waiting_rank(instance, UnitCost())
     if rank is not None:
         return rank
+
     judged = evaluate(instance, simulate(instance, policy, seed=seed))
     last = judged.finish - instance.output_tokens
     rank = np.empty(instance.n, dtype=np.int64)
     rank[np.lexsort((np.arange(instance.n), last))] = np.arange(instance.n)
+
     return rank

@@ -163,6 +163,7 @@ class Study:
         if policy not in self.policies:
             known = ", ".join(self.policies)
             raise InputError(f"policy: found {policy!r}; expected one of {known}")
+
         return [row for row in self.rows if row.policy == policy]
 
     def mean(self, policy: str) -> Mean:
@@ -240,6 +241,7 @@ class Study:
                 f"policies {first!r} and {second!r}: found no instance that both finished; "
                 "expected at least one"
             )
+
         one, two = np.array(both, dtype=np.float64).T
         logs = np.log(one / two)
         bottom, top = np.exp(self._interval(logs)).tolist()
@@ -266,14 +268,17 @@ class Study:
             except InputError as error:
                 lines.append(f"| {policy} | | | | {error} |")
                 continue
+
             value = f"{mean.low:.4f}" if mean.exact else f"{mean.low:.4f} to {mean.high:.4f}"
             interval = f"{mean.interval[0]:.4f} to {mean.interval[1]:.4f}"
             failed = f" ({mean.failed} failed)" if mean.failed else ""
             lines.append(
                 f"| {policy} | {value} | {interval} | {worst.low:.4f} | {mean.count}{failed} |"
             )
+
         if self.unfinished:
             lines += ["", f"stopped early: {self.unfinished} instances have not run"]
+
         return "\n".join(lines)
 
     def _good(self, policy: str) -> list[Ratio]:
@@ -282,16 +287,19 @@ class Study:
         good = [row for row in rows if row.low is not None]
         if not good:
             raise InputError(f"policy {policy!r}: found no ratio on any instance: {rows[0].error}")
+
         return good
 
     def _interval(self, values: NDArray[np.float64]) -> tuple[float, float]:
         """Return the confidence interval of a mean, by the means of resampled instances."""
         if not np.isfinite(values).all():
             return math.inf, math.inf
+
         rng = np.random.default_rng(self.seed)
         means = values[rng.integers(0, len(values), size=(_RESAMPLES, len(values)))].mean(axis=1)
         tail = (1 - self.confidence) / 2
         bottom, top = np.quantile(means, [tail, 1 - tail]).tolist()
+
         return bottom, top
 
 
@@ -364,6 +372,7 @@ def competitive_ratio(
         raise InputError(
             f"instances, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
         )
+
     if reference not in REFERENCES:
         raise InputError(f"reference: found {reference!r}; expected one of {', '.join(REFERENCES)}")
     if seeds < 1 or jobs < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
@@ -371,6 +380,7 @@ def competitive_ratio(
             f"seeds, jobs, confidence, time_limit_s: found {seeds}, {jobs}, {confidence}, "
             f"{time_limit_s}; expected >= 1, >= 1, between 0 and 1, and > 0"
         )
+
     if len(set(specs)) < len(specs):
         raise InputError(f"policies: found one twice in {', '.join(specs)}; expected each once")
     for spec in specs:
@@ -382,6 +392,7 @@ def competitive_ratio(
                 f"reference: found instance {k} in seconds, where no optimum is known; expected "
                 "bound, h-sf or best-known"
             )
+
     plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s)
     found = _measure(plan, cases, jobs, progress, stop)
     every = tuple(row for k in sorted(found) for row in found[k])
@@ -407,10 +418,12 @@ def _measure(
         line.counted(0, len(cases), "instances")
         pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
         work = pool(delayed(plan.rows)(k, case) for k, case in enumerate(cases))
+
         try:
             for k, rows in work:
                 if interrupted.is_set():
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
+
                 found[k] = rows
                 line.counted(len(found), len(cases), "instances")
                 if tell is not None:
@@ -424,6 +437,7 @@ def _measure(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # joblib warns of results that nobody asked for
                 work.close()
+
     return found
 
 
@@ -445,13 +459,16 @@ class _Plan:
             found = [self._measured(instance, spec) for spec in self.specs]
             inside = [tel for tel, error in found if error is None]
             below, above = self._reference(instance, inside)
+
         rows = []
         for spec, (value, error) in zip(self.specs, found, strict=True):
             low = high = None
             if value is not None and error is None:
                 low = 1.0 if above is None else value / above
                 high = value / below if below else None
+
             rows.append(Ratio(spec, number, instance.name, value, low, high, error))
+
         return number, rows
 
     def _measured(self, instance: Instance, spec: str) -> tuple[float | None, str | None]:
@@ -462,8 +479,10 @@ class _Plan:
             raise
         except OptschedError as failure:
             return None, str(failure)
+
         if outside is None or self.reference == "h-sf":
             return tel, None
+
         return tel, f"no ratio: {outside}"
 
     def _tel(self, instance: Instance, spec: str, seeds: int) -> tuple[float, str | None]:
@@ -486,9 +505,11 @@ class _Plan:
         if self.reference == "h-sf":
             value, _ = self._tel(instance.without_predictions(), "h-sf", 1)
             return value, value
+
         if self.reference == "bound":
             cost = cost_for(instance, self.cost_model)
             return lower_bound(instance, cost_model=cost)[0], None
+
         known = instance.known or {}
         if known.get("optimum") is not None:
             return float(known["optimum"]), float(known["optimum"])
@@ -497,5 +518,6 @@ class _Plan:
             values = [known.get("best_known"), None if best is None else best.tel, *tels]
             least = min((float(v) for v in values if v is not None), default=None)
             return least, least
+
         result = optimum(instance, time_limit_s=self.time_limit_s, seed=self.seed)
         return result.bound, result.objective

@@ -133,6 +133,7 @@ def worst_case(
             f"n, kv_capacity, seeds, budget_s: found {n}, {kv_capacity}, {seeds}, {budget_s}; "
             "expected >= 1, >= 4, >= 1 and > 0"
         )
+
     draw = FAMILIES[family] if isinstance(family, str) else family
     begin = time.perf_counter()
     until = begin + budget_s - (budget_s / 3 if proof_s is None else min(proof_s, budget_s))
@@ -153,6 +154,7 @@ def worst_case(
         if time.perf_counter() - told > 1:
             told = time.perf_counter()
             report(pool[0][0] if pool else 1.0)
+
         try:
             return _mean_tel(instance, policy, seeds) / quick_optimum(instance)[0]
         except LoopError:
@@ -165,6 +167,7 @@ def worst_case(
         draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
         value, now = max(((score(one), one) for one in draws), key=lambda pair: pair[0])
         patience = 0
+
         try:
             while patience < 150 and value < enough and goes_on():
                 trial = _changed(now, rng)
@@ -189,11 +192,15 @@ def worst_case(
         except KeyboardInterrupt:
             if not pool:
                 raise
+
             interrupted.clear()
             deadline = begin
+
         if stop is not None and stop.is_set():
             deadline = begin
+
         best = _proved(pool, policy, seeds, deadline, report, interrupted)
+
     return replace(best, evaluations=tried, wall_s=time.perf_counter() - begin)
 
 
@@ -219,11 +226,14 @@ def _proved(
             found = _solved(instance, policy, seeds, name, max(1.0, left if k else left * 0.7))
             if best is None or found.low > best.low:
                 best = found
+
             report(best.low)
         except KeyboardInterrupt:
             if best is None:
                 raise
+
             break
+
     assert best is not None
     return best
 
@@ -241,6 +251,7 @@ def _solved(
     known: dict[str, Any] = {"best_known": result.objective, "bound": result.bound}
     if result.objective == result.bound:
         known = {"optimum": result.objective}
+
     known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
     return WorstCase(
         policy=name,
@@ -268,6 +279,7 @@ def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
     offline = not arrival.any()
+
     for _ in range(1 + (rng.random() < 0.4)):
         i = rng.integers(instance.n)
         kind = rng.integers(1 if offline else 0, 5)
@@ -287,10 +299,12 @@ def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
             same = (prompt == prompt[i]) & (output == output[i])
             step = int(rng.choice([-1, 1]))
             output[same] = np.clip(output[same] + step, 1, capacity - prompt[same])
+
     lower, upper = instance.predicted_lower, instance.predicted_upper
     if lower is not None and upper is not None:
         output = np.clip(output, lower, upper)
         prompt = np.minimum(prompt, capacity - output)
+
     return Instance(
         arrival - arrival.min(),
         prompt,
@@ -306,6 +320,7 @@ def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
 def _nudged(value: int, high: int, rng: np.random.Generator) -> int:
     if rng.random() < 0.5:
         return value + int(rng.integers(-3, 4))
+
     return int(rng.integers(0, high + 1))
 
 
@@ -343,6 +358,7 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
             f"{' with limits on batches' if instance.in_rounds else ''}; expected one in rounds "
             "without limits on batches"
         )
+
     arrival = np.asarray(instance.arrival, dtype=np.int64)
     output, volume = instance.output_tokens, instance.volume
     first_kv = instance.prompt_tokens + instance.kv_offset
@@ -355,6 +371,7 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
     total, starts = _climb(
         orders, arrival, first_kv, output, instance.kv_capacity, np.zeros(rounds, np.int64), passes
     )
+
     return int(total), starts
 
 
@@ -366,11 +383,13 @@ def _climb(  # type: ignore[no-untyped-def]
     starts = np.empty(n, dtype=np.int64)
     best = -1
     order = orders[0].copy()
+
     for k in range(orders.shape[0]):
         total = serial(orders[k], arrival, first_kv, output, capacity, used, starts)
         if best < 0 or total < best:
             best = total
             order[:] = orders[k]
+
     trial = order.copy()
     for _ in range(passes):
         improved = False
@@ -378,14 +397,18 @@ def _climb(  # type: ignore[no-untyped-def]
             for b in range(n):
                 if a == b:
                     continue
+
                 trial[:] = order
                 move(trial, a, b)
                 total = serial(trial, arrival, first_kv, output, capacity, used, starts)
+
                 if total < best:
                     best = total
                     order[:] = trial
                     improved = True
+
         if not improved:
             break
+
     serial(order, arrival, first_kv, output, capacity, used, starts)
     return best - arrival.sum(), starts

@@ -103,6 +103,7 @@ def chunk_share(rates: Rates, request: Request) -> int:
     share = (cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap) * s
     if rates.whole:
         return share
+
     steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
     token = cost["token"] + cost["prefill_token"]
     most = (token + steepest * s + cost["prefill_request"]) * s
@@ -124,6 +125,7 @@ def _read(leaf: dict[str, Any]) -> Prices:
     shift = max(0, 62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
     one, two, third = (np.array(column, dtype=np.int64) for column in (p1, p2, root))
+
     return Prices(width, unit, one, two, third, (max(p1), max(p2), max(root)), shift)
 
 
@@ -151,6 +153,7 @@ class _Ends:
         bits = _TOP - top.bit_length()
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
+
         most = 1 << _TOP
         lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // theta[1]
         every = ((theta[0] * width) << bits) // theta[1]
@@ -160,6 +163,7 @@ class _Ends:
         paid_most = highest[0] * l1 + highest[1] * l2 + highest[2] * root
         if paid_most > most:
             raise TooLarge("busy-time: found costs that overflow; too large to check")
+
         cell = min(cell, _CELLS)
         self.rows.append((cell, min(most, lead), min(most, every), l1, l2, root))
         self.weights.append((count, bits + 1 - _COST))
@@ -175,6 +179,7 @@ class _Ends:
             found = least_costs(np.array(self.rows, dtype=np.int64), p1, p2, root).tolist()
             for (count, bits), cost in zip(self.weights, found, strict=True):
                 self.total += count * cost >> bits if bits >= 0 else count * cost << -bits
+
         self.rows, self.weights = [], []
 
 
@@ -188,6 +193,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
     rates, one, ends = part.rates, 1 << _WEIGHT, _Ends(part, prices)
     decode, refill = min(rates.decode, rates.refill), rates.refill
     waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
+
     for arrival, request in zip(part.arrival, part.requests, strict=True):
         m, own, line = request.steps, request.own, line_of(rates, request.prompt)
         paid = own + chunk_share(rates, request)
@@ -197,9 +203,11 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         fixed += theta * refill
         if m == 0:
             continue
+
         first = part.floor(request.first)
         waits += (one - theta) * first
         fixed += (one + theta) * m * decode
+
         for b in range(CHORDS):
             low, high = m * b // CHORDS, m * (b + 1) // CHORDS
             for k in {low, high - 1} if high > low else ():
@@ -209,8 +217,10 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
                     arrival + first, (one - theta, m * one), later,
                     line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode,
                 )  # fmt: skip
+
     ends.find()
     fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
     total = (ends.total + fixed + (waits << _COST) // one) >> _COST
     spent = (int(prices.p1.sum()) + int(prices.p2.sum())) * prices.width
+
     return total - len(part.requests) + (-spent // prices.unit)

@@ -100,23 +100,28 @@ def _check(instance: Any, certificate: Any) -> int:
              "sha256": digest(certificate)}  # fmt: skip
     for name, expected in right.items():
         same(certificate[name], expected, name)
+
     value = integer(certificate["value"], "value")
     proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, Budget())
     expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
+
     if claim == "optimal":
         expect(not seconds, "claim: found 'optimal'; expected 'bound' in seconds")
         reached = schedule_value(columns_of(instance), certificate["schedule"], instance.sha256)
         expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
+
     return value
 
 
 def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
     for name, expected in {"model": "rounds", "objective": "tel"}.items():
         same(certificate[name], expected, name)
+
     denominator = integer(certificate["denominator"], "denominator")
     expect(denominator >= 1, f"denominator: found {denominator}; expected an integer >= 1")
     columns = columns_of(instance)
     leaves = _leaves(columns, certificate["tree"], budget)
+
     return min(_leaf(columns, leaf, low, high, denominator, budget) for leaf, low, high in leaves)
 
 
@@ -151,6 +156,7 @@ def _leaves(
         budget.spend(10 + len(low))
         for i, (begin, end) in branch.items():
             low, high = {**low, i: begin}, {**high, i: end}
+
         expect(
             isinstance(node, dict),
             f"tree: found a node {type(node).__name__}; expected a JSON object",
@@ -158,6 +164,7 @@ def _leaves(
         if "branch" not in node:
             yield node, low, high
             continue
+
         expect(
             set(node) == {"branch", "children"},
             "tree: found other fields in a branch; expected branch and children",
@@ -174,6 +181,7 @@ def _leaves(
         )
         following: int | None = low.get(i, columns.arrival[i])
         last = high.get(i)
+
         for child in children:
             right = isinstance(child, dict) and set(child) == {"from", "to", "tree"}
             expect(right, "tree: found other fields in a child; expected from, to and tree")
@@ -184,6 +192,7 @@ def _leaves(
             expect(right, f"tree: request {i}: {gap}")
             following = None if end is None else end + 1
             stack.append((child["tree"], low, high, {i: (begin, end)}))
+
         complete = following == (None if last is None else last + 1)
         expect(
             complete,
@@ -205,6 +214,7 @@ def _leaf(
             return int(check(columns, leaf, budget))
         except Rejected as error:
             raise type(error)(f"ramp: {error}") from None
+
     raise Rejected(f"tree: relaxation: found {kind!r:.60}; expected 'prices' or 'ramp'")
 
 
@@ -227,10 +237,12 @@ def _prices(
     expect(price[-1] == 0, f"prices: price: found {price[-1]} as the last; expected 0")
     begin, price = [0, *rounds], [0, *price]
     sums, moments, paid = [0], [0], 0
+
     for (b, e), p in zip(pairwise(begin), price, strict=False):
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
         paid += (e - b) * p
+
     # Only starts whose delay costs less than the first allowed start matter. Where no value
     # among them can exceed 64 bits, sums may wrap on the way, since they are right modulo 2**64.
     longest, top = max(columns.output), max(price)
@@ -246,9 +258,11 @@ def _prices(
     total = 0
     # Each request needs some numpy calls, and comparisons of starts with every piece.
     budget.spend(len(columns.arrival) * (200 + len(begin) // (200 if kind is np.int64 else 10)))
+
     for i, a in enumerate(columns.arrival):
         o, q = columns.output[i], columns.prompt[i] + columns.offset - 1
         total += table.least(a, o, q, low.get(i, a), high.get(i))
+
     return -((columns.capacity * paid - total) // unit)
 
 
@@ -285,6 +299,7 @@ class _Table:
             self.budget.spend(len(starts) // 8 if starts.dtype == np.int64 else 8 * len(starts))
             x = np.append(x[:1], np.unique(starts))
             top = min(top, int(self._f(x, a, o, q)[0].min()))
+
         value, before, after, within = self._f(x, a, o, q)
         rest = np.append(x[1:], final + 1) - x - 1  # steps to the last start of each run
         # f(x + 1) - f(x) inside a run: the first round's price and KV go, all others' KV falls.
@@ -293,6 +308,7 @@ class _Table:
         turn = np.maximum(0, -(rise // np.maximum(bend, 1)))
         steps = np.where(bend > 0, np.minimum(rest, turn), rest)
         moved = value + steps * rise + bend * (steps * (steps - 1) // 2)
+
         return min(top, int(moved.min()))
 
     def _f(self, k: Any, a: int, o: int, q: int) -> tuple[Any, Any, Any, Any]:
@@ -303,6 +319,7 @@ class _Table:
         sum_o, moment_o = self._before(k + o + 1, last)
         within = sum_o - sum_k
         value = self.unit * (k + o - a) + (moment_o - moment_k) + (q - k) * within
+
         return value, self.price[first], self.price[last], within
 
     def _before(self, t: Any, piece: Any) -> tuple[Any, Any]:
@@ -350,22 +367,26 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
     expect(fields, f"schedule: found other fields; expected {', '.join(right)} and starts")
     for name, value in right.items():
         same(schedule[name], value, f"schedule: {name}")
+
     starts = integers(schedule["starts"], "schedule: starts")
     expect(
         len(starts) == len(columns.arrival),
         f"schedule: found {len(starts)} starts; expected one per request",
     )
     changes: dict[int, list[int]] = {}  # time: running requests, sum of (q - start), prompts, new
+
     for i, k in enumerate(starts):
         a, s, o = columns.arrival[i], columns.prompt[i], columns.output[i]
         expect(
             k >= a, f"schedule: request {i}: found the start {k}; expected one >= its arrival {a}"
         )
         held = s + columns.offset - 1 - k
+
         for at, sign in ((k, 1), (k + o, -1)):
             change, new = changes.setdefault(at, [0, 0, 0, 0]), int(sign > 0)
             for j, amount in enumerate((sign, sign * held, s * new, new)):
                 change[j] += amount
+
     count = base = 0
     for at, until in pairwise(sorted(changes)):
         change = changes[at]
@@ -383,4 +404,5 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
         ):
             broken = f"schedule: rounds {at}..{until}: found {use} {name}; expected at most {limit}"
             expect(limit is None or use <= limit, broken)
+
     return sum(starts) + sum(columns.output) - sum(columns.arrival)

@@ -93,6 +93,7 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     budget.spend(used)
     if value == TOO_LONG:
         raise TooLarge("clock: found more steps than are left; too large to check")
+
     expect(value != MALFORMED, "clock: branches: found no tree of pairs; expected one")
     return int(value) << shift
 
@@ -102,10 +103,12 @@ def _row(part: Part, request: Request) -> tuple[int, int, int, int, int]:
     own = part.floor(request.own)
     if request.steps == 0:
         return own, 0, 0, 0, 0
+
     one = 1 << BITS
     rate, longest = _share(part.rates, request)
     progress = part.floor((request.chain - request.first) * one // (one + rate))
     slack = -(-longest * rate * part.ticks // ((one + rate) * part.rates.scale))
+
     return own, progress, rate, slack, -(-progress * rate >> BITS)
 
 
@@ -118,10 +121,12 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
     step, slope, again, token = later_of(rates, request.prompt)
     last, rise = request.steps - 1, slope - token
     places = {0, last}
+
     for lead in (again - step, again + rates.refill - step - rates.decode):
         if rise != 0:
             turn = lead // rise
             places |= {min(max(j, 0), last) for j in (turn, turn + 1)}
+
     rate, longest = _LARGEST_RATE, 0
     for j in places:
         decode, refill = step + slope * j, again + token * j
@@ -129,6 +134,7 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
         longest = max(longest, alone)
         if alone > own:
             rate = min(rate, (own << BITS) // (alone - own))
+
     return rate, longest
 
 
@@ -144,32 +150,39 @@ def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, i
     own = np.zeros(n * n + 1, np.int64)
     first = np.zeros(n * n + 1, np.int64)  # what the first child proves
     depth = at = steps = 0
+
     while at < nodes:
         value, used = node_value(table, fixed, decided)
         value, steps = max(value, 0), steps + used
         if steps > most:
             return TOO_LONG, most
+
         code = branches[at] - 1
         at += 1
         if code >= 0:
             i, k = code // n, code % n
             if i == k or decided[i, k] != 0:
                 return MALFORMED, steps
+
             decided[i, k] = _BEFORE
             pairs[depth], own[depth] = code, value
             depth += 1
             continue
+
         while depth > 0:
             i, k = pairs[depth - 1] // n, pairs[depth - 1] % n
             if decided[i, k] == _BEFORE:
                 decided[i, k] = _AFTER
                 first[depth - 1] = value
                 break
+
             decided[i, k] = 0
             depth -= 1
             value = max(own[depth], min(first[depth], value))
+
         if depth == 0:
             return (value if at == nodes else MALFORMED), steps
+
     return MALFORMED, steps
 
 
@@ -179,29 +192,36 @@ def node_value(table: Any, fixed: int, decided: Any) -> tuple[int, int]:
     n, steps = table.shape[0], 0
     begins = np.zeros(n, np.int64)
     changed = True
+
     for _ in range(n + 2):  # who waits in a circle would wait forever; every round is valid
         if not changed:
             break
+
         changed = False
         level = 0
         for k in range(n):
             level, used = level_at(table, fixed, decided, begins, k, level, False)
             steps += used
             least = max(level, begins[k])
+
             for i in range(n):
                 if decided[k, i] == _AFTER:
                     least = max(least, begins[i] + fixed + table[i, 2])
+
             if least > begins[k]:
                 begins[k], changed = least, True
+
     total = -n
     for i in range(n):
         base, used = begins[i], 0
         if (decided[:, i] == _AFTER).any():
             base, used = level_at(table, fixed, decided, begins, i, base, True)
+
         paid, more = least_paid(table, fixed, decided, begins, i, base)
         steps += used + more + 1
         total += base + fixed + table[i, 2] - table[i, 0]
         total += table[i, 1] + ((table[i, 2] * table[i, 3]) >> BITS) + (paid >> BITS)
+
     return total, steps
 
 
@@ -216,6 +236,7 @@ def level_at(
     arrival = table[k, 0]
     high, steps = max(arrival, low + 1), 0
     tried = low
+
     while True:
         steps += 1
         sum_ = tried
@@ -224,18 +245,22 @@ def level_at(
                 break
             if late and decided[i, k] == _AFTER:
                 continue
+
             sum_ += table[i, 1]
             progress = tried - begins[i] - fixed
             if progress >= 0:
                 own = table[i, 3] * min(progress, table[i, 2])
                 most = table[i, 3] * table[i, 2]
                 sum_ += min((own >> BITS) + 1 + table[i, 4], (most >> BITS) + 1)
+
         if sum_ >= arrival:
             high = tried
         else:
             low = tried
+
         if high - low <= 1:
             return low, 1 + steps * k // 16
+
         tried = (low + high) // 2
 
 
@@ -249,11 +274,13 @@ def least_paid(
     for k in range(n):
         if k == i or decided[i, k] == _AFTER:
             continue
+
         end = begins[k] + fixed + table[k, 2] - base
         for u in (end, end - fixed, end - fixed - table[i, 2]):
             if u > 0 and (u << BITS) < best:
                 steps += 1
                 best = min(best, paid_at(table, fixed, decided, begins, i, base, u))
+
     return best, 1 + steps * n // 16
 
 
@@ -268,4 +295,5 @@ def paid_at(table: Any, fixed: int, decided: Any, begins: Any, i: int, base: int
                 paid += table[i, 1] << BITS
             if y > fixed:
                 paid += table[i, 3] * min(y - fixed, table[i, 2])
+
     return paid

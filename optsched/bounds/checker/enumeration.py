@@ -149,10 +149,12 @@ def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool
         is_valid = before >= 0 and about[a, NEED] - before <= join
     else:
         is_valid = max(about[a, NEED] - waits, join) <= about[b, NEED]
+
     j = 0
     while is_valid and j + waits < width:
         is_valid = tokens[a, j + waits] <= tokens[b, j]
         j += 1
+
     return is_valid
 
 
@@ -165,6 +167,7 @@ def _slot(key: Any, left: Any, row: int, less: int, more: int, layer: Layer) -> 
     mine, keys, slots = layer.left, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)
     at = (key >> np.uint64(7)) & last
+
     while slots[at] >= 0:
         s = slots[at]
         same = keys[s] == key
@@ -172,7 +175,9 @@ def _slot(key: Any, left: Any, row: int, less: int, more: int, layer: Layer) -> 
             same &= np.int64(mine[s, k]) == np.int64(left[row, k]) - (k == less) + (k == more)
         if same:
             break
+
         at = (at + _ONE) & last
+
     return at
 
 
@@ -193,8 +198,10 @@ def _set_after(s: int, k: int, old: Layer, new: Layer, sign: Any) -> Any:
             return np.int64(-1)
         for j in range(old.left.shape[1]):
             new.left[row, j] = old.left[s, j] - (j == k)
+
         new.key[row], new.slots[at] = key, row
         new.sets[0] += 1
+
     return np.int64(new.slots[at])
 
 
@@ -217,18 +224,22 @@ def _follow(
     stack[0, 0], stack[0, 1] = about[e, NODE], 0
     stack[0, 2], stack[0, 3] = about[e, CLOCK], about[e, ALL]
     depth = 1
+
     while depth > 0:
         depth -= 1
         node, passed = stack[depth, 0], stack[depth, 1]
         clock, total = stack[depth, 2], stack[depth, 3]
+
         while node >= 0:
             number[_STEPS] += 1
             if number[_STEPS] > number[_ALLOWED]:
                 return _REST
+
             here, spent = np.uint64(node), about[e, COST] + m * passed
             spare = cutoff - spent * unit - placed
             if rest[here] > spare or rest[here] + rises(at[here], table, column) * step > spare:
                 break
+
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             early = clock < 0 and need - passed > join
             number[_STEPS] += first[here + _ONE] - first[here]
@@ -237,6 +248,7 @@ def _follow(
             for a in range(np.uint64(first[here]), np.uint64(first[here + _ONE])):
                 if lowest[a] > spare:
                     continue
+
                 v, arc = np.uint64(target[a]), np.uint64(label[a])
                 number[_STEPS] += begin[arc + _ONE] - begin[arc]
                 if what[arc] == ROUND:
@@ -244,9 +256,11 @@ def _follow(
                 elif what[arc] == JOIN and not early:
                     if depth == len(stack):
                         return _NO_WAY
+
                     stack[depth, 0], stack[depth, 1] = v, passed
                     stack[depth, 2], stack[depth, 3] = join, total
                     depth += 1
+
                 for j in range(np.uint64(begin[arc]), np.uint64(begin[arc + _ONE])):
                     k = np.uint64(listed[j])
                     room = spare - cost[k] - rest[v]
@@ -254,6 +268,7 @@ def _follow(
                         continue
                     if group[k] >= 0:
                         column[np.uint64(group[k])] -= stride[k]
+
                     more = rises(at[v], table, column) * step
                     if group[k] >= 0:
                         column[np.uint64(group[k])] += stride[k]
@@ -263,12 +278,15 @@ def _follow(
                         after[k] = _set_after(s, np.int64(k), old, new, of.sign)
                     if after[k] < 0 or number[_FOUND] == len(found):
                         return _NO_ROW
+
                     row = found[number[_FOUND]]
                     row[TO], row[SET], row[FROM], row[KIND] = v, after[k], e, k
                     row[PASSED], row[SPENT], row[WHEN] = passed, spent, clock
                     row[TOKENS], row[LOWEST] = total + of.volume[k], cutoff - room + more
                     number[_FOUND] += 1
+
             node, passed, clock, total = onward, passed + 1, max(clock - 1, -1), total - live
+
     return _DONE
 
 
@@ -286,6 +304,7 @@ def _find(
     while number[_NEXT] < old.sets[0]:
         if number[_STEPS] > number[_UNTIL]:
             return _REST
+
         s, before, placed = number[_NEXT], number[_FOUND], np.int64(0)
         for g in range(len(column)):
             column[g] = paths.columns[g]
@@ -294,6 +313,7 @@ def _find(
             placed += (copies[k] - old.left[s, k]) * cost[k]
             if group[k] >= 0:
                 column[group[k]] += old.left[s, k] * stride[k]
+
         number[_PLACED] = placed
 
         for e in range(old.first[s], old.first[s + 1]):
@@ -303,7 +323,9 @@ def _find(
             if short != _DONE:
                 number[_FOUND] = before
                 return short
+
         number[_NEXT] += 1
+
     return _DONE
 
 
@@ -320,6 +342,7 @@ def _write(row: Any, at: int, old: Layer, new: Layer, of: Sizes) -> None:
         tokens[at, j] = live[e, j + passed] if j + passed < width else 0
     for j in range(of.output[k]):
         tokens[at, j] += peak - j
+
     about[at, NODE], about[at, COST], about[at, CLOCK] = row[TO], row[SPENT], clock
     about[at, NEED], about[at, NOW], about[at, ALL] = need, tokens[at, 0], row[TOKENS]
 
@@ -340,6 +363,7 @@ def _keep(
         while begun <= found[x, SET]:
             first[begun] = kept
             begun += 1
+
         _write(found[x], kept, old, new, of)
         about[kept, ORIGIN] = x
 
@@ -349,10 +373,13 @@ def _keep(
         while a < kept and not _deletes(a, kept, m, about, tokens, join):
             number[_STEPS] += wide
             a += 1
+
         if a == kept:
             there[kept] = True
             kept += 1
+
         number[_NEXT] += 1
+
     first[begun : new.sets[0] + 1] = kept
     number[_FOUND], number[_PLACED] = kept, begun
     return number[_NEXT] == len(order)
@@ -369,15 +396,18 @@ def _swap(m: int, layer: Layer, of: Sizes, number: Any) -> bool:
     left, first, copies, larger = layer.left, layer.first, of.copies, of.larger
     about, tokens, there = layer.about, layer.tokens, layer.there
     kinds, wide = len(copies), 1 + tokens.shape[1] // 64
+
     while number[_NEXT] < layer.sets[0] and number[_STEPS] <= number[_UNTIL]:
         s = number[_NEXT]
         for j in range(kinds if first[s] < first[s + 1] else 0):
             c = 0
             while c < kinds and larger[j, c] >= 0 and left[s, larger[j, c]] == 0:
                 c += 1
+
             i = larger[j, c] if c < kinds else -1
             if i < 0 or left[s, j] == copies[j]:
                 continue
+
             number[_STEPS] += 1
             key = layer.key[s] - of.sign[j] + of.sign[i]
             other = layer.slots[_slot(key, left, s, i, j, layer)]
@@ -390,8 +420,11 @@ def _swap(m: int, layer: Layer, of: Sizes, number: Any) -> bool:
                     number[_STEPS] += wide
                     if there[a] and _deletes(a, b, m, about, tokens, of.clock):
                         there[b] = False
+
                     a += 1
+
         number[_NEXT] += 1
+
     return number[_NEXT] == layer.sets[0]
 
 
@@ -402,6 +435,7 @@ def _lowest(graph: Leaving, rest: Any, price: Any) -> Any:
     out = np.empty(len(target), np.int64)
     for a in range(np.uint64(len(target))):
         out[a] = rest[np.uint64(target[a])] + price[np.uint64(label[a])]
+
     return out
 
 
@@ -416,6 +450,7 @@ def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> 
     made = np.zeros(1, np.int64)
     if like is not None:
         left, key, made = like.left, like.key, like.sets
+
     tokens = np.uint8 if of.capacity < 256 else np.int32  # they only fall from round to round
     layer = Layer(
         wider(left, sets), wider(key, sets), np.full(2 << sets.bit_length(), -1, np.int32), made,
@@ -453,10 +488,12 @@ class Enumeration:
         kinds, rest, count = period.kinds, period.rest, int(period.count[LABELS])
         if rest is None:
             raise ValueError("found no multipliers; expected those of the last graph")
+
         ready, peak, floor, copies = kinds[:4]
         cost, output = -pi, peak - floor + 1
         if output.max() > MAX_OUTPUT:
             raise TooLarge(f"found more than {MAX_OUTPUT} tokens of output; too large to check")
+
         self._budget, self._limits, self._between = period.budget, period.limits, between
         self.n, self._pi = period.n, pi
         price, step = period.prices(pi, unit), max(0, cutoff - int(rest[0])) // TOP + 1
@@ -513,10 +550,12 @@ class Enumeration:
         new = _new_layer(len(self._scratch.found), 0, of)
         number[:] = 0
         short = -1
+
         while short != _DONE:
             self._go_on()
             short = _find(m, self.layer, new, self._paths, of, self._scratch)
             self._count_steps()
+
             if short == _NO_WAY:
                 self._lengthen_stack()
             elif short == _NO_ROW:
@@ -526,21 +565,25 @@ class Enumeration:
         order = np.arange(len(found))
         if width is not None and len(found) > _CANDIDATES * width:
             order = np.argpartition(found[:, LOWEST], _CANDIDATES * width)[: _CANDIDATES * width]
+
         order = order[np.lexsort(found[order][:, [TOKENS, SPENT, SET]].T)]
         room = _new_layer(1, len(order) + 1, of)
         new = new._replace(about=room.about, tokens=room.tokens, there=room.there)
         number[:] = 0
         done = False
+
         while not done:
             self._go_on()
             done = _keep(m + 1, order, found, self.layer, new, of, number)
             self._count_steps()
+
         number[:] = 0
         done = False
         while not done:
             self._go_on()
             done = _swap(m + 1, new, of, number)
             self._count_steps()
+
         self.layer, self.placements = new, found
 
         if width is not None and len(self.labels) > width:
@@ -554,12 +597,14 @@ class Enumeration:
         since = about[:, CLOCK]  # rounds from the start to the last placement
         since = np.where(since < 0, np.maximum(about[:, NEED], live), since)
         totals: Ints = about[:, COST] + self.n * since
+
         return totals
 
     def _go_on(self) -> None:
         """Look whether to go on, and say how far."""
         if self._between is not None:
             self._between()
+
         number, allowed = self._scratch.number, self._budget.compiled
         number[_ALLOWED] = allowed
         number[_UNTIL] = min(_PAUSE, allowed)
@@ -572,12 +617,14 @@ class Enumeration:
         stack, (_, deepest) = self._scratch.stack, self._limits.ways
         if len(stack) >= deepest:
             raise TooLarge(f"found more than {deepest} ways to join the clock; too large to check")
+
         self._scratch = self._scratch._replace(stack=np.empty((2 * len(stack), 4), np.int64))
 
     def _more_rows(self, new: Layer) -> Layer:
         found = self._scratch.found
         if len(found) >= self.max_placements:
             raise TooLarge(f"found more than {self.max_placements} labels; too large to check")
+
         rows = min(self.max_placements, 4 * len(found))
         self._scratch = self._scratch._replace(found=wider(found, rows))
         return _new_layer(rows, 0, self._of, new)
@@ -594,4 +641,5 @@ def larger_kinds(arrival: Ints, peak: Ints, output: Ints) -> Ints:
     is_larger = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)
     distance = np.where(is_larger, away.sum(axis=0), np.iinfo(np.int64).max)
     order = np.argsort(distance, axis=1, kind="stable")
+
     return np.where(np.take_along_axis(is_larger, order, axis=1), order, -1)

@@ -46,6 +46,7 @@ def further_fields(instance: Any) -> set[str]:
         same = value is one.default or (plain and value == one.default)
         if not same and one.name not in READ | SILENT:
             found.add(one.name)
+
     return found
 
 

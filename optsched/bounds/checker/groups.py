@@ -81,6 +81,7 @@ def _count_back(graph: Leaving, kind: Any, row: Any) -> int:
         else:
             row[u] = -rows
             rows += 1
+
     return rows
 
 
@@ -95,11 +96,14 @@ def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
             if size * (copies[k] + 1) > largest:
                 first.append(first[-1])
                 size = 1
+
             of[k], stride[k] = len(first) - 2, size
             size *= int(copies[k]) + 1
             first[-1] = first[-2] + size
+
         if rows * first[-1] <= max_bytes:
             break
+
     column = np.arange(WINDOW)
     holds = column // stride[:, None] % (copies[:, None] + 1) > 0
     return Groups(of, stride, np.array(first), holds)
@@ -120,6 +124,7 @@ def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     outside = np.where(apart, cost, NEVER).min(axis=1, initial=NEVER)
     number, kind = np.nonzero(there)
     begin = np.searchsorted(number, np.arange(len(mask) + 1))
+
     return Moves(begin, kind, best, np.ascontiguousarray(price[:, 0]), outside, cost)
 
 
@@ -142,11 +147,14 @@ def tables(
     foreign = np.where(column < size[:, None], 0, TOP).astype(np.uint8)
     barred = np.where(group.holds, foreign[group.of], TOP).astype(np.uint8)
     bars = Bars(foreign, barred, np.empty(WINDOW, np.uint8))
+
     for last in range(len(rest) - 1, 0, -_NODES):
         if between is not None:
             between()
+
         part = max(0, last - _NODES), last
         _fill(part, flat, rest, row, graph, move, group, (bars, step))
+
     return flat[: rows * width].reshape(rows, width)
 
 
@@ -176,10 +184,12 @@ def _fill(
     width, unit, beyond = np.uint64(starts[-1]), np.uint64(step), TOP * step
     end, u, window = np.uint64(part[0]), np.uint64(part[1]), np.uint64(WINDOW)
     made = row[u]
+
     while u > end:
         u -= _ONE
         if row[u] >= made:
             continue  # it shares a row that is there
+
         made = row[u]
         mine = np.uint64(made) * width
         for j in range(width):
@@ -189,11 +199,13 @@ def _fill(
             more = rest[v] - rest[u]
             if more + lowest[number] >= beyond:
                 continue
+
             at, best = np.uint64(row[v]) * width, bests[number]
             home = of[best] if best >= 0 else np.int64(-1)
             low = np.uint64(starts[max(home, 0)])
             for j in range(window):
                 save[j] = flat[mine + low + j]
+
             add = np.uint8(np.uint64(more + lowest[number]) // unit)
             room = np.uint8(TOP - add)
             for j in range(width):
@@ -205,6 +217,7 @@ def _fill(
                 if outside[number] < NEVER and more + outside[number] < beyond:
                     add = np.uint8(np.uint64(more + outside[number]) // unit)
                     _lower(mine + low, at + low, add, other, flat)
+
             for i in range(np.uint64(begin[number]), np.uint64(begin[number + _ONE])):
                 k = np.uint64(kinds[i])
                 if of[k] >= 0 and more + cost[k] < beyond:
@@ -219,4 +232,5 @@ def rises(row: Any, table: Any, columns: Any) -> Any:
     highest, at = np.uint8(0), np.uint64(row)
     for g in range(np.uint64(len(columns))):
         highest = max(highest, table[at, np.uint64(columns[g])])
+
     return np.int64(highest)

@@ -24,16 +24,20 @@ def least_costs(ends: Any, p1: Any, p2: Any, root: Any) -> Any:
         if cell >= cells:
             found[row] = 0
             continue
+
         best = p1[cell] * l1 + p2[cell] * l2 + root[cell] * r
         cell += 1
         while wait < best:
             if cell >= cells:
                 best = wait
                 break
+
             best = min(best, wait + p1[cell] * l1 + p2[cell] * l2 + root[cell] * r)
             wait += every
             cell += 1
+
         found[row] = best
+
     return found
 
 
@@ -58,9 +62,11 @@ def portions(weight: Any, begin: Any, cell: Any, cells: int) -> Any:
     for i in range(len(cell)):
         for at in range(begin[i], min(begin[i + 1], begin[i] + cells - cell[i])):
             total[cell[i] + at - begin[i]] += weight[at]
+
     for i in range(len(cell)):
         for at in range(begin[i], min(begin[i + 1], begin[i] + cells - cell[i])):
             found[at] = (weight[at] << 30) // max(total[cell[i] + at - begin[i]], 1)
+
     return found
 
 
@@ -78,6 +84,7 @@ def root_above(x: int) -> int:
         r += 1
     while r > 0 and (r - 1) * (r - 1) >= x:
         r -= 1
+
     return r
 
 
@@ -88,6 +95,7 @@ def _charge(drop: Any, toll: Any, phase: Any, request: Any, market: Any, span: i
     cell, begin, many = request[0], request[11], request[12]
     own, fine, coarse, factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
     shift = 44 - bits - fine
+
     for j in range(span):
         drop[j] = toll[j] = 0
         if cell + j < len(p2):
@@ -104,6 +112,7 @@ def _integrate(window: Any, nu: int, phase: Any, request: Any, market: Any, span
     p2, bits = market[0], market[4]
     cell, up, low, slow = request[0], request[2], phase[4], phase[5]
     area[0] = 0
+
     for j in range(span):
         x, g = nu - drop[j], 0
         if x > 0:
@@ -113,6 +122,7 @@ def _integrate(window: Any, nu: int, phase: Any, request: Any, market: Any, span
             else:
                 d = root_above(x) - toll[j]
                 g = ((d * d) >> 18) + 1 if d > 0 else 0
+
         gain[j] = g
         area[j + 1] = area[j] + (g if j > 0 else ((g * up) >> LEAD_BITS) + 1)
 
@@ -141,6 +151,7 @@ def _end_prefill(
                 value, s = NEVER, 0
             elif value <= 0:
                 value, s = 0, 0
+
             if k == 0 or value > ahead[j]:
                 ahead[j], slope[j] = value, s
 
@@ -151,28 +162,35 @@ def _end_steps(window: Any, levels: Any, phase: Any, request: Any, market: Any, 
     gain, area, ahead, slope, after, slope_after, least, queue, key = window[:9]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
     _charge(window[9], window[10], phase, request, market, span)
+
     for k in range(len(levels)):
         nu, pays = _level(phase, levels[k])
         _integrate(window, nu, phase, request, market, span)
         head = tail = 0
         last = free = -1  # the last start that leaves enough time, and that makes the steps free
+
         for j in range(span):
             while last < j and (last < 0 or last + 1 <= j + 1 - apart):
                 last += 1
                 if ahead[last] == NEVER:
                     continue
+
                 less = max(0, gain[last] - slope[last])
                 if last == 0:
                     less = ((less * up) >> LEAD_BITS) + 1
+
                 value = ahead[last] + area[last + 1] - less
                 while tail > head and key[tail - 1] >= value:
                     tail -= 1
+
                 queue[tail], key[tail] = last, value
                 tail += 1
+
             while free < last and pays <= area[j + 1] - area[free + 1]:
                 free += 1
             while tail > head and queue[head] <= free:
                 head += 1
+
             nothing = ahead[free] if free >= 0 else NEVER
             some = key[head] + pays - area[j + 1] if tail > head else NEVER
             if j < first_end:
@@ -181,6 +199,7 @@ def _end_steps(window: Any, levels: Any, phase: Any, request: Any, market: Any, 
                 value, s = some, min(gain[j], nothing - some)
             else:
                 value, s = nothing, 0
+
             if value < NEVER:
                 value += (extra * least[j]) >> 16
             if k == 0 or value > after[j]:
@@ -208,21 +227,26 @@ def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) 
         np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
     )  # fmt: skip
     least, p2, p3, taken = window[6], market[0], market[1], 0
+
     for i in range(len(requests)):
         request = requests[i]
         cell, down, lead, alone, steps = request[0], request[1], request[3], request[7], request[9]
         span = min(WINDOW, request[10])
+
         while True:
             taken += 2 * span * len(levels)
             if taken > most:
                 return found, taken
+
             lowest = NEVER
             for j in range(span):
                 lowest = min(lowest, p2[cell + j] + p3[cell + j] if cell + j < len(p2) else 0)
                 least[j] = lowest
+
             _end_prefill(window, levels, phases[i, 0], request, market, span)
             if steps > 0:
                 _end_steps(window, levels, phases[i, 1], request, market, span)
+
             pays, slopes = (window[4], window[5]) if steps > 0 else (window[2], window[3])
             best = NEVER
             for j in range(span):
@@ -233,10 +257,15 @@ def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) 
                     rest = min(1 << UNIT_BITS, slopes[j])
                     if j == 0:
                         rest = (rest * down) >> LEAD_BITS
+
                     best = min(best, pays[j] + max(alone, early + rest))
+
             beyond = lead + ((span - 1) << UNIT_BITS)
             if beyond >= best or span == WINDOW:
                 break
+
             span = min(WINDOW, 2 * span)
+
         found[i] = min(best, beyond)
+
     return found, taken

@@ -160,6 +160,7 @@ def integer(value: Any, place: str) -> int:
     """Return a value after checking that it is an integer, no bool and not too long."""
     if type(value) is not int:
         raise Rejected(f"{place}: found {value!r:.60}; expected an integer")
+
     expect(
         value.bit_length() <= MAX_BITS, f"{place}: found more than {MAX_BITS} bits; expected fewer"
     )
@@ -181,7 +182,9 @@ def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: 
     ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])
     out = np.zeros(last + 1, np.int64)
     marks = np.unique(ready[ready <= last])
+
     for begin, end in pairwise([*marks.tolist(), last + 1]):
         used = np.cumsum(volume[ready <= begin])
         out[begin:end] = np.searchsorted(used, capacity * np.arange(begin, end), side="right")
+
     return out

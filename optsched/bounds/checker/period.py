@@ -114,6 +114,7 @@ def _prices(mask: Any, rounds: Any, fixed: int, cost: Any, order: Any) -> Any:
             if places(mask, label, k):
                 price[label, 0], price[label, 1] = cost[k], k
                 break
+
     return price
 
 
@@ -205,6 +206,7 @@ class Period:
         loop[1 : n + 1] = m[1:]
         source = np.repeat(np.arange(end, dtype=np.int32), is_there.sum(axis=1))
         target, label = arcs[is_there].T
+
         return Graph(*sorted_by(target, end + 1, source, label), loop)
 
     def _label_of(self, kinds: Any) -> int:
@@ -219,6 +221,7 @@ class Period:
         columns = [column[used].copy() for column in self.labels[:7]]
         other.labels = Labels._make([*columns, np.zeros((0, 2), np.int32), self.labels.slots])
         other._more_labels(2 * used.stop + 4 * self._margin, 4 * self._margin)
+
         return other
 
     @property
@@ -243,11 +246,13 @@ class Period:
         """
         if floors is None and not groups and self.rest is not None:
             return self.thin(pi, unit, cutoff)
+
         graph, limits = self.graph, self.limits
         if floors is None:
             tracker = counters(self.kinds, groups, self.budget, limits.cells)
         else:
             tracker = multisets(self.kinds, floors)
+
         prices = self._learn(pi, unit, cutoff)
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]
@@ -261,13 +266,16 @@ class Period:
         while v < graph.nodes:
             if between is not None:
                 between()
+
             tracker, fine, room = self._more_room(tracker, fine)
             v = product(v, graph, self.labels, prices, tracker, fine, self.count, room)
+
         self._limit_level(tracker)
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + arcs)
         if fine.first[-1] == fine.first[-2]:
             return False
+
         loop = loops(graph.loop, fine, tracker)
         self.graph = Graph(fine.into[: nodes + 1], fine.source[:arcs], fine.label[:arcs], loop)
         return True
@@ -283,6 +291,7 @@ class Period:
         rest, limit = self.rest, cutoff
         if rest is None:
             rest, limit = np.zeros(self.graph.nodes, np.int64), 2**61
+
         return Prices(cost, cost[order], cheapest, unit, rest, limit)
 
     def thin(self, pi: Ints, unit: int, cutoff: int) -> bool:
@@ -291,14 +300,17 @@ class Period:
         here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
         here[0] = 0
         self.count[[NODES, ARCS, KEPT]] = v = 0
+
         while v < len(loop):
             self._more_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
             room = len(self.labels.what) - self._margin
             v = thin(v, self.graph, self.labels, prices, here, place, self.count, room)
+
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + arcs)
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
         self.rest = prices.rest[:nodes]
+
         return bool(place[-1] >= 0)
 
     def _limit_level(self, tracker: States) -> None:
@@ -319,11 +331,13 @@ class Period:
         scratch = list(fine[6:])
         if len(fine.from_node) < len(source):  # what is in it is not needed any more
             scratch = [np.empty(len(source), np.int32) for _ in scratch]
+
         tracker, states = with_room(tracker, len(tracker.peak) + 2, self.limits.cells)
         self._more_labels(4 * (labels + margin), 4 * (parts + margin))
         fine = Fine._make([fine.first, *by_node, source, label, *scratch])
         full = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
         until = kept + self.limits.rest
+
         return tracker, fine, np.array([*(x - margin for x in full), until, *states])
 
     def _more_labels(self, labels: int, parts: int) -> None:

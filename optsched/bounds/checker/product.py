@@ -135,6 +135,7 @@ def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
         for k in range(cost.shape[0]):
             if places(labels.mask, label, k):
                 low, high = min(low, cost[k]), max(high, cost[k])
+
         labels.low[label], labels.high[label], labels.first[label] = low, high, -1
 
 
@@ -144,6 +145,7 @@ def _slot(label: int, masks: Any, slots: Any) -> Any:
     last, words, key = np.uint64(slots.shape[0] - 1), masks.shape[1], _ZERO
     for word in range(words):
         key = mixed(key ^ masks[label, word])
+
     at = key & last
     while slots[at] >= 0:
         other, same = slots[at], True
@@ -151,7 +153,9 @@ def _slot(label: int, masks: Any, slots: Any) -> Any:
             same &= masks[other, word] == masks[label, word]
         if same:
             break
+
         at = (at + _ONE) & last
+
     return at
 
 
@@ -167,6 +171,7 @@ def label_of(labels: Labels, cost: Any, count: Any) -> Any:
         labels.what[new], labels.rounds[new], labels.slots[at] = PLACE, 0, new
         learn(new, new + 1, labels, cost)
         count[LABELS] += 1
+
     return np.int64(labels.slots[at])
 
 
@@ -186,15 +191,18 @@ def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None
         labels.part[count[PARTS], 0] = labels.what[label]
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
+
     for g in range(len(members)):
         new, some = count[LABELS], _ZERO
         for word in range(words):
             masks[new, word] = masks[label, word] & members[g, word]
             some |= masks[new, word]
+
         if some != _ZERO:
             part = labels.part[count[PARTS]]
             part[0], part[1] = SYMBOLS + g, label_of(labels, cost, count)
             count[PARTS] += 1
+
     labels.end[label] = count[PARTS]
 
 
@@ -206,6 +214,7 @@ def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Any) -> An
         number -= 1
     for word in range(masks.shape[1]):
         masks[new, word] = masks[label, word] & cheapest[number, word]
+
     return label_of(labels, p.cost, count)
 
 
@@ -229,6 +238,7 @@ def _node(s: Any, begin: int, nodes: int, rows: Any, state: Any, here: Any) -> A
     y = np.int64(rows[last])
     if begin <= y < nodes and state[np.uint64(y)] == s:
         return y
+
     state[new], here[new], rows[last] = s, NEVER, nodes
     return nodes
 
@@ -250,11 +260,13 @@ def _follow(
     rows, states, rest = t.rows, t.made, p.rest
     low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
+
     while v < len(loop):
         begin, spare, a = begins[v], p.cutoff - rest[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
         if count[KEPT] > room[KEPT] or _short(0, states, count, room):
             return v, True
+
         full = np.uint64(room[ARCS] - count[KEPT])
         if v == 0:
             here[_node(0, 0, 0, rows, state, here)] = 0
@@ -271,6 +283,7 @@ def _follow(
                 if a > full:
                     count[ARCS] += np.int64(a)
                     return v, True
+
                 whole = label
                 if high[label] > slack:  # some of its kinds cost too much
                     whole = np.uint64(_within(label, slack, labels, p, count))
@@ -285,16 +298,19 @@ def _follow(
                     column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
                     if column >= columns:
                         break
+
                     y = np.int64(rows[np.uint64(s + column)])
                     if y == UNKNOWN:
                         place = column - SYMBOLS
                         y = before_round(s, t) if place < 0 else after_placing(s, place, t)
                         if _short(0, states, count, room):
                             return v, True
+
                     if y > REFUSED:
                         prefetch(rows, y + LAST)
                         source[a], target[a], number[a] = x, y, new
                         a += _ONE
+
         count[ARCS] += np.int64(a)
 
         nodes = count[NODES]
@@ -303,14 +319,18 @@ def _follow(
             nodes, at = max(nodes, y + 1), np.uint64(y)
             target[w] = y
             here[at] = min(here[at], here[np.uint64(source[w])] + low[np.uint64(number[w])])
+
             if nodes > room[NODES]:
                 count[NODES] = nodes
                 return v, True
+
         count[NODES] = nodes
         if loop[v] >= 0:
             return v, False
+
         v += 1
         _by_target(v, f, count)
+
     return v, False
 
 
@@ -322,6 +342,7 @@ def _by_target(v: int, f: Fine, count: Any) -> None:
     into[begin + 1 : end + 2] = 0
     for a in range(np.uint64(count[ARCS] - kept)):
         into[np.uint64(to_node[a]) + np.uint64(2)] += 1
+
     into[begin + 1] = kept
     for y in range(begin + 2, end + 2):
         into[y] += into[y - 1]
@@ -330,6 +351,7 @@ def _by_target(v: int, f: Fine, count: Any) -> None:
         at = np.uint64(into[after])
         source[at], label[at] = from_node[a], by_label[a]
         into[after] += 1
+
     f.first[v], count[KEPT] = end, count[ARCS]
 
 
@@ -341,6 +363,7 @@ def _heaviest_first(begin: int, t: States, f: Fine, count: Any) -> None:
         x += 1
     if x >= end:
         return  # they are: arrays are made only otherwise
+
     order = np.argsort(-weight[f.state[begin:end]], kind="mergesort")
     place = np.empty(end - begin, np.int64)
     place[order] = np.arange(begin, end)
@@ -363,7 +386,9 @@ def _follow_loop(
         count[NODES] = max(count[NODES], y + 1)
         if _short(count[NODES] - begin, t.made, count, room):
             return True
+
         x += 1
+
     _heaviest_first(begin, t, f, count)
     for x in range(begin, count[NODES]):
         y, a = rows[rows[f.state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
@@ -371,6 +396,7 @@ def _follow_loop(
             f.from_node[a], f.to_node[a], f.by_label[a] = x, y, loop
             f.here[y] = min(f.here[y], f.here[x] + cost)
             count[ARCS] += 1
+
     return False
 
 
@@ -386,9 +412,11 @@ def product(
     while v < len(graph.loop) and not short:
         if _follow_loop(v, graph.loop[v], p, t, f, count, room):
             return v
+
         v += 1
         _by_target(v, f, count)
         v, short = _follow(v, graph, labels, p, t, f, count, room)
+
     return v
 
 
@@ -400,6 +428,7 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
         for x in range(f.first[v], f.first[v + 1] if loop[v] >= 0 else 0):
             if t.rows[f.state[x] + ROUND] == f.state[x]:
                 out[x] = loop[v]
+
     return out
 
 
@@ -426,12 +455,15 @@ def thin(
             u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
             if u < 0 or low[old] > spare - here[np.uint64(u)]:
                 continue
+
             so_far = here[np.uint64(u)]
             if high[old] > spare - so_far:  # some of its kinds cost too much
                 if count[LABELS] > room:
                     count[ARCS], count[KEPT] = arcs, a
                     return v
+
                 old = np.uint64(_within(old, spare - so_far, labels, p, count))
+
             here[nodes] = min(here[nodes], so_far + low[old])
             source[arcs], label[arcs] = u, old
             arcs += _ONE
@@ -440,6 +472,8 @@ def thin(
         if here[nodes] < NEVER:
             place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs
             count[NODES], count[ARCS], here[nodes + 1] = nodes + 1, arcs, NEVER
+
         count[KEPT] = last
         v += 1
+
     return v

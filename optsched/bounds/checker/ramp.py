@@ -68,14 +68,17 @@ def check_ramp(
     budget.spend(2 * len(columns.arrival))
     groups: list[list[tuple[int, int, int]]] = []
     latest = outputs = origin = 0
+
     for i in sorted(range(len(columns.arrival)), key=lambda i: (columns.arrival[i], i)):
         arrival, output = columns.arrival[i], columns.output[i]
         if not groups or arrival >= latest + outputs:
             groups.append([])
             outputs, origin = 0, arrival
+
         floor = columns.prompt[i] + columns.offset
         groups[-1].append((arrival - origin, floor + output - 1, floor))
         latest, outputs = arrival, outputs + output
+
     periods = leaf["periods"]
     expect(
         isinstance(periods, list) and len(periods) == len(groups),
@@ -83,6 +86,7 @@ def check_ramp(
     )
     pairs = zip(groups, periods, strict=True)
     replays = replays or compiled
+
     return sum(_period(group, period, columns.capacity, budget, replays) for group, period in pairs)
 
 
@@ -122,6 +126,7 @@ def _period(
         of = dict(zip(kind_of, values, strict=True))
         equal = all(of[k] == v for k, v in zip(kind_of, values, strict=True))
         expect(equal, f"{name}: found different ones of equal requests; expected equal ones")
+
         return [of[k] for k in range(len(kinds))]
 
     def groups_of(counters: Any) -> list[set[int]]:
@@ -138,6 +143,7 @@ def _period(
                 "counters: found an unknown request; expected indices below n",
             )
             groups.append({kind_of[i] for i in places})
+
         return groups
 
     replay = None  # made once the levels are known to be well formed
@@ -150,6 +156,7 @@ def _period(
             expect(is_last and at > 0, "multipliers: found none; expected a list")
             timed = max(a for a, _, _ in requests) == 0 or clock > 0
             expect(timed, "clock: found none; expected one to enumerate schedules")
+
     budget.spend(4 * len(requests) * len(levels))
     if not steps:
         return min(value, proved)
@@ -164,19 +171,24 @@ def _period(
     _expect_clock(kinds, len(requests), clock, budget)
     replay = replays(Requests(kinds, copies, capacity, clock), unit, of_levels, budget)
     pi = [0] * len(kinds)
+
     for step, next_pi in zip(steps, of_levels, strict=True):
         cutoff = (limit - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
         if step.pi is None:
             is_left = not replay.none_left(pi, cutoff)
             expect(not is_left, f"found a schedule below {value}; expected none")
             return limit
+
         if not replay.refine(step.floors, step.groups, pi, cutoff):
             return limit
+
         pi = next_pi
         lowest = replay.bound(pi)
         if lowest is None:
             return limit
+
         proved = -(-(lowest + sum(map(int.__mul__, copies, pi))) // unit) - arrivals
+
     return min(limit, proved)
 
 
@@ -187,6 +199,7 @@ def _expect_clock(kinds: list[tuple[int, int, int]], n: int, clock: int, budget:
     rounds = clock + 1 if clock else 0
     if rounds * (n + 1) > MAX_CLOCK:
         raise TooLarge(f"clock: found {clock} rounds; too large to check")
+
     budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
 
 
@@ -206,6 +219,7 @@ def _step(level: Any, per_kind: Any, groups_of: Any) -> _Step:
     )
     floors, groups, pi = level["floors"], groups_of(level["counters"]), level["multipliers"]
     expect(floors is None or not groups, "level: found floors and counters; expected one of them")
+
     return _Step(
         None if floors is None else per_kind(floors, "floors"),
         groups,

@@ -74,8 +74,10 @@ class Compiled:
         period, unit, multipliers = self._period, self._unit, np.array(pi, np.int64)
         if not period.thin(multipliers, unit, cutoff):
             return True
+
         labels = Enumeration(period, outward(period.graph), multipliers, unit, cutoff)
         for m in range(period.n):
             labels.place(m)
+
         totals = labels.totals() * unit - int((period.kinds.copies * multipliers).sum())
         return not bool((totals <= cutoff).any())

@@ -149,6 +149,7 @@ def rates_of(instance: Any, model: Any) -> Rates:
     cost = {name: int(layers * value * common) * fine for name, value in exact.items()}
     offset = 1 if instance.kv_accounting == "generated" else 0
     whole_only = instance.chunked_prefill is False
+
     return Rates(1000 * common * fine, cost, capacity, cap, offset, whole_only)
 
 
@@ -195,6 +196,7 @@ def request_of(rates: Rates, prompt: int, output: int) -> Request:
         (step + decode * held, slope + decode), (again + base * held, token + base), steps
     )
     alone = _least_sum((step + rates.decode, slope), (again + rates.refill, token), steps)
+
     return Request(prompt, steps, own, share, first, own + share + paid, first + alone)
 
 
@@ -204,6 +206,7 @@ def _squares(rates: Rates, prompt: int, chunks: int) -> int:
     part = (square - half) * prompt**2
     if rates.whole or part <= 0:  # splitting only adds
         return square * prompt**2
+
     # part / K + each (K - chunks) is convex in K, and least beside sqrt(part / each).
     each = rates.cost["prefill_request"]
     root = isqrt(part // each) if each > 0 else prompt
@@ -215,6 +218,7 @@ def _least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
     """Return the sum over j < count of the smaller of two values a + b j."""
     if one[1] < other[1]:
         one, other = other, one  # the first one rises faster, so it is smaller up to a point
+
     rise, lead = one[1] - other[1], other[0] - one[0]
     if rise == 0:
         turn = count if lead > 0 else 0
@@ -233,4 +237,5 @@ def ticks_since(arrival: list[float], per_second: int) -> list[int]:
     common = lcm(*{q for _, q in exact})
     whole = [p * (common // q) for p, q in exact]
     first = min(whole)
+
     return [(value - first) * per_second // common for value in whole]

@@ -60,6 +60,7 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         begin = since[mine[0]]
         times = [since[i] - begin for i in mine]
         requests = [request_of(rates, prompt[i], output[i]) for i in mine]
+
         return begin, Part(times, requests, rates, ticks)
 
     latest = objective == "makespan"
@@ -67,8 +68,10 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     for first, last, leaf in _parts(certificate["tree"], len(order), "max" if latest else "sum"):
         begin, some = part(first, last)
         values.append((begin if latest else 0) + _leaf(leaf)(some, leaf, objective, budget))
+
     if not latest:
         return sum(values)
+
     p, q = min(arrival).as_integer_ratio()
     return p * ticks // q + max(values)
 
@@ -78,12 +81,14 @@ def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]
     expect(isinstance(tree, dict), f"tree: found {type(tree).__name__}; expected a JSON object")
     if "relaxation" in tree:
         return [(0, n - 1, tree)]
+
     expect(set(tree) == {node}, f"tree: found another node; expected a leaf or {node!r}")
     expect(
         isinstance(tree[node], list) and len(tree[node]) > 0,
         f"tree: {node}: found no such list; expected one or more parts",
     )
     found, following = [], 0
+
     for part in tree[node]:
         right = isinstance(part, dict) and set(part) == {"first", "last", "tree"}
         expect(right, f"tree: {node}: found other fields; expected first, last and tree")
@@ -95,6 +100,7 @@ def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]
         expect(isinstance(part["tree"], dict), "tree: found no leaf in a part; expected one")
         found.append((first, last, part["tree"]))
         following = last + 1
+
     return found
 
 
@@ -109,14 +115,17 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
         from optsched.bounds.checker.busy_time import check_busy_time
 
         return check_busy_time
+
     if kind == "shares":
         from optsched.bounds.checker.shares import check_shares
 
         return check_shares
+
     if kind == "clock":
         from optsched.bounds.checker.clock import check_clock
 
         return check_clock
+
     raise Rejected(
         f"tree: relaxation: found {kind!r:.60}; expected work, busy-time, shares or clock"
     )
@@ -126,17 +135,20 @@ def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> i
     expect(set(leaf) == {"relaxation"}, "work: found other fields; expected relaxation alone")
     n = len(part.arrival)
     budget.spend(20 * n)
+
     if objective == "mean_ttft":
         length = [part.floor(r.own + r.share) for r in part.requests]
         alone = [part.floor(r.first) for r in part.requests]
     else:
         length = [part.floor(r.total) for r in part.requests]
         alone = [part.floor(r.chain) for r in part.requests]
+
     ends = sorted(map(sum, zip(part.arrival, alone, strict=True)))
     if objective == "makespan":
         rest = accumulate(reversed(length))
         busy = max(map(sum, zip(reversed(part.arrival), rest, strict=True)))
         return max(busy, ends[-1])
+
     machine = _completions(part.arrival, length)
     waited = sum(map(max, machine, ends)) - sum(part.arrival) - n
     return max(waited, sum(alone))
@@ -147,15 +159,20 @@ def _completions(arrival: Sequence[int], length: Sequence[int]) -> list[int]:
     rest: list[int] = []  # what the jobs at hand still need
     found: list[int] = []
     now = 0
+
     for at, need in zip(arrival, length, strict=True):
         while rest and now + rest[0] <= at:
             now += heappop(rest)
             found.append(now)
+
         if rest and now < at:
             heapreplace(rest, rest[0] - (at - now))
+
         now = at if at > now else now
         heappush(rest, need)
+
     while rest:
         now += heappop(rest)
         found.append(now)
+
     return found

@@ -107,6 +107,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     share = portions(np.array(weight, dtype=np.int64), begin, cell, len(prices.p2))
     budget.spend(n * 100)
     total = 0
+
     for at in range(0, n, _BATCH):
         some = range(at, min(n, at + _BATCH))
         rows = [(*_row(part, i, prices), begin[i], many[i]) for i in some]
@@ -118,6 +119,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
         )  # fmt: skip
         budget.spend(steps // 50 + 1)
         total += sum(found.tolist())
+
     spent = (int(prices.p2.sum()) + int(prices.p3.sum())) * prices.width
     return (total * prices.width >> _UNIT) - n + (-spent >> prices.bits)
 
@@ -146,6 +148,7 @@ def _prices(leaf: dict[str, Any]) -> _Prices:
     shift = (62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
     one, two, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))
+
     return _Prices(width, bits, one, two, third, shift, max(p2) + max(p3), max(p3))
 
 
@@ -159,6 +162,7 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     slope = line_of(part.rates, request.prompt).work_slope
     below = part.rates.scale * width
     extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
+
     return (
         min(cell, _CELLS),
         (left << _LEAD) // width,
@@ -203,6 +207,7 @@ def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: 
     root, cut = _mantissa(isqrt(squared), 62, 31)
     if cut < 0:  # own work far beyond the fixed cost: less of the root will do
         root, cut = (1 << 31) - 1, 0
+
     time, wide = _mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
     return [
         min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1), taken, fine,

@@ -67,6 +67,7 @@ def _enter_multisets(cells: int, rows: Any, slots: Any) -> None:
         at = _key(s + rows[s + ITEMS], rows[s + SIZE], rows) & last
         while slots[at] >= 0:
             at = (at + _ONE) & last
+
         slots[at] = s
         s += rows[s + ITEMS] + rows[s + SIZE]
 
@@ -76,6 +77,7 @@ def _key(first: int, size: int, row: Any) -> np.uint64:
     h = mixed(size + 1)
     for k in range(np.uint64(first), np.uint64(first + size)):
         h = mixed(h ^ np.uint64(row[k] + 1))
+
     return h
 
 
@@ -85,6 +87,7 @@ def _multiset(size: int, weight: Any, t: States) -> Any:
     rows, slots, items, peak = t.rows, t.slots, t.items, t.peak
     last = np.uint64(len(slots) - 1)
     at = _key(0, size, items) & last
+
     while slots[at] >= 0:
         s = np.int64(slots[at])
         same, first = rows[s + SIZE] == size, s + rows[s + ITEMS]
@@ -92,21 +95,25 @@ def _multiset(size: int, weight: Any, t: States) -> Any:
             same &= rows[first + k] == items[k]
         if same:
             return s
+
         at = (at + _ONE) & last
 
     new, fit = t.made[0], 0
     while fit < len(peak) and weight + peak[fit] <= t.capacity:
         rows[new + SYMBOLS + fit] = UNKNOWN
         fit += 1
+
     first = SYMBOLS + fit
     for k in range(size):
         rows[new + first + k] = items[k]
+
     rows[new + SIZE], rows[new + WEIGHT], rows[new + ITEMS] = size, weight, first
     rows[new + ROUND], rows[new + LAST] = UNKNOWN, -1
     rows[new + JOIN], rows[new + END] = new, new if size == 0 else REFUSED
     slots[at] = new
     t.made[0] += first + size
     t.made[1] += 1
+
     return np.int64(new)
 
 
@@ -125,7 +132,9 @@ def before_round(s: Any, t: States) -> Any:
                 items[size] = item - 1
                 size += 1
                 weight += item - base - 1
+
         rows[s + ROUND] = _multiset(size, weight, t)
+
     return np.int64(rows[s + ROUND])
 
 
@@ -145,6 +154,7 @@ def after_placing(s: Any, g: Any, t: States) -> Any:
         while k > 0 and rows[first + k - 1] > base + peak:
             items[k] = rows[first + k - 1]
             k -= 1
+
         items[k] = base + peak
         for j in range(k):
             items[j] = rows[first + j]
@@ -155,8 +165,10 @@ def after_placing(s: Any, g: Any, t: States) -> Any:
             if base <= items[k] < base + t.span:
                 is_valid &= rank < heavy.shape[1] and items[k] - base <= heavy[home, rank]
                 rank += 1
+
         if is_valid:
             found = _multiset(size + 1, rows[s + WEIGHT] + peak, t)
+
     rows[s + SYMBOLS + g] = found
     return found
 
@@ -165,6 +177,7 @@ def wider(array: Any, rows: int) -> Any:
     """Return the array with so many rows, or as it is if it has them."""
     if rows <= len(array):
         return array
+
     more = np.empty((rows, *array.shape[1:]), array.dtype)
     more[: len(array)] = array
     return more
@@ -195,15 +208,18 @@ def multisets(kinds: Kinds, floors: Ints) -> States:
     symbol = symbol.reshape(-1)
     heavy = np.full((len(classes), len(kinds.peaks) + 1), -1, np.int64)
     home_of_request = np.repeat(home[symbol], kinds.copies)
+
     for c in range(len(classes)):
         peaks = kinds.peaks[home_of_request == c]
         heavy[c, : len(peaks)] = -np.sort(-peaks)
+
     width = min(len(kinds.peaks), kinds.capacity // int(classes[0])) + 2
     span = 1 + max(kinds.capacity, int(kinds.peak.max()))
     t = _tracker(span, kinds.capacity, symbol, 8 * MARGIN, width)._replace(
         peak=np.ascontiguousarray(pairs[:, 0]), floor=classes, heavy=heavy, home=home
     )
     _multiset(0, 0, t)
+
     return t
 
 
@@ -215,11 +231,13 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget, max_cells: in
     symbols = sorted(set(member))
     cells = SYMBOLS + len(symbols)  # of a state
     states = 1
+
     for largest in full:
         budget.spend(states)
         states *= largest + 1
         if states > max_cells:
             break
+
     if states * cells > max_cells:
         raise TooLarge(f"a level of more than {max_cells} cells; too large to check")
 
@@ -229,6 +247,7 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget, max_cells: in
     number, step = np.arange(states, dtype=np.int32), 1
     total, is_final = np.zeros(len(symbols), np.int32), np.ones(states, bool)
     allowed = np.ones((len(symbols), states), bool)
+
     for g, largest in enumerate(full):
         digit = number // step % (largest + 1)
         is_final &= digit == largest
@@ -236,15 +255,18 @@ def counters(kinds: Kinds, groups: list[set[int]], budget: Budget, max_cells: in
             if groups_of[g]:
                 allowed[j] &= digit < largest
                 total[j] += step
+
         step *= largest + 1
 
     rows = t.rows.reshape(states, cells)
     for j, may in enumerate(allowed):
         rows[:, SYMBOLS + j] = np.where(may, (number + total[j]) * cells, REFUSED)
+
     rows[:, ROUND] = rows[:, JOIN] = number * cells
     rows[:, END] = np.where(is_final, number * cells, REFUSED)
     rows[:, [SIZE, WEIGHT]], rows[:, LAST], rows[:, ITEMS] = 0, -1, cells
     t.made[0] = states * cells
+
     return t
 
 
@@ -274,6 +296,7 @@ def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, i
     """
     if not t.span:
         return t, (len(t.rows), 1)
+
     cells, states = t.made.tolist()
     # A state has no more cells than its columns, one for each symbol, and the items.
     margin = new * (SYMBOLS + len(t.peak) + len(t.items))
@@ -282,4 +305,5 @@ def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, i
     if 3 * len(t.slots) // 4 < states + 2 * new:
         t = t._replace(slots=np.full(2 << (states + new).bit_length(), -1, np.int32))
         _enter_multisets(cells, t.rows, t.slots)
+
     return t, (len(t.rows) - margin, 3 * len(t.slots) // 4 - new)

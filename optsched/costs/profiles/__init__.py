@@ -55,6 +55,7 @@ def read_profile(
     peak = device(hardware) if isinstance(hardware, str) and not asked else None
     if isinstance(hardware, Device):
         peak = hardware
+
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected a folder of profiles")
@@ -63,6 +64,7 @@ def read_profile(
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
+
     claim = Claim(model, tensor_parallel, peak, asked, link_gb_s, only or {})
     for reader in (
         read_llmservingsim,
@@ -75,6 +77,7 @@ def read_profile(
         if found is not None:
             claim.check_only(path)
             return found
+
     raise InputError(
         f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "
         "(Splitwise), steps.csv (optsched profile), dense.csv with attention.csv (LLMServingSim) "

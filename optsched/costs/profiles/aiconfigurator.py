@@ -51,6 +51,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         raise InputError(
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
+
     shape, degree = claim.shape(path), claim.degree or 1
     claim.degree = degree
     shape.check_degree(degree)
@@ -60,6 +61,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         "head_dim": shape.head_size,
     }
     frames = {}
+
     for kind in (one for one in _PART.values() if one in files):
         file = files[kind]
         needed = ("m", "n", "k", "gemm_dtype", "latency") if kind == "gemm" else _HEADS
@@ -67,7 +69,9 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
         exact: dict[str, Any] = {"op_name": kind} if kind == "gemm" else {"op_name": kind, **heads}
         if kind == "context_attention":
             exact["step"] = 0  # with cached KV a prefill has another term
+
         frames[kind] = claim.select(file, rows, exact=exact, known=needed)
+
     peak = claim.peak(path)
     rejected: list[Rejected] = []
     tables = [
@@ -76,6 +80,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
     ]
     claim.notes.append("the layer is its four matrix products; norms and activations are missing")
     places = {part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()}
+
     return claim.profile("aiconfigurator", shape, tables, places, rejected)
 
 
@@ -91,6 +96,7 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
             continue
         if re.search("moe|expert|grouped|encoder|wideep", file.stem):
             continue  # products of experts and attention of encoders are other kinds of layers
+
         place = tuple(
             p for p in file.relative_to(path).parts[:-1] if p not in ("gemm", "attention")
         )
@@ -99,17 +105,21 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
             raise InputError(f"{file}: found beside {own[kind].name}; expected one {kind} table")
         if kind not in own or file.suffix == ".parquet":  # older versions are text as well
             own[kind] = file
+
     for name in ("framework", "version"):
         if name in claim.only and len(sets) > 1:
             claim.met.add(name)
             sets = {place: own for place, own in sets.items() if claim.only[name] in place}
+
     whole = {place: own for place, own in sets.items() if len(own) == len(_PART)} or sets
     if len(whole) <= 1:
         return next(iter(whole.values()), {})
+
     words = []
     for place, own in whole.items():
         lacking = ", ".join(kind for kind in _PART.values() if kind not in own)
         words.append(("/".join(place) or ".") + (f" without {lacking}" if lacking else ""))
+
     raise InputError(
         f"{path}: found tables of {'; '.join(words)}; expected {', '.join(_PART.values())} of one "
         f"of them, as in --only version={next(reversed(max(whole)), '')}"
@@ -160,10 +170,12 @@ def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
         (shape.hidden, shape.ffn / degree),
     )
     times: dict[float, float] = {}
+
     for size, group in frame.groupby("m"):
         grid = group.pivot_table(index="n", columns="k", values="each").dropna()
         if min(grid.shape) > 1:
             times[float(str(size))] = sum(a * b * _between(grid, a, b) for a, b in products)
+
     tokens = np.array(list(times))
     total = np.array(list(times.values()), dtype=np.float64)
     terms: Terms = {"token": tokens, "base": 1}

@@ -102,6 +102,7 @@ class Claim:
         # make rows of another kind right, so all rules follow.
         chosen = [name for name in self.only if name in rows]
         self.met.update(chosen)
+
         for name, by_hand in [*((n, True) for n in chosen), *((n, False) for n in rows.columns)]:
             values = _values(rows, name)
             rule = _chosen(self.only[name]) if by_hand else None
@@ -109,9 +110,11 @@ class Claim:
                 rule = self._rule(file, name, values, exact or {}, micro)
             if rule is None:
                 continue
+
             fits = {value for value in values if rule.fits(value)}
             if not fits:
                 raise InputError(f"{file}: {name}: found {_list(values)}; expected {rule.expected}")
+
             keep = rows[name].isin(fits - {None})
             if None in fits:
                 keep |= rows[name].isna()
@@ -119,10 +122,12 @@ class Claim:
                 others = _list([value for value in values if value not in fits], short=True)
                 left.append(f"{int((~keep).sum())} with {name} {others}")
                 rows = rows[keep]
+
         if many:
             words = "; left out are " + ", ".join(left) if left else ""
             self.notes.append(f"{file.name}: {len(rows)} of {total} rows are used{words}")
             self._report_unknown(file, rows, {*known, *(exact or {}), "line"})
+
         return rows
 
     def check(self, file: Path, facts: Mapping[str, Any]) -> None:
@@ -151,17 +156,22 @@ class Claim:
             if self.device is not None:
                 if "device" not in self.met:
                     self.notes.append(f"the folder {part.name} names another device")
+
                 break
+
             usual = [one for one in named if one.name == DEFAULT_DEVICE]
             self.device = usual[0] if usual else device(part.name)
             self.notes.append(f"the device is {self.device.name}, as the folder {part.name} says")
+
         if self.device is None and self.asked:
             self.device = device(self.asked)
         if self.device is None:
             self.device = DEVICES[DEFAULT_DEVICE]
             self.notes.append(f"no file names the device, which is taken to be {DEFAULT_DEVICE}")
+
         if self.link_gb_s is not None:
             self.device = replace(self.device, link_gb_s=self.link_gb_s)
+
         return self.device
 
     def profile(
@@ -198,9 +208,11 @@ class Claim:
             wanted = exact[name]
             whose = "" if isinstance(wanted, str) else f" ({self.model}, degree {self.degree or 1})"
             return Rule(lambda v: v == wanted or str(v) == str(wanted), f"{wanted!r}{whose}")
+
         if kind == "device":
             named = [one for one in values if not _NAMELESS.fullmatch(str(one).lower())]
             return self._device(file, name, named) if named else None
+
         if kind == "model":
             return self._model(file, name, values)
         if kind == "degree":
@@ -209,18 +221,23 @@ class Claim:
             texts = {_type(value) for value in values}
             if name == "variant" and not any(map(_OTHER.search, texts)):
                 return None  # it may be any word
+
             kinds = next((kind for kind in SIXTEEN if texts & set(kind)), SIXTEEN[0])
             return Rule(
                 lambda value: _type(value) in kinds, f"{kinds[0]}, since no other is priced"
             )
+
         if kind == "unit":
             units = _MICRO if micro else _MILLI
             return Rule(lambda value: str(value).lower() in units, f"{units[0]}, as its times are")
+
         if kind in _PLAIN:
             fitting, expected = _PLAIN[kind]
             return Rule(lambda value: str(value).lower() in fitting, expected)
+
         if kind == "constant":
             self._constant(file, name, values)
+
         return None
 
     def _device(self, file: Path, name: str, values: list[Any]) -> Rule:
@@ -229,12 +246,14 @@ class Claim:
             self.device = _one_device(file, name, values, self.asked)
             words = f"{file.name}: {name}: found {_list(values)}; the device is {self.device.name}"
             self.notes.append(words)
+
         asked = self.device
 
         def fits(value: Any) -> bool:
             named = devices_named(str(value))
             if asked.name in DEVICES and asked.name != "cpu":
                 return asked.name in {one.name for one in named}
+
             # A device of one's own may be called anything, and a processor, too.
             return str(value) == asked.name or (asked.name != "cpu" or not named)
 
@@ -246,7 +265,9 @@ class Claim:
                 raise InputError(
                     f"{file}: {name}: found {_list(values)}; expected --model with one of them"
                 )
+
             self.model = str(values[0])
+
         asked = self.model
         # What a configuration of one's own describes may be called anything that is not known.
         own = Path(asked).suffix == ".json" or (Path(asked) / "config.json").is_file()
@@ -264,7 +285,9 @@ class Claim:
                     f"{file}: {name}: found {_list(degrees)}; expected --tensor-parallel with one "
                     "of them"
                 )
+
             self.degree = 1 if 1 in degrees else degrees[0]
+
         asked = self.degree
         return Rule(lambda value: _whole(value) == asked, f"{asked}, or another --tensor-parallel")
 
@@ -274,6 +297,7 @@ class Claim:
                 f"{file}: {name}: found {_list(values)}; expected one of them, as in --only "
                 f"{name}={values[0]}"
             )
+
         found = str(values[0])
         if name not in self.same:
             self.same[name] = found
@@ -286,6 +310,7 @@ class Claim:
         for name in rows.columns:
             if name in known or kind_of(name) or rows[name].dtype.kind == "f":
                 continue
+
             values = _values(rows, name)
             if 1 < len(values) <= FEW:
                 self.notes.append(
@@ -315,7 +340,9 @@ def _one_device(file: Path, name: str, values: list[Any], asked: str) -> Device:
         met = {one.name: one for one in devices_named(asked) for many in named if one in many}
         if not met:
             raise InputError(f"{file}: {name}: found {_list(values)}; expected {asked!r}")
+
         return next(iter(met.values())) if len(met) == 1 else device(asked)
+
     found = {
         many[0].name if many else str(value) for many, value in zip(named, values, strict=True)
     }
@@ -325,6 +352,7 @@ def _one_device(file: Path, name: str, values: list[Any], asked: str) -> Device:
         raise InputError(
             f"{file}: {name}: found {_list(values)}; expected --device with one of them"
         )
+
     try:
         return device(str(values[0]))
     except InputError as error:
@@ -337,6 +365,7 @@ def _values(rows: Frame, name: str) -> list[Any]:
     column = rows[name]
     if column.isna().all() or column.map(lambda value: isinstance(value, (list, dict))).any():
         return []
+
     found = sorted(column.dropna().unique().tolist(), key=lambda value: (str(type(value)), value))
     return [*found, None] if column.isna().any() else found
 
@@ -354,6 +383,7 @@ def _is_known(name: str) -> bool:
         architecture(name)
     except InputError:
         return False
+
     return True
 
 

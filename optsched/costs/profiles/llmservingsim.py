@@ -63,22 +63,27 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     run, notes = _run(path), claim.notes
     of_run = run.pop("tensor_parallel_size", None)
     wanted = claim.degree or of_run
+
     for folder in (path / f"tp{wanted or 1}", path / "profile", path):
         if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
             break
     else:
         return None
+
     meta, facts = _meta(folder)
     claim.check(meta, facts)
     claim.check(path / "meta.json", run)
     _check_dense(folder)
     frames = {}
+
     for name, needed in COLUMNS.items():
         file = folder / name
         if name in FILES or (file.is_file() and facts.get("skew_profile") != "false"):
             frames[file] = claim.select(file, read_table(file, needed), known=(*needed, *SKEW))
+
     if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
+
     shape, peak = claim.shape(meta), claim.peak(path)
     rejected: list[Rejected] = []
     dense_rows, request_rows, attention_rows, *skew_rows = (
@@ -86,14 +91,17 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     )
     profiled = _profiled(request_rows, shape)
     degree = wanted or profiled
+
     if degree != profiled:
         notes.append(
             f"the tables are those of tensor parallel {profiled}; the times of {degree} are derived"
         )
+
     if degree != 1 and wanted is None:
         notes.append(f"tensor parallel {degree} was found in the tables")
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
+
     share = (profiled, profiled / degree)
     dense = _layers(dense_rows, "tokens", shape, share)
     if degree > 1:
@@ -103,11 +111,13 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
             f"all-reduces were not profiled and are priced at {peak.link_gb_s:g} GB/s of the link, "
             "both directions together; without direct access between the devices they take longer"
         )
+
     grids = [dense, _layers(request_rows, "requests", shape, share)]
     attention, (points, ms) = _attention(attention_rows)
     attention, apart = Grid(attention.axes, attention.values * share[1]), (points, ms * share[1])
     if not skew_rows:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
+
     skew = _skew(skew_rows[0]) if skew_rows else no_skew()
     claim.degree = degree
     return claim.profile(
@@ -125,6 +135,7 @@ def _run(path: Path) -> dict[str, Any]:
         facts = {name: engine[name] for name in names if engine.get(name)}
         if "device_name" in meta.get("hardware", {}):
             facts["device_name"] = meta["hardware"]["device_name"]
+
         return facts | {"tensor_parallel_size": int(engine["tensor_parallel_size"])}
     except (InputError, ValueError, LookupError, TypeError, AttributeError):
         return {}
@@ -135,6 +146,7 @@ def _profiled(rows: Measurements, shape: Architecture) -> int:
     head = rows.only(rows.frame["layer"] == "lm_head")
     if not len(head):
         return 1
+
     ms = head.times("time_us")[np.argmin(head.numbers("sequences", 1))] / 1000
     whole = rows.peak.least_ms(0.0, BYTES * shape.vocab * shape.hidden)
     return next((g for g in (1, 2, 4) if whole / g <= ms), 8)
@@ -153,7 +165,9 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
             found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
             found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
             texts = {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+
             return file, {k: text for k, text in texts.items() if text not in ("null", "~")}
+
     return folder / "meta.yaml", {}
 
 
@@ -162,13 +176,16 @@ def _check_dense(folder: Path) -> None:
     for table in sorted(folder.glob("*.csv")):
         if re.search("moe|expert", table.name):
             raise InputError(f"{table}: found a table of experts; expected one of dense layers")
+
     file = folder / FILES[0]
     layers = {str(name) for name in read_table(file, ("layer",))["layer"].unique()}
     experts = sorted(name for name in layers if re.search("moe|expert|router|^gate$", name))
+
     if experts:
         raise InputError(
             f"{file}: layer: found {', '.join(experts)}; expected dense layers, without experts"
         )
+
     if not layers & {"gate_up_proj", "down_proj"}:
         raise InputError(
             f"{file}: layer: found {', '.join(sorted(layers))}; expected gate_up_proj and down_proj"
@@ -184,22 +201,26 @@ def _layers(rows: Measurements, axis: str, shape: Architecture, share: tuple[int
     sizes, ms = rows.numbers(column, 1), rows.times("time_us") / 1000
     layer = rows.frame["layer"].astype(str).to_numpy()
     matrix, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
+
     if matrix.any():
         weights = {name: shape.layer_weights[own] / share[0] for name, own in MATRICES.items()}
         weight = np.array([weights[name] for name in layer[matrix]])
         flops = 2 * weight * sizes[matrix]
         only = rows.only(matrix)
         good[matrix] = only.possible("time_us", ms[matrix], flops, BYTES * weight)
+
     values = np.unique(sizes)
     total = np.zeros(len(values))
     for name in np.unique(layer):
         mine = good & (layer == name)
         if not mine.any():
             raise InputError(f"{rows.path}: layer {name}: found no usable rows; expected some")
+
         order = np.argsort(sizes[mine])
         one = np.interp(values, sizes[mine][order], ms[mine][order])
         one *= 1 if name in WHOLE else share[1]
         total += one / shape.layers if name in ONCE else one * (1 + (name in TWICE))
+
     return Grid({axis: values}, total)
 
 
@@ -217,6 +238,7 @@ def _attention(
     pure = ~prefills & decodes
     if not (prefills & decodes).any() or not pure.any():
         raise InputError(f"{rows.path}: found no mixed batches or no decodes; expected both")
+
     axes = _complete(points[prefills & decodes])
     last = axes[2][-1]
     more = np.unique(points[pure, 2])
@@ -232,14 +254,17 @@ def _attention(
     decode_only = pure & found[2] & found[3]
     for p, t in zip(place[decode_only], ms[decode_only], strict=True):
         values[0, :, p[2], p[3]] = t
+
     values[0, :, 0] = 0.0
     k = int(np.searchsorted(axes[2], last))
     further = values[:1, :, k + 1 :] - values[:1, :, k : k + 1]
     values[1:, :, k + 1 :] = values[1:, :, k : k + 1] + further
+
     if np.isnan(values).any():
         hole = np.argwhere(np.isnan(values))[0]
         at = ", ".join(f"{n} {a[i]:g}" for n, a, i in zip(ATTENTION, axes, hole, strict=True))
         raise InputError(f"{rows.path}: found no row of {at}; expected one")
+
     apart = ~(mixed | alone | decode_only)
     grid = Grid(dict(zip(AXES, axes, strict=True)), values)
     return grid, (points[apart], ms[apart])
@@ -275,6 +300,7 @@ def _skew(rows: Measurements) -> Grid:
     counts = np.unique(n[used])
     if len(counts) < 2:
         raise InputError(f"{rows.path}: n: found {len(counts)} values; expected at least two")
+
     x, y = (most - mean) / mean, (uneven - mean) / mean
     share = [float((x * y)[used & (n == k)].sum() / (x * x)[used & (n == k)].sum()) for k in counts]
     return Grid({"decode_requests": counts}, np.clip(share, 0.0, 1.0))

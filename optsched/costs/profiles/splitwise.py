@@ -42,6 +42,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     file = path / "perf_model.csv"
     if not file.is_file():
         return None
+
     frame = _rows(file, claim)
     degree = claim.degree or 1
     rows = Measurements(file, frame, claim.peak(path), [])

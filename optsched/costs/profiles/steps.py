@@ -36,15 +36,18 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():
         return None
+
     own = read_config(config)
     reason = not_modelled(own)
     name = claim.model or path.resolve().name
+
     if reason is None:
         shape = architecture_of(own, name, config)
         _check_model(shape, claim.model, config)
     else:
         shape = Architecture(name, 1, 0, 1, 1, 0, 0)
         claim.notes.append(f"config.json: {reason}; no KV capacity is derived")
+
     claim.notes += shape.notes
     for about in ("device.json", "settings.json"):
         facts = read_config(path / about) if (path / about).is_file() else {}
@@ -52,6 +55,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         claim.check(
             path / about, {k: v for k, v in facts.items() if kind_of(k) in ("device", "degree")}
         )
+
     names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     known = (*names, "shape", "time_us", "spread_us", "repeats")
     frame = claim.select(file, read_table(file, (*names, "time_us")), known=known)
@@ -73,6 +77,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         },
     )  # fmt: skip
     claim.notes.append("whole batches of the engine, with its scheduling; one layer stands for all")
+
     return claim.profile("steps.csv", shape, [table], str(file))
 
 
@@ -80,6 +85,7 @@ def _check_model(shape: Architecture, model: str | None, config: Path) -> None:
     """Raise InputError if a known model is named, and the configuration is another's."""
     if model is None or model not in ARCHITECTURES:
         return
+
     known = architecture(model)
     for field in ("layers", "hidden", "heads", "kv_heads", "ffn", "head_size"):
         found, expected = getattr(shape, field), getattr(known, field)

@@ -113,6 +113,7 @@ def features_of(rows: int, terms: Terms) -> Floats:
     features = np.zeros((rows, len(COEFFICIENTS)))
     for name, values in terms.items():
         features[:, COLUMN[name]] = values
+
     return features
 
 
@@ -168,6 +169,7 @@ class Profile:
         """Those of `PARTS` that no row measures."""
         if self.grids:
             return ()
+
         features = np.concatenate([table.features for table in self.tables])
         return tuple(part for part, term in PARTS.items() if not features[:, COLUMN[term]].any())
 
@@ -212,6 +214,7 @@ class Measurements:
             raise InputError(
                 f"{self._place(k)}: {name}: found {found!r}; expected a number >= {low:g}"
             )
+
         return values
 
     def times(self, name: str) -> Floats:
@@ -220,6 +223,7 @@ class Measurements:
         if (values == 0).any():
             k = int((values == 0).argmax())
             raise InputError(f"{self._place(k)}: {name}: found 0 ms; expected a time > 0")
+
         return values
 
     def possible(
@@ -233,30 +237,36 @@ class Measurements:
         least = np.maximum(by_flops, by_bytes)
         slack = measured_ms / least
         beats = slack < 1
+
         if beats.mean() > 0.5:
             k = int(beats.argmax())
             in_seconds = slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9
             right = "expected a profile of this device"
             if in_seconds:
                 right = "expected milliseconds, and these look like seconds"
+
             raise InputError(
                 f"{self._place(k)}: {what}: found {measured_ms[k]:.6g} ms, which beats {peak.name} "
                 f"({least[k]:.4g} ms at its peak), as {beats.mean():.0%} of the rows do; {right}"
             )
+
         if least.max() > 0.01 and slack.min() > 100:
             raise InputError(
                 f"{self.path}: {what}: found every row more than {slack.min():.0f} times slower "
                 f"than {peak.name}'s peak; expected milliseconds, and these look like microseconds"
             )
+
         for k in np.flatnonzero(beats).tolist():
             if by_flops[k] >= by_bytes[k]:
                 rate = f"{flops[k] / measured_ms[k] / 1e9:.4g} TFLOP/s; the peak is {peak.tflops:g}"
             else:
                 speed = memory_bytes[k] / measured_ms[k] / 1e6
                 rate = f"{speed:.4g} GB/s; the peak is {peak.bandwidth_gb_s:g}"
+
             reason = f"{what}: {measured_ms[k]:.6g} ms is {rate}"
             line = int(self.frame["line"].iloc[k])
             self.rejected.append(Rejected(self.path.name, line, reason))
+
         return ~beats
 
     def _place(self, row: int) -> str:
@@ -271,6 +281,7 @@ def decode_table(
     flops = 4 * shape.attention_width / degree * n * m
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
     n, m = n[good], m[good]
+
     return Table.of(
         "decode",
         measured[good],
@@ -289,8 +300,10 @@ def read_table(path: Path, needed: Sequence[str]) -> Frame:
             pointer = file.read(24).startswith(b"version https://git-lfs")
     except OSError:
         pointer = False
+
     if pointer:
         raise InputError(f"{path}: found a pointer of Git LFS; expected the file (`git lfs pull`)")
+
     parquet = path.suffix == ".parquet"
     kind, first_line = ("Parquet", 1) if parquet else ("CSV", 2)
     try:
@@ -299,9 +312,11 @@ def read_table(path: Path, needed: Sequence[str]) -> Frame:
         raise InputError(f"{path}: Parquet files need the package pyarrow; install it") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a readable {kind} file; found {error}") from None
+
     missing = [name for name in needed if name not in frame]
     if missing:
         raise InputError(
             f"{path}: found no column {missing[0]!r}; expected the columns {', '.join(needed)}"
         )
+
     return frame.assign(line=np.arange(len(frame)) + first_line)

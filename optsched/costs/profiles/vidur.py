@@ -50,6 +50,7 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
     attention_files = sorted(path.glob("attention*.csv"))
     if not dense_file.is_file() and not attention_files:
         return None
+
     claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
     claim.model = claim.model or path.resolve().name
     shape = claim.shape(path)
@@ -62,25 +63,31 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
         "use_gated_mlp": True,
     }
     columns = {dense_file: ["num_tokens", *map(_median, LAYER_OPERATORS)]}
+
     for file in attention_files[:1]:
         columns[file] = ["batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill"]
         columns[file] += [_median("attn_prefill"), _median("attn_decode")]
+
     frames = {}
     for file, needed in columns.items():
         if file.is_file():
             rows = read_table(file, [*needed, _DEGREE])
             frames[file] = claim.select(file, rows, exact=sizes, known=needed)
+
     degree, peak = claim.degree or 1, claim.peak(path)
     rejected: list[Rejected] = []
     tables: list[Table] = []
+
     for file, frame in frames.items():
         measured = Measurements(file, frame, peak, rejected)
         if file == dense_file:
             tables.append(_dense(measured, shape, degree))
         else:
             tables += _attention(measured, shape, degree)
+
     if degree > 1:
         claim.notes.append("all-reduces are not in these profiles")
+
     files = dict.fromkeys(PARTS, f"{path / 'attention*.csv'}") | {"layers": str(dense_file)}
     return claim.profile("Vidur's columns", shape, tables, files, rejected)
 
@@ -89,12 +96,15 @@ def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
     tokens = rows.numbers("num_tokens", 1)
     total = np.zeros(len(rows))
     good = np.ones(len(rows), dtype=bool)
+
     for name in LAYER_OPERATORS:
         measured = rows.times(_median(name))
         weights = shape.layer_weights.get(name, 0) / degree
         if weights:
             good &= rows.possible(name, measured, 2 * weights * tokens, BYTES * weights)
+
         total += measured
+
     tokens = tokens[good]
     terms: Terms = {"token": tokens, "base": 1}
     return Table.of("layer", total[good], terms, limits={"max_batch_tokens": tokens})
@@ -104,10 +114,12 @@ def _attention(rows: Measurements, shape: Architecture, degree: int) -> list[Tab
     is_prefill = rows.frame["is_prefill"].astype(str).str.lower() == "true"
     for name, low in (("batch_size", 1), ("prefill_chunk_size", 0), ("kv_cache_size", 0)):
         rows.numbers(name, low)  # checks all rows before they are split by kind
+
     tables = []
     for kind, table in ((~is_prefill, _decode), (is_prefill, _prefill)):
         if kind.any():
             tables.append(table(rows.only(kind), shape, degree))
+
     return tables
 
 
@@ -135,5 +147,6 @@ def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
     identified = tuple(terms)
     if len(np.unique(n)) == 1:  # prefill_request then cannot be told from prefill_base
         identified = identified[:-1]
+
     operator = np.where(m > 0, "prefill with cached KV", "prefill")
     return replace(table, terms=identified, operator=operator)

@@ -50,6 +50,7 @@ def run_intervals(trial: Row) -> Row:
     instance = predict(whole.subset(pick[: trial["requests"]]), SETTINGS[trial["prediction"]])
     with quiet():
         found = judged(instance, trial["policy"], trial["cost_model"], seed=seed)
+
     columns = {"mean_latency_s": "mean_latency", "evictions": "evictions", "mean_kv": "mean_kv"}
     return picked(found.metrics, columns)
 
@@ -74,6 +75,7 @@ def interval_claims(rows: Sequence[Row]) -> list[Claim]:
             ours = ratio((policy, setting), ("a-min", setting))
             what = f"{setting}: {policy} over A_min"
             claims.append(claim(what, "above 1", ours, lambda v: v >= 1, 4))
+
     for policy in robust:
         ours = ratio((policy, "classes"), (policy, "1000"))
         what = f"{policy}: classes over one interval"
@@ -81,6 +83,7 @@ def interval_claims(rows: Sequence[Row]) -> list[Claim]:
         ours = ratio((policy, "x=0.99"), (policy, "x=0.1"))
         what = f"{policy}: x = 0.99 over x = 0.1"
         claims.append(claim(what, "far worse", ours, lambda v: v > 1.1, 4))
+
     return claims
 
 
@@ -142,6 +145,7 @@ def ratio_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
                 policy=[policy], family=["two-point"], short=[short], long=[long],
                 share=[0.5, 0.75, 0.9], **last,
             )(parameters, seed)  # fmt: skip
+
     families = ["geometric", "weighted-geometric"]
     yield from sweep(policy=ADAPTIVE, family=families, q="q", **last)(parameters, seed)
     yield from sweep(policy=ADAPTIVE, family=["worst"], long="longest", **last)(parameters, seed)
@@ -154,6 +158,7 @@ def run_ratio(trial: Row) -> Row:
     instance, closed, bound = draw(trial)
     found = [_tel(instance, trial["policy"], trial["seed"] + k) for k in range(trial["seeds"])]
     ratio = float(np.mean(found)) / _tel(instance, "h-sf", 0)
+
     return {"ratio": ratio, "closed_form": closed, "bound": bound}
 
 
@@ -161,11 +166,14 @@ def _two_point(trial: Row) -> tuple[Instance, float | None, float]:
     short, long, share = trial["short"], trial["long"], trial["share"]
     instance = two_point(short, long, share, trial["requests"], kv_capacity=trial["kv_capacity"])
     alpha = short / long
+
     if trial["policy"] == "a-l":
         closed = theory.a_l_two_point(alpha, share / (1 - share))
         return instance, closed, theory.a_l_bound(alpha)
+
     if trial["policy"] == "a-max":
         return instance, None, theory.a_max_bounds(alpha)[1]
+
     shares = np.zeros(long - short + 1)
     shares[0], shares[-1] = share, 1 - share
     closed = theory.a_min_ratio(shares, first=short, prompt=1)
@@ -180,6 +188,7 @@ def _shares(trial: Row) -> tuple[Instance, float, float]:
         bound, shares = 1.7, theory.geometric_shares(trial["q"], longest)
     else:
         bound, shares = 14 / 9, theory.weighted_geometric_shares(trial["q"], longest)
+
     shares = np.maximum(shares, 0.0)
     capacity = max(trial["kv_capacity"], longest + 1)
     instance = from_shares(shares, trial["requests"], kv_capacity=capacity)
@@ -202,11 +211,13 @@ def ratio_claims(rows: Sequence[Row]) -> list[Claim]:
         what = f"{policy}, {family}: largest ratio over bound, M = {most}"
         claims.append(claim(what, "<= 1", above, lambda v: v <= 1.01, 4))
         off = [row["ratio"] / row["closed_form"] for row in here if row["closed_form"]]
+
         if off:
             least, largest = min(off), max(off)
             what = f"{policy}, {family}: ratio over closed form, M = {most}"
             near = 0.95 <= least <= largest <= 1.05
             claims.append(Claim(what, "1", f"{least:.3f} to {largest:.3f}", near))
+
     return claims
 
 

@@ -103,6 +103,7 @@ def run_jct(trial: Row) -> Row:
     rate = trial["load"] * full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     instance = at_rate(instance, rate)
     found = judged(instance, _spec(trial), cost, seed=trial["draw"], predictor=_told(trial))
+
     return {
         "rate": rate,
         **picked(found.metrics, METRICS),
@@ -133,18 +134,21 @@ def summarize_jct(rows: Sequence[Row]) -> list[Claim]:
         least = min(known, default=None)
         what = f"{policy} over FCFS, JCT, least"
         claims.append(claim(what, round(min(paper), 4), least, show=4))
+
     queuing = gain("queuing_s", "isrtf", model="llama2-13b", load=5.0, batch_size=4)
     alone = gain("jct_s", "isrtf", load=1.0, batch_size=1)
     what = "isrtf over FCFS, queuing delay, llama2-13b at 5x"
     claims.append(claim(what, round(1 - 0.1675, 4), queuing, show=4))
     what = "isrtf over FCFS, JCT, batch size 1 at 1x"
     claims.append(claim(what, round(1 - 0.1958, 4), alone, show=4))
+
     for model, table in TABLE_5.items():
         for load, published in zip(LOADS, table, strict=True):
             for policy, paper_s in zip(POLICIES, published, strict=True):
                 ours_s = mean(rows, "jct_s", model=model, load=load, policy=policy, batch_size=4)
                 what = f"JCT of {policy}, {model} at {load:g}x, s"
                 claims.append(claim(what, paper_s, ours_s, show=4))
+
     return claims
 
 
@@ -215,11 +219,13 @@ def run_scaling(trial: Row) -> Row:
     cost = stretched(load_cost_model(trial["cost_model"]), trial["latency_s"])
     rng = np.random.default_rng([trial["seed"], trial["draw"], trial["workers"]])
     instance = _requests(trial["requests"], trial["cv"], rng)
+
     with quiet():
         found = peak_rate(
             f"{_spec(trial)},workers={trial['workers']}", instance, cost,
             max_delay_s=trial["max_delay_s"], predictor=_told(trial), seed=trial["draw"],
         )  # fmt: skip
+
     full = full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     return {
         "peak": found.rate,
@@ -242,9 +248,11 @@ def summarize_scaling(rows: Sequence[Row]) -> list[Claim]:
     ours = None if growth is None else growth / 5
     claims.append(claim(what, 18.77 / 2.31 / 5, ours, show=3))
     known = [peaks[w] for w in by_workers]
+
     if len(by_workers) > 2 and None not in known:
         fit = float(np.corrcoef(by_workers, np.array(known, dtype=float))[0, 1] ** 2)
         claims.append(claim("R2 of peaks on workers", "near-linear", fit, lambda v: v >= 0.99, 4))
+
     return claims
 
 

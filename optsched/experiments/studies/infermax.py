@@ -66,6 +66,7 @@ def spec_of(trial: Row) -> str:
         options = [own, "eviction_free=true"]
     if trial.get("max_running") is not None:
         options.append(f"max_running={trial['max_running']}")
+
     tail = ",".join(filter(None, options))
     return f"{name}:{tail}" if tail else name
 
@@ -95,10 +96,12 @@ def run_on(instance: Instance, trial: Row) -> Row:
     with quiet():
         schedule = simulate(instance, spec_of(trial), cost)
         found = evaluate(instance, schedule, cost)
+
     assert schedule.batch_offsets is not None  # schedulers make batches
     sizes = np.diff(schedule.batch_offsets)
     length = (found.batch_end - found.batch_start).astype(float)
     mean_running = float((sizes * length).sum() / length.sum())
+
     return {**picked(found.metrics, METRICS), "mean_running": mean_running}
 
 

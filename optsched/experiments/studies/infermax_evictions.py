@@ -50,20 +50,24 @@ def eviction_free_claims(rows: Sequence[Row]) -> list[Claim]:
             back = pairs(here, "eviction_free", True, False)
             if not found:
                 continue
+
             label = f"{variant}: {scheduler}"
             what = f"{label}: most TPS of eviction-free over original"
             claims.append(Claim(what, tps, extreme(found, "tps")))
+
             if ttft is not None and tpot is not None:
                 what = f"{label}: most TTFT, the same"
                 claims.append(Claim(what, ttft, extreme(found, "mean_ttft_s")))
                 what = f"{label}: most TPOT of original over eviction-free"
                 claims.append(Claim(what, tpot, extreme(back, "mean_tpot_s")))
+
             claims.append(
                 claim(
                     f"{label}: eviction-free never lowers TPS", "generally",
                     extreme(found, "tps", min), lambda v: v >= 0.999, "least ratio {:.3f}".format,
                 )
             )  # fmt: skip
+
     for prompt, paper in ((1, 98.0), (1024, 49.0)):
         free = [
             r["mean_running"]
@@ -73,6 +77,7 @@ def eviction_free_claims(rows: Sequence[Row]) -> list[Claim]:
         if free:
             average = sum(free) / len(free)
             claims.append(Claim(f"mean running size, eviction-free, I = {prompt}", paper, average))
+
     return claims
 
 
@@ -126,6 +131,7 @@ def memory_claims(rows: Sequence[Row]) -> list[Claim]:
                     if found:
                         what = f"{variant}: M = {capacity}, {scheduler}: most {words}"
                         claims.append(Claim(what, paper, extreme(found, "tps")))
+
         used = [
             r["mean_kv"] / r["kv_capacity"]
             for r in select(rows, variant=variant, kv_capacity=1_000_000)
@@ -134,6 +140,7 @@ def memory_claims(rows: Sequence[Row]) -> list[Claim]:
         what = f"{variant}: M = 1M, most mean KV of Sarathi and Sarathi P = C"
         if used:
             claims.append(claim(what, "below 20 % of M", max(used), lambda v: v < 0.2, ".1%"))
+
     return claims
 
 
@@ -182,6 +189,7 @@ def run_csp(trial: Row) -> Row:
     )
     cost = load_cost_model(trial["cost_model"])
     row: Row = {}
+
     for label, extras in EXTRAS.items():
         result = solve(
             instance, formulation="infermax", method=trial["method"], cost_model=cost,
@@ -192,8 +200,10 @@ def run_csp(trial: Row) -> Row:
         row[f"{label}bound_ms"] = _ms(result.bound)
         if not label and result.evaluation is not None:
             row["evictions"] = result.evaluation.metrics["evictions"]
+
     for column, spec in SPECS.items():
         row[column] = _ms(judged(instance, spec, cost).metrics["makespan"])
+
     return row
 
 
@@ -206,6 +216,7 @@ def csp_claims(rows: Sequence[Row]) -> list[Claim]:
     solved = [r for r in rows if r.get("optimum_ms") and r.get("ef_optimum_ms")]
     if not solved:
         return []
+
     proved = all(r["status"] == r["ef_status"] == "optimal" for r in solved)
     evicting = max((r["prompt"] for r in solved if r["evictions"]), default=0)
     gain = max(r["ef_optimum_ms"] / r["optimum_ms"] - 1 for r in solved)
@@ -219,9 +230,11 @@ def csp_claims(rows: Sequence[Row]) -> list[Claim]:
         Claim("most latency of the eviction-free optimum over the optimum, less 1", 0.352, gain),
         claim(what, "close to the optimum", close, lambda v: v <= 1.15, ".3f"),
     ]
+
     if loss:
         what = "most latency saved by eviction-free vLLM over vLLM, I >= 128"
         claims.append(Claim(what, 0.275, max(loss)))
+
     return claims
 
 

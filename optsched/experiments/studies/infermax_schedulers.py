@@ -46,6 +46,7 @@ def contention_claims(rows: Sequence[Row]) -> list[Claim]:
         )  # fmt: skip
         back = pairs(high, "scheduler", "sarathi", "vllm")
         where = f"{variant}: B = 1024"
+
         if found:
             fast = share(found, lambda a, b: b["tps"] <= 1.001 * a["tps"])
             least, drop = extreme(found, "tps", min), 1 - 0.409
@@ -60,6 +61,7 @@ def contention_claims(rows: Sequence[Row]) -> list[Claim]:
                     f"{where}, most TPOT of vLLM over Sarathi's", 5.0, extreme(back, "mean_tpot_s")
                 ),
             ]  # fmt: skip
+
         where = f"{variant}: B = 32"
         if low:
             evicted = sum(r.get("evictions") or 0 for r in low)
@@ -70,11 +72,13 @@ def contention_claims(rows: Sequence[Row]) -> list[Claim]:
                     lambda a, b: b["makespan_s"] >= 0.999 * a["makespan_s"],
                 )
                 claims.append(Claim(f"{where}, {other} no faster than vLLM", "always", slower))
+
             worst = extreme(pairs(low, "scheduler", "vllm", "sarathi-nohy"), "makespan_s")
             if worst is not None:
                 what = f"{where}, most latency of sarathi-nohy over vLLM's"
                 paper = "much higher as I grows"
                 claims.append(claim(what, paper, worst, lambda v: v > 1.3, ".2f"))
+
     return claims
 
 
@@ -132,6 +136,7 @@ def rmax_claims(rows: Sequence[Row]) -> list[Claim]:
                 least = 1.002 * best[key]["tps"] if key in best else 0
                 if row.get("tps") and row["tps"] > least:
                     best[key] = row
+
             for scheduler in distinct(best.values(), "scheduler"):
                 peaks = [row["max_running"] for key, row in best.items() if key[0] == scheduler]
                 claims.append(
@@ -142,6 +147,7 @@ def rmax_claims(rows: Sequence[Row]) -> list[Claim]:
                         (max(peaks) if output == 32 else peaks[0]) == paper,
                     )
                 )
+
     return claims
 
 
@@ -207,6 +213,7 @@ def run_mix(trial: Row) -> Row:
     instance = generate("infermax-mix", seed=seed, n=trial["requests"], **drawn)
     options = {"text": "", "vidur": ":watermark=0.01"}[trial["variant"]]
     plain = {**trial, "scheduler": trial["scheduler"] + options, "variant": "text"}
+
     return run_on(instance, plain)
 
 
@@ -221,13 +228,16 @@ def ranking_claims(rows: Sequence[Row]) -> list[Claim]:
             if found:
                 what = f"{variant}: most {words} of rank-{first} over rank-{second}{place}"
                 claims.append(Claim(what, paper, extreme(found, metric)))
+
         pool = [row for row in here if row["mix"] != "LISO+LILO"]
         found = pairs(pool, "scheduler", "rank-org", "rank-input")
         lower = share(found, lambda a, b: b["mean_ttft_s"] <= 1.001 * a["mean_ttft_s"])
         what = f"{variant}: rank-input has the lower TTFT of rank-org, but LILO+LISO"
+
         if found:
             worst = extreme(found, "mean_ttft_s")
             claims.append(Claim(what, "always", lower, worst is not None and worst <= 1.001))
+
     return claims
 
 

@@ -33,14 +33,17 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
             "experiment infermax-validation: data: found no folder; expected --set data=FOLDER "
             "with Splitwise's perf_model.csv, or the environment variable OPTSCHED_DATA"
         )
+
     places = [Path(folder) / "perf_model.csv", Path(folder) / "splitwise" / "perf_model.csv"]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise InputError(f"{places[0]}: found no such file; expected Splitwise's perf_model.csv")
+
     degree = parameters["tensor_parallel"]
     frame = splitwise_rows(file, parameters["model"], degree, device(parameters["device"]))
     # Longer outputs end early at an end-of-sequence token, which the table does not show.
     frame = frame[frame["token_size"] == SPLITWISE_TOKENS]
+
     for sizes, group in frame.groupby(["prompt_size", "batch_size"]):
         prompt, batch = (int(str(size)) for size in sizes)
         medians = group[list(TIMES.values())].median()
@@ -60,6 +63,7 @@ def run(trial: Row) -> Row:
     if found["error"] is None:
         for name in TIMES:
             found[f"{name}_error"] = found[f"{name}_s"] / trial[f"measured_{name}_s"] - 1
+
     # Some measurements are impossible: 64 prompts of 512 tokens in 0.8 s would need nine times the
     # peak of two A100.
     found["plausible"] = trial["measured_prompt_s"] > 1e-4 * trial["requests"] * trial["prompt"]
@@ -87,6 +91,7 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
                 what = f"{cost_model}: mean error, {words} (most {max(errors):.1%})"
                 average = float(np.mean(errors))
                 claims.append(claim(what, "<= 9 % (Vidur)", average, lambda v: v <= 0.09, ".1%"))
+
     return claims
 
 

@@ -68,12 +68,14 @@ def run(row: Row) -> Row:
     )
     with quiet():
         found = judged(instance, row["policy"], row["cost_model"], seed=seed)
+
     last = float(instance.arrival.max())
     early = (found.batch_start >= last / 2) & (found.batch_end <= last)
     length = found.batch_end - found.batch_start
     busy = None
     if early.any():
         busy = float((found.batch_kv[early] * length[early]).sum() / length[early].sum())
+
     return {
         "mean_latency_s": found.metrics["mean_latency"],
         "evictions": found.metrics["evictions"],
@@ -89,9 +91,11 @@ def _table_claims(rows: Sequence[Row]) -> list[Claim]:
     latency = {policy: mean(rows, "mean_latency_s", policy=policy) for policy in TABLE_1}
     base = latency["mc-sf"]
     claims = [Claim("mc-sf: mean latency, s", TABLE_1["mc-sf"], base)]
+
     for policy, value in list(TABLE_1.items())[1:]:
         paper = round(value / TABLE_1["mc-sf"], 3)
         claims.append(Claim(f"{policy} over mc-sf", paper, over(latency[policy], base)))
+
     return claims
 
 
@@ -131,6 +135,7 @@ def slope(rows: Sequence[Row], policy: str, rate: float) -> float | None:
     ]
     if len({n for n, _ in found}) < 2:
         return None
+
     n, latency = np.array(found, dtype=np.float64).T
     return float(np.polyfit(n, latency, 1)[0])
 
@@ -140,6 +145,7 @@ def _slope_claims(rows: Sequence[Row]) -> list[Claim]:
     for rate in distinct(rows, "rate"):
         if rate not in PUBLISHED_SLOPES:
             continue
+
         first, second = PUBLISHED_SLOPES[rate]
         slopes = {policy: slope(rows, policy, rate) for policy in distinct(rows, "policy")}
         own = slopes.pop("mc-sf", None)
@@ -151,6 +157,7 @@ def _slope_claims(rows: Sequence[Row]) -> list[Claim]:
                 f"slope of the best other over mc-sf's, {rate:g}/s", second / first, over(best, own)
             ),
         ]
+
     return claims
 
 
@@ -185,6 +192,7 @@ def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     def policy(row: Row, _: Mapping[str, Any]) -> str:
         if row["beta"] < 1:
             return f"alpha-beta:alpha={row['alpha']:g},beta={row['beta']:g}"
+
         return f"alpha-protection:alpha={row['alpha']:g}"
 
     return sweep(
@@ -213,11 +221,13 @@ def _alpha_claims(rows: Sequence[Row]) -> list[Claim]:
         safe = [a for a in sorted(set(distinct(plain, "alpha"))) if all(a > b for b in loops)]
         what = f"{rate:g}/s: smallest alpha that does not loop"
         claims.append(Claim(what, published, safe[0] if safe else None))
+
         for beta in sorted(set(distinct(here, "beta")) - {1.0}):
             best = _best(select(here, beta=beta), "alpha")
             if best is not None:
                 what, paper = f"{rate:g}/s, beta {beta:g}: best alpha", f"in [{low}, {high}]"
                 claims.append(Claim(what, paper, f"{best:g}", low <= best <= high))
+
     return claims
 
 
@@ -257,11 +267,13 @@ def _beta_claims(rows: Sequence[Row]) -> list[Claim]:
             best = _best(here, "beta")
             if best is None:
                 continue
+
             cleared = sum(r.get("evictions") or 0 for r in here)
             holds = None if not cleared else 0.05 <= best <= high
             words = f"{best:g}" if cleared else "any: nothing is ever cleared"
             what, paper = f"{rate:g}/s, alpha {alpha:g}: best beta", f"in [0.05, {high}]"
             claims.append(Claim(what, paper, words, holds))
+
     return claims
 
 
@@ -300,6 +312,7 @@ def _memory_claims(rows: Sequence[Row]) -> list[Claim]:
         claims.append(claim(what, "never above 1", peak, lambda v: v <= 1))
         what = f"{rate:g}/s: mean KV of mc-sf over M, second half of the arrivals"
         claims.append(claim(what, "near 1", busy, lambda v: v >= 0.85))
+
     return claims
 
 

@@ -46,6 +46,7 @@ def run(trial: Row) -> Row:
     instance = generate(trial["model"], seed=trial["seed"], **fixed)
     mc_sf = judged(instance, "mc-sf").metrics["tel"]
     _compile(trial["model"], trial["method"])
+
     with cpu_limit(trial["cpu_limit"]) as stop:
         found = solve(
             instance,
@@ -54,19 +55,23 @@ def run(trial: Row) -> Row:
             threads=1,
             stop=stop,
         )
+
     assert mc_sf is not None
     assert found.objective is not None
     assert found.bound is not None
     every = trial["certificate_every"]
     certificate = found.certificate if every and trial["seed"] % every == 0 else None
     certified = refused = None
+
     if certificate is not None:
         try:
             certified = verify_certificate(instance, certificate)
         except ViolationError as error:
             if error.rule != "certificate_size":
                 raise
+
             refused = str(error)
+
     return {
         "requests": instance.n,
         "capacity": instance.kv_capacity,
@@ -116,28 +121,34 @@ def summarize(model: str, rows: Sequence[Row]) -> list[Claim]:
     rows = [row for row in rows if row.get("bound")]
     if not rows:
         return []
+
     low = [row["ratio_to_best_known"] for row in rows]
     high = [row["ratio_to_bound"] for row in rows]
     claims = []
     printed = PRINTED[model]
+
     for name, fold in (("best", min), ("mean", _mean), ("worst", max)):
         least, most = fold(low), fold(high)
         met = least - 5e-4 <= printed[name] <= most + 5e-4
         what, ours = f"MC-SF / optimum, {name}", f"{least:.4f} to {most:.4f}"
         claims.append(Claim(what, printed[name], ours, met))
+
     if "optimal" in printed:
         surely = sum(ratio == 1 for ratio in high) / len(rows)
         possibly = sum(ratio == 1 for ratio in low) / len(rows)
         what, ours = "share of trials where MC-SF is optimal", f"{surely:.3f} to {possibly:.3f}"
         met = surely <= printed["optimal"] <= possibly
         claims.append(Claim(what, printed["optimal"], ours, met))
+
     proved = sum(row["proved"] for row in rows)
     claims.append(Claim("trials with a proved optimum", "all", f"{proved} of {len(rows)}"))
     checked = [row for row in rows if row["certificate"]]
+
     if checked:
         certified = sum(row["certified"] == row["bound"] for row in checked)
         what, ours = "bounds that a checked certificate proves", f"{certified} of {len(checked)}"
         claims.append(Claim(what, "none", ours))
+
     return claims
 
 

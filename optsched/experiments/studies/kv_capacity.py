@@ -24,6 +24,7 @@ def source(text: str, seed: int) -> Instance:
     """Return an instance from a file, or from a generator ``NAME[:key=value;...]``."""
     if text.endswith((".json", ".json.gz")):
         return read_instance(Path(text))
+
     name, _, tail = text.partition(":")
     texts = dict(part.partition("=")[::2] for part in filter(None, tail.split(";")))
     return generate(name, seed=seed, **parse_parameters(name, texts))
@@ -51,9 +52,11 @@ def run(trial: Row) -> Row:
     drawn = source(trial["instance"], trial["seed"])
     instance = replace(drawn, kv_capacity=trial["kv_capacity"], known=None)
     cost = cost_for(instance, trial["cost_model"])
+
     if trial["policy"] == "bound":
         value, origin = lower_bound(instance, cost_model=None if instance.in_rounds else cost)
         return {"tel": value, "origin": origin}
+
     found = judged(instance, trial["policy"], cost, seed=trial["seed"])
     return picked(found.metrics, dict(zip(METRICS, METRICS, strict=True)))
 
@@ -68,6 +71,7 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
             what = f"{policy}: total latency at M = {high} over M = {low}"
             gain = float(mine[-1]["tel"] / mine[0]["tel"])
             claims.append(Claim(what, "not in the paper", gain))
+
     return claims
 
 

@@ -179,13 +179,16 @@ def summarize_c(rows: Sequence[Row]) -> list[Claim]:
             claims.append(
                 Claim(f"{name}: C by mean latency", "0.8 < 0.5 < 0.2, 1", order or None, holds)
             )
+
             for column, words in TIMES:
                 for c in (1.0, 0.2):
                     value = ratio(here, column, {"c": c}, {"c": 0.8})
                     claims.append(above(f"{name}: {words}, C = {c:g} over 0.8", value))
+
             for column, words in (("mean_kv", "mean KV"), ("peak_kv", "peak KV")):
                 value = ratio(here, column, {"c": 1.0}, {"c": 0.2})
                 claims.append(above(f"{name}: {words}, C = 1 over 0.2", value))
+
     return claims
 
 
@@ -253,13 +256,16 @@ def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
                 what = f"{name}: {words} of vllm-fcfs over it"
                 found = _by_rate(here, column, "vllm-fcfs", trail)
                 claims.append(_span(what, paper, found, least))
+
             what = f"{name}: mean latency of first predictions over it"
             bert = trail.replace("trail", "trail-bert")
             found = _by_rate(here, "mean_latency_s", bert, trail)
             claims.append(_span(what, "above 1", found, 1.01))
+
         what = f"{setting}: mean latency of vllm-fcfs over vllm-sjf"
         found = _by_rate(here, "mean_latency_s", "vllm-fcfs", "vllm-sjf")
         claims.append(_span(what, "about 1", found, 0.9, 1.1))
+
         for keep in ("", "-keep"):
             name = f"{setting}, burst, trail{keep}"
             ours = {"policy": POLICIES[f"trail{keep}"]}
@@ -267,9 +273,11 @@ def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
             value = ratio(burst, "mean_latency_s", {"policy": BURST[f"srpt{keep}"]}, ours)
             what = f"{name}: mean latency of C = 1 over it"
             claims.append(claim(what, "about 1", value, lambda v: abs(v.mean - 1) <= 0.02, text))
+
             for column, words in TIMES:
                 value = ratio(burst, column, {"policy": "vllm-fcfs"}, ours)
                 claims.append(above(f"{name}: {words} of vllm-fcfs over it", value))
+
     return claims
 
 
@@ -332,6 +340,7 @@ def errors(told: Instance) -> tuple[float, float]:
     late = np.ones(len(left), dtype=bool)
     late[forecast.offsets[:-1]] = False
     once = np.maximum(1.0, np.repeat(forecast.first - o, o) + left)
+
     return (
         float(np.abs(forecast.remaining - left)[late].mean()),
         float(np.abs(once - left)[late].mean()),
@@ -345,6 +354,7 @@ def run_prediction(trial: Row) -> Row:
     instance = workload(trial["requests"], None, SETTINGS["seats"], seed)
     spec = f"trail:noise={trial['noise']},bias={trial['bias']}"
     refined, once = errors(predict(instance, spec, seed=seed))
+
     return {
         "one_off": once,
         "classifier": errors(predict(instance, f"{spec},refine=false", seed=seed))[0],
@@ -362,6 +372,7 @@ def summarize_predictions(rows: Sequence[Row]) -> list[Claim]:
         for name in ("one_off", "classifier", "printed")
     )
     what = "error of one-off predictions over refined ones"
+
     return [
         claim(what, 2.66, once, show=lambda value: round(value.mean, 3)),
         above("the classifier's own error over that of refined predictions", raw),

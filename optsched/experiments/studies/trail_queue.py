@@ -47,6 +47,7 @@ def run_lemma(trial: Row) -> Row:
         replications=trial["replications"],
     )
     simulated = found.response_time.mean
+
     return {
         "simulated": simulated,
         "half_width": found.response_time.half_width,
@@ -78,6 +79,7 @@ def lemma_claims(rows: Sequence[Row]) -> list[Claim]:
         for formula in ("corrected", "printed"):
             what = f"Lemma 1, {formula}; {law}: largest error"
             claims.append(within(what, [row[f"{formula}_error"] for row in here]))
+
         least, most = min(distinct(here, "c")), max(distinct(here, "c"))
         for column, words in (
             ("memory_simulated", "mean memory"), ("simulated", "mean response time"),
@@ -86,16 +88,19 @@ def lemma_claims(rows: Sequence[Row]) -> list[Claim]:
             ratios = [low[load] / high[load] for load in low if load in high]
             if least == most or not ratios:
                 continue  # only some of the trials have run
+
             what = f"{words} at C = {least:g} over C = {most:g}; {law}"
             falls = max(ratios) < 1 if words == "mean memory" else None
             ours = f"{min(ratios):.2f} to {max(ratios):.2f}"
             claims.append(Claim(what, "memory falls, time rises", ours, falls))
+
     if good:
         inside = [abs(r["corrected"] - r["simulated"]) <= r["half_width"] for r in good]
         what = "corrected formula inside the 95 % interval, share of trials"
         claims.append(Claim(what, 0.95, float(np.mean(inside))))
         what = "mean memory, formula against simulation: largest difference"
         claims.append(within(what, [r["memory_simulated"] / r["memory"] - 1 for r in good]))
+
     return claims
 
 
@@ -164,6 +169,7 @@ def run_refined(trial: Row) -> Row:
         replications=trial["replications"],
     )
     simulated = found.response_time.mean
+
     return {
         "simulated": simulated,
         "half_width": found.response_time.half_width,
@@ -187,6 +193,7 @@ def refined_claims(rows: Sequence[Row]) -> list[Claim]:
             what = f"mean response time, hit = {most:g} over {least:g}, load {load:g}"
             ratio = by_hit[most] / by_hit[least]
             claims.append(claim(what, "refinement helps", ratio, lambda v: v < 1, ".3f"))
+
     return claims
 
 

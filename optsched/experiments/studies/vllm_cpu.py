@@ -73,11 +73,13 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     loads = [float(load) for load in parameters["loads"]]
     same = {k: parameters[k] for k in ("folder", "requests", "kv_blocks", "search_s", "bound_s")}
     same |= {"loads": ",".join(f"{load:g}" for load in loads), "seed": seed}
+
     for repetition in range(parameters["repetitions"]):
         for scheduler in SCHEDULERS:
             for load in loads:
                 yield {"source": "measured", "scheduler": scheduler, "load": load,
                        "repetition": repetition, **same}  # fmt: skip
+
     for scheduler in (*SCHEDULERS, "search", "bound"):
         for load in loads:
             yield {"source": "model", "scheduler": scheduler, "load": load,
@@ -91,31 +93,37 @@ def run(trial: Row) -> Row:
     folder, scheduler = Path(trial["folder"]), trial["scheduler"]
     _profile(folder, trial["repetition"] or 0)
     instance = instance_of(trial, _cost(folder, "first"))
+
     if trial["source"] == "measured":
         out = _out(folder, scheduler, trial["repetition"], trial["load"])
         if not out.is_file():
             _replay(trial)
+
         times = read_measured(out)
         times.check(instance)
         assert times.ttft is not None
         later = instance.output_tokens - 1
         tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
+
         return {
             "mean_latency": float(times.latency.mean()), "mean_ttft": float(times.ttft.mean()),
             "mean_tpot": float(tpot.mean()),
             "makespan": float((instance.release + times.latency).max()),
         }  # fmt: skip
+
     cost = _cost(folder, "all")
     if scheduler == "bound":
         total, origin = lower_bound(
             instance, cost_model=cost, objective="tel", time_limit_s=trial["bound_s"]
         )
         return {"mean_latency": None if total is None else total / instance.n, "origin": origin}
+
     if scheduler == "search":
         schedule, _ = improve(instance, cost, Budget(trial["search_s"]), seed=trial["seed"])
         judgement = evaluate(instance, schedule, cost)
     else:
         judgement = judged(instance, SCHEDULERS[scheduler], cost, seed=trial["seed"])
+
     return picked(judgement.metrics, {name: name for name in (*METRICS, "evictions")})
 
 
@@ -133,6 +141,7 @@ def instance_of(trial: Row, cost: BatchCost) -> Instance:
     busy_s = judged(at_once, SCHEDULERS["fcfs"], cost).metrics["makespan"]
     # One request a second would need busy_s / n of each second.
     arrival = base.arrival * busy_s / base.n / trial["load"]
+
     return replace(base, arrival=arrival.round(6), name=f"load-{trial['load']:g}")
 
 
@@ -141,6 +150,7 @@ def _profile(folder: Path, repetition: int) -> None:
     out, model = folder / "profiles" / str(repetition), folder / "model"
     if (out / "done").is_file():
         return
+
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     _optsched(
@@ -165,6 +175,7 @@ def _cost(folder: Path, which: Literal["first", "all"]) -> BatchCost:
         (merged / "steps.csv").write_text("\n".join([head, *rows, ""]), encoding="utf-8")
         found = fit(merged, hardware="cpu", name="cpu")
         write_bytes(found.to_toml().encode(), file)
+
     return load_cost_model(file)
 
 
@@ -178,6 +189,7 @@ def _replay(trial: Row) -> None:
         "num_gpu_blocks_override": trial["kv_blocks"] + 1,  # vLLM keeps one empty
     }  # fmt: skip
     words: list[Any] = []
+
     if scheduler == "priority":
         options["scheduling_policy"] = "priority"
         words = ["--priority", "work", "--cost-model", known]
@@ -185,6 +197,7 @@ def _replay(trial: Row) -> None:
         own = {"policy": SCHEDULERS[scheduler], "cost_model": str(known)}
         options |= {"scheduler_cls": "optsched.engines.vllm.PolicyScheduler",
                     "additional_config": {"optsched": own}}  # fmt: skip
+
     files, outs = [], []
     loads = [float(load) for load in trial["loads"].split(",")]
     for load in loads:
@@ -192,6 +205,7 @@ def _replay(trial: Row) -> None:
         write_instance(instance_of({**trial, "load": load}, cost), file)
         files.append(file)
         outs.append(_out(folder, scheduler, trial["repetition"], load))
+
     outs[0].parent.mkdir(exist_ok=True)
     # One run more, since kernels of every size are slower when they run first.
     files.insert(0, files[int(np.argmax(loads))])
@@ -238,6 +252,7 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
                 near = None if ratio is None else abs(ratio - 1) <= 0.1
                 what = f"load {load:g}: {metric} of {scheduler}: twin over measured"
                 claims.append(Claim(what, "within 10 %", ratio, near))
+
         for scheduler in [name for name in SCHEDULERS if name != "fcfs"]:
             what = f"load {load:g}: mean latency of {scheduler} over fcfs"
             predicted = _ratio(model, scheduler)
@@ -245,6 +260,7 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
                 Claim(f"{what}, predicted", "not in the paper", predicted),
                 Claim(f"{what}, measured", "not in the paper", _spread(real, scheduler)),
             ]
+
         known = [row["mean_latency"] for row in model if row["scheduler"] != "bound"]
         bound = mean(model, "mean_latency", scheduler="bound")
         for scheduler in SCHEDULERS:
@@ -252,6 +268,7 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
             for name, least in (("best known", min(known, default=None)), ("bound", bound)):
                 what = f"load {load:g}: mean latency, {scheduler} measured over the {name}"
                 claims.append(Claim(what, "not in the paper", over(value, least)))
+
     return claims
 
 
@@ -269,6 +286,7 @@ def _spread(rows: Sequence[Row], scheduler: str) -> str | None:
     ]
     if not each:
         return None
+
     return f"{np.mean(each):.3f} ({min(each):.3f} to {max(each):.3f}, {len(each)} repetitions)"
 
 

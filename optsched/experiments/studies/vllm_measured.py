@@ -55,23 +55,28 @@ def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Me
     data = os.environ.get("OPTSCHED_DATA")
     if not folder and data is None:
         raise InputError("folder: found none; expected one, or OPTSCHED_DATA with llmservingsim")
+
     path = Path(folder or Path(data or "") / "llmservingsim") / name
     if not (path / "meta.json").is_file():
         raise InputError(f"{path / 'meta.json'}: no such file; expected a measured run")
+
     first = name.partition("-")[0]
     known = max((one for one in DEVICES if name.startswith(one)), key=len, default=first)
     peak = device(known)
     if link_gb_s:
         peak = replace(peak, link_gb_s=link_gb_s)
+
     cost = fit(path, hardware=peak).cost_model
     meta = read_object(path / "meta.json", "a measured run")
     engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
     block = cache.get("block_size", 16)
     tokens = cache.get("num_kv_tokens", cost.kv_capacity_tokens)
+
     if tokens is None:
         raise InputError(
             f"{path / 'meta.json'}: kv_cache: found no KV tokens; expected num_kv_tokens"
         )
+
     limits = Limits(
         max_batch_tokens=engine["max_num_batched_tokens"], max_running=engine["max_num_seqs"]
     )
@@ -82,6 +87,7 @@ def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Me
     )  # fmt: skip
     assert report.measured is not None
     instance = replace(instance, name=name, limits=limits, chunked_prefill=True)
+
     return instance, replace(report.measured, instance_sha256=instance.sha256), cost
 
 
@@ -112,14 +118,17 @@ def run(trial: Row) -> Row:
     if scheduler == "bound":
         value, origin = _bound(instance, cost, trial["found"], trial["bound_s"])
         return {"mean_latency": value, "origin": origin}
+
     if scheduler == SHORTER:
         kept = (1 - trial["found"]) * instance.prompt_tokens
         shorter = np.maximum(1, np.rint(kept).astype(np.int64))
         instance, scheduler = replace(instance, prompt_tokens=shorter), TWIN
+
     if scheduler == "search":
         schedule, _ = improve(instance, cost, Budget(trial["search_s"]), seed=trial["seed"])
     else:
         schedule = _scheduled(instance, scheduler, cost, trial["seed"])
+
     metrics = evaluate(instance, schedule, cost).metrics
     return picked(metrics, dict(zip(METRICS, METRICS, strict=True)))
 
@@ -139,6 +148,7 @@ def _of_measured(instance: Instance, times: Measured) -> Row:
     later = instance.output_tokens - 1
     last = float((instance.release + times.latency).max())
     tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
+
     return {
         "mean_latency": float(times.latency.mean()), "mean_ttft": float(times.ttft.mean()),
         "mean_tpot": float(tpot.mean()), "makespan": last,
@@ -158,6 +168,7 @@ def _bound(
     )
     best: tuple[float | None, str | None] = (None, None)
     longest = int(instance.prompt_tokens.max())
+
     for one in cost.minorants:
         total, origin = lower_bound(
             roomier, cost_model=one, objective="tel", time_limit_s=limit_s / len(cost.minorants)
@@ -166,6 +177,7 @@ def _bound(
         value = (total or 0.0) / instance.n - one.layers * each * free / 1000
         if best[0] is None or value > best[0]:
             best = max(0.0, value), origin
+
     return best
 
 
@@ -181,10 +193,12 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
                 near = None if value is None else abs(value - 1) <= 0.05
                 what = f"{name}: {metric} of {twin} over measured"
                 claims.append(Claim(what, "within 5 %", value, near))
+
         known = {k: row["mean_latency"] for k, row in mine.items()
                  if k not in ("measured", "bound", SHORTER)}  # fmt: skip
         if not known or "bound" not in mine:
             continue
+
         best, bound = min(known, key=known.__getitem__), mine["bound"]["mean_latency"]
         what = f"{name}: mean latency, "
         claims += [
@@ -194,6 +208,7 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
                   over(real.get("mean_latency"), known[best])),
             Claim(f"{what}best known over the bound", "not in the paper", over(known[best], bound)),
         ]  # fmt: skip
+
     return claims
 
 

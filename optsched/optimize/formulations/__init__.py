@@ -44,6 +44,7 @@ def _registry() -> Registry[Formulation]:
     modules = list(modules_of(__name__, deep=True))
     own = [vars(module)["FORMULATION"] for module in modules if hasattr(module, "FORMULATION")]
     methods = {formulation.name: dict(formulation.methods) for formulation in own}
+
     for module in modules:
         for name, further in getattr(module, "METHODS", {}).items():
             twice = set(further) & set(methods[name])
@@ -52,10 +53,13 @@ def _registry() -> Registry[Formulation]:
                     f"{module.__name__}: found second methods {sorted(twice)} of {name}; expected "
                     "new names"
                 )
+
             methods[name] |= further
+
     found: Registry[Formulation] = Registry("formulation:", error=UsageError)
     for formulation in own:
         found.add(formulation.name, replace(formulation, methods=methods[formulation.name]))
+
     return found
 
 

@@ -184,6 +184,7 @@ def demands(instance: Instance) -> frozenset[str]:
         wanted.add("chunked_prefill")
     if (instance.arrival != instance.arrival[0]).any():
         wanted.add("arrivals")
+
     return frozenset(wanted)
 
 
@@ -237,11 +238,13 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
             f"method: found {name!r}; expected, for formulation {formulation.name}, one of "
             + ", ".join(sorted(methods))
         )
+
     lacks = _lacks(formulation, methods[name], task)
     if lacks:
         able = [m for m in sorted(methods) if not _lacks(formulation, methods[m], task)]
         advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
         raise UsageError(f"method: found {name}, which cannot do {', '.join(lacks)}; {advice}")
+
     return methods[name]
 
 
@@ -249,9 +252,11 @@ def _lacks(formulation: Formulation, method: Method, task: Task) -> list[str]:
     lacks = [f"objective {o!r}" for o in task.names if o not in method.objectives]
     if len(task.objective) > 1 and not method.lexicographic:
         lacks.append("several objectives")
+
     wanted = demands(task.instance) & formulation.switches
     lacks += sorted(wanted - method.switches)
     needed = features_of(task.instance, task.cost_model, task.workers)
     lacks += sorted(needed - method.features)
     given = {key for key, value in task.extras.items() if value not in (None, False)}
+
     return lacks + sorted(given - method.extras)

@@ -43,21 +43,25 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
             f"method: found split for {n} requests; expected at most {MAX_REQUESTS}, or another "
             "method"
         )
+
     answers: dict[int, Answer] = {}
     for members in range(1, 2**n):
         left = options.after(work_time() - begin)
         stopped = options.stop is not None and options.stop.is_set()
         if stopped or left.time_limit <= 0:
             return Answer(Status.NO_INCUMBENT, native_status="time limit")
+
         answers[members] = _alone(task, members, replace(left, progress=None, warm_start=None))
         if answers[members].status is not Status.OPTIMAL:
             return Answer(Status.NO_INCUMBENT, native_status=answers[members].native_status)
+
     join: Callable[[float, float], float] = max if name == "makespan" else operator.add
     sign = -1.0 if task.objective[0].maximized else 1.0
 
     def best(values: dict[int, float]) -> tuple[float, list[int]]:
         if name not in _TOTALS:  # means and shares: the requests' part of the sum over all
             values = {m: value * m.bit_count() for m, value in values.items()}
+
         found = {0: (0.0, list[int]())} | {m: (value, [m]) for m, value in values.items()}
         for _ in range(min(task.workers, n) - 1):
             more = dict(found)
@@ -68,22 +72,28 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
                     both = join(values[part], rest)
                     if sign * both < sign * more[members][0]:
                         more[members] = both, [part, *parts]
+
                     part = (part - 1) & members
+
             found = more
+
         value, parts = found[2**n - 1]
         if name == "slo_attainment":
             value = round(value)
+
         return value if name in _TOTALS else value / n, parts
 
     level: float | None
     level, parts = best({m: a.objective or 0.0 for m, a in answers.items()})
     bound, _ = best({m: a.bound or 0.0 for m, a in answers.items()})
     schedule = _joined(task, {members: answers[members] for members in parts})
+
     if name == "slo_attainment":
         # The clock of all begins with the first arrival of all. A time that is its limit in one
         # clock may be above it in another, by rounding.
         limits = service_limits(task.objective)
         level = task.objective[0].of(evaluate(task.instance, schedule, task.cost_model, **limits))
+
     return Answer(
         Status.OPTIMAL,
         schedule,
@@ -106,6 +116,7 @@ def _alone(task: Task, members: int, options: SolveOptions) -> Answer:
     own = replace(task, instance=part, workers=1)
     model = get("hindsight" if part.in_rounds else "infermax")
     name = automatic(model, own)
+
     return check_method(model, name, own).run(own, options)
 
 
@@ -119,7 +130,9 @@ def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:
             assert answer.schedule.starts is not None
             mine = _members(members, instance.n)
             starts[mine], place[mine] = answer.schedule.starts, worker
+
         return runs_on(instance, starts, place)
+
     found = []
     for members, answer in parts.items():
         assert answer.schedule is not None
@@ -127,6 +140,7 @@ def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:
         own = instance.subset(who)
         found.append(part_of(answer.schedule, who, Job(own, own, task.cost_model)))
         mode = answer.schedule.evict_mode
+
     return joined(Job(instance, instance, task.cost_model), mode, found)
 
 

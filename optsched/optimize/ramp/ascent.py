@@ -22,7 +22,9 @@ def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, to
         s = 0.0
         for j in range(n):
             s += gram[i, j] * weight[j]
+
         grad[i] = step * s + linear[i]
+
     for _ in range(steps):
         low, high = 0, -1
         for i in range(n):
@@ -30,15 +32,18 @@ def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, to
                 low = i
             if weight[i] > 0.0 and (high < 0 or grad[i] > grad[high]):
                 high = i
+
         gap = grad[high] - grad[low]
         if gap <= tol:
             break
+
         curve = step * (gram[low, low] + gram[high, high] - 2.0 * gram[low, high])
         move = weight[high] if curve <= 1e-12 else min(weight[high], gap / curve)
         if move == weight[high]:
             weight[high] = 0.0
         else:
             weight[high] -= move
+
         weight[low] += move
         for i in range(n):
             grad[i] += step * move * (gram[i, low] - gram[i, high])
@@ -77,9 +82,11 @@ class Bundle:
             (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
         ).any():  # fmt: skip
             return
+
         if self.pieces >= _MAX_PIECES:
             order = np.argsort(-self.weight[:-1], kind="stable")[: _MAX_PIECES * 2 // 3]
             self.keep(np.sort(np.append(order, self.pieces - 1)))
+
         row = self.slopes @ slope
         gram = np.empty((self.pieces + 1, self.pieces + 1))
         gram[:-1, :-1], gram[-1, :-1], gram[:-1, -1] = self._gram, row, row
@@ -104,11 +111,13 @@ class Bundle:
             self.weight[np.argmin(linear)] = 1.0
         else:
             self.weight /= total
+
         low = float(linear.min())
         tol = 1e-4 * max(1.0, abs(low - self.value) if np.isfinite(self.value) else 1.0)
         _simplex_qp(self._gram, linear - low, self.step, self.weight, _STEPS, tol)
         point = self.center + self.step * (self.weight @ self.slopes)
         self.predicted = float((self.at_zero + self.slopes @ point).min())
+
         return np.asarray(point)
 
     def observe(self, point: NDArray[np.float64], value: float) -> bool:
@@ -119,10 +128,12 @@ class Bundle:
             self._nulls = 0
             self.center, self.value = point.copy(), value
             return True
+
         self._nulls += 1
         if gain > 0:
             self.center, self.value = point.copy(), value
         if self._nulls >= 4:
             self.step *= 0.7
             self._nulls = 2
+
         return gain > 0

@@ -108,6 +108,7 @@ class Climb:
         if rung < 0:
             states = min(first, room / 4) / _first_nodes(r)
             return min(last, ladder.finest(0, states)), Growth(0.0, value)
+
         if rung < last:
             per_state = self.share * self.nodes / ladder.states(rung)
             states = min(room, max(first, _GROWTH * self.nodes)) / per_state
@@ -118,6 +119,7 @@ class Climb:
                 if self._expected(rung + kinds) * self.nodes <= room:
                     to = rung + kinds
                     break
+
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
     def take(self, to: int, max_nodes: int, value: int) -> None:
@@ -127,9 +129,11 @@ class Climb:
             r.use_floors(self.ladder.steps[to], max_nodes)
             self.rung = to
             return
+
         before, predicted, expected = self.nodes, self._predicted(to), self._expected(to)
         seen = self.seen[self.rung, to] = self._seen(to)
         part = Growth(expected, value).part(r.upper, r.graph_bound)
+
         try:
             if rung < last:
                 r.use_floors(self.ladder.steps[to], max_nodes)
@@ -140,9 +144,11 @@ class Climb:
             seen.learn(max_nodes / before, expected, part)
             seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
             raise
+
         seen.learn(r.made / before, expected, part)
         if rung < last:
             self.share *= seen.growth / predicted
+
         self.rung = to
 
     def _seen(self, to: int) -> Seen:
@@ -152,6 +158,7 @@ class Climb:
         """Return the growth up to a rung if it is as large as at the step before."""
         if self.rung >= len(self.ladder.steps) - 1:
             return float(2.0 ** (to - self.rung))
+
         return self.share * self.ladder.states(to) / self.ladder.states(self.rung)
 
     def _expected(self, to: int) -> float:

@@ -115,6 +115,7 @@ def refused(relaxation: Relaxation) -> str:
         return f"found an output of {jobs.output.max()} tokens; expected at most {MAX_OUTPUT}"
     if r.copies.max() > MAX_COPIES:
         return f"found {r.copies.max()} equal requests; expected at most {MAX_COPIES}"
+
     return ""
 
 
@@ -151,6 +152,7 @@ def finish(
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
+
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
@@ -163,6 +165,7 @@ def finish(
             before = max(2, sum(shown.labels))
             if reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
                 max_labels = max(max_labels, at_end)
+
             room = min(_AHEAD * before, _SHARE * (max_labels - spent))
             target = reach(relaxation, room)
             if room < _MORE * before:
@@ -172,21 +175,26 @@ def finish(
                 and reach(relaxation, _SHARE * (max_labels - spent)) <= relaxation.bound
             ):
                 return  # more than is proved will not be shown
+
         target = min(target, relaxation.upper)
         part = relaxation.below(target, part)
         relaxation.take(part)  # its multipliers alone may have shown more
+
         if part.closed:
             shown = Finished(target, None, [])
         else:
             spent += part.graph.nodes / _NODES_PER_LABEL
             if max_labels - spent < 1:
                 return
+
             allowed = int(min(max_labels - spent, _MAX_LABELS))
             shown = enumerate_below(part, allowed, like=shown, over=over)
             if shown is None:
                 return
+
             part.enumerated(shown.bound, shown.starts)
             spent += sum(shown.labels)
+
         relaxation.shown.append((target, shown))
         relaxation.take(part)
 
@@ -200,6 +208,7 @@ def reach(relaxation: Relaxation, labels: float) -> int:
         near, fewer = points[-2]
     if far <= near or labels < 2:
         return far
+
     slope = max(more - fewer, 1.0) / (far - near)
     return far + max(1, int((math.log(labels) - more) / slope))
 
@@ -212,6 +221,7 @@ def samples(
         labels = enumeration_of(relaxation, over)
     except _Ended:
         return
+
     yield None
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
     while width <= widest and not relaxation.closed:
@@ -257,6 +267,7 @@ def enumerate_below(
         labels.start()
         labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
         steps, sizes = [], []
+
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
             layer, found = labels.layer, labels.placements
@@ -271,6 +282,7 @@ def enumerate_below(
                 return Finished(upper, None, sizes) if width is None else None
     except (TooLarge, _Ended):
         return None
+
     return _best(relaxation, upper, labels, steps, sizes)
 
 
@@ -292,9 +304,11 @@ def _best(
     total = labels.totals() - r.latency_offset
     if total.min() >= upper:
         return Finished(upper, None, sizes)
+
     at = int(labels.labels[np.argmin(total)])
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):
         at, kinds[m], passed[m] = steps[m][at]
+
     starts = r.starts(kinds, np.cumsum(passed))
     return Finished(r.jobs.total(starts), starts, sizes)

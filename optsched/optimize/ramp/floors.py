@@ -43,16 +43,20 @@ def _of_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any
     table = np.zeros((width + 1, cells + 1))
     table[0, 0] = 1.0
     heaviest = (low + limit.shape[0] - 1) // unit
+
     for above in range(limit.shape[0] - 1, -1, -1):
         if stop[0] != 0:
             break
+
         weight = (low + above) // unit
         for k in range(1, min(width, limit[above]) + 1):
             for total in range(k * weight, min(cells, k * heaviest) + 1):
                 table[k, total] += table[k - 1, total - weight]
+
     out = np.zeros(cells + 1)
     for k in range(width + 1):
         out += table[k]
+
     return out
 
 
@@ -67,6 +71,7 @@ def _of_both(counts: Any, others: Any, stop: Any) -> Any:
         if others[added] != 0.0:
             for total in range(added, cells):
                 out[total] += others[added] * counts[total - added]
+
     return out
 
 
@@ -93,16 +98,19 @@ def count_multisets(
     cells = capacity // unit
     counts = np.zeros(cells + 1)
     counts[0] = 1.0
+
     for f in np.unique(floor):
         members = floor == f
         low = max(int(f), 1)
         limit = np.zeros(max(int(peak[members].max()) + 1 - low, 1), dtype=np.int64)
         for p, number in zip(peak[members], copies[members], strict=True):
             limit[: max(int(p) + 1 - low, 0)] += number
+
         width = int(min(limit[0], capacity // low))
         counts = _of_both(counts, _of_class(limit, low, unit, width, cells, flag), flag)
         if flag[0]:
             raise Interrupted
+
     return float(counts.sum())
 
 
@@ -138,10 +146,12 @@ class Ladder:
             self._states[step] = count_multisets(
                 r.peak, self.steps[step], r.copies, r.jobs.capacity, r.stop
             )  # fmt: skip
+
         return self._states[step]
 
     def finest(self, since: int, states: float) -> int:
         """Return the last step from ``since`` on with at most so many states, else ``since``."""
         while since + 1 < len(self.steps) and self.states(since + 1) <= states:
             since += 1
+
         return since

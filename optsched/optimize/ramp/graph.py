@@ -37,13 +37,16 @@ def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
     nodes = arc_start.shape[0] - 1
     out = np.empty(nodes, dtype=np.int32)
     out[nodes - 1] = 0
+
     for u in range(nodes - 2, -1, -1):
         best = np.int32(INFINITE)
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
             c = np.int32(out[np.uint32(arc_target[a])] + value[np.uint32(arc_label[a])])
             best = min(best, c)
+
         # A node without a way to the end stays so, whatever negative costs lead there.
         out[u] = best if best < INFINITE // 2 else INFINITE
+
     return out
 
 
@@ -53,6 +56,7 @@ def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
     nodes = arc_start.shape[0] - 1
     out = np.full(nodes, INFINITE, dtype=np.int32)
     out[0] = 0
+
     for u in range(nodes - 1):
         here = out[u]
         if here >= INFINITE // 2:
@@ -60,6 +64,7 @@ def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
             v = np.uint32(arc_target[a])
             out[v] = min(out[v], np.int32(here + value[np.uint32(arc_label[a])]))
+
     return out
 
 
@@ -93,6 +98,7 @@ def least_totals(
             total = max(-(-cost // latency.scale) - latency.offset, low)
             if total < high:
                 count[total - low] += 1
+
     return count
 
 
@@ -119,14 +125,17 @@ def pruned(
     out_backward = np.empty(nodes, dtype=np.int32)
     kept = 0
     arcs = np.uint64(0)
+
     for u in range(nodes):
         here = np.int64(forward[u])
         slack = cutoff - here
         if here >= INFINITE or backward[u] > slack:
             continue
+
         number[u] = kept
         start[kept], out_loop[kept], out_backward[kept] = arcs, loop[u], backward[u]
         kept += 1
+
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
             v = np.uint32(arc_target[a])
             cost = value[np.uint32(arc_label[a])]
@@ -134,9 +143,11 @@ def pruned(
                 target[arcs], label[arcs] = v, arc_label[a]
                 arcs += np.uint64(1)
                 forward[v] = min(forward[v], np.int32(here + cost))
+
     start[kept] = arcs
     for a in range(arcs):
         target[a] = number[np.uint32(target[a])]
+
     graph = start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept]
     return graph, out_backward[:kept]
 
@@ -160,6 +171,7 @@ def best_path(
     number = np.empty(256, dtype=np.int32)
     length = 0
     u = 0
+
     while u != end:
         if length == symbols.shape[0]:
             symbols, number = _twice(symbols), _twice(number)
@@ -169,14 +181,17 @@ def best_path(
                 backward[arc_target[a]] + value[label] == backward[u]
             ):
                 break
+
         if label >= first_mask:
             symbols[length] = kind[label]
             number[length] = -1
         else:
             symbols[length] = ROUND if label < join else (JOIN if label == join else END)
             number[length] = label
+
         length += 1
         u = arc_target[a]
+
     return symbols[:length].copy(), number[:length].copy()
 
 
@@ -199,13 +214,17 @@ def accepts(
                 hit = label == join
             else:
                 hit = join < label < first_mask
+
             if hit:
                 found = arc_target[a]
                 break
+
         if found < 0:
             if symbols[k] == ROUND and loop[u] >= 0:
                 found = u
             else:
                 return False
+
         u = found
+
     return u == arc_start.shape[0] - 2

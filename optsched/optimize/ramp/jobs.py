@@ -66,12 +66,14 @@ class Jobs:
         for i in range(self.n) if members is None else members:
             k, o = int(starts[i]), int(self.output[i])
             used[k + 1 : k + 1 + o] += self.first_kv[i] + np.arange(o)
+
         return used
 
     def feasible(self, starts: NDArray[np.int64]) -> bool:
         """Whether starts respect arrivals and the KV capacity."""
         if (starts < self.arrival).any():
             return False
+
         rounds = int((starts + self.output).max()) + 1
         return bool(self.used(starts, rounds).max() <= self.capacity)
 
@@ -87,6 +89,7 @@ def periods(instance: Instance) -> list[Jobs]:
     order = np.argsort(instance.arrival, kind="stable")
     block = blocks_of(instance).of[order]
     out = []
+
     for index in np.split(order, np.flatnonzero(np.diff(block)) + 1):
         arrival = instance.arrival[index].astype(np.int64)
         out.append(
@@ -98,6 +101,7 @@ def periods(instance: Instance) -> list[Jobs]:
                 index=index,
             )
         )
+
     return out
 
 

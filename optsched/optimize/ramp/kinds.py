@@ -34,12 +34,14 @@ def merged_kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
         triples, axis=0, return_inverse=True, return_counts=True
     )  # fmt: skip
     kind_of, copies = kind_of.reshape(-1), copies.astype(np.int64)
+
     while len(kinds) > MAX_KINDS:
         ready, peak, floor = kinds.T
         heavy, light = np.maximum.outer(peak, peak), np.minimum.outer(peak, peak)
         cost = (heavy - light) * (heavy + light) / 2
         if jobs.arrival.any():
             cost += np.abs(np.subtract.outer(ready, ready)) * light
+
         cost = cost * np.minimum.outer(copies, copies)
         cost[np.not_equal.outer(floor, floor) | np.eye(len(kinds), dtype=bool)] = np.inf
         i, j = sorted(int(k) for k in np.unravel_index(np.argmin(cost), cost.shape))
@@ -47,6 +49,7 @@ def merged_kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
         copies[i] += copies[j]
         kinds, copies = np.delete(kinds, j, axis=0), np.delete(copies, j)
         kind_of = np.where(kind_of == j, i, kind_of - (kind_of > j))
+
     return *(np.ascontiguousarray(c) for c in kinds.T), kind_of, copies
 
 
@@ -55,19 +58,23 @@ def unsupported(jobs: Jobs) -> str:
     floors = len(np.unique(jobs.first_kv))
     if floors > MAX_KINDS:
         return f"found {floors} lengths of prompts in a busy period; expected at most {MAX_KINDS}"
+
     clock = needed_clock(jobs)
     if clock * jobs.n > _MAX_CLOCK:
         return (
             f"found {clock} rounds with a clock for {jobs.n} requests; expected a product of at "
             f"most {_MAX_CLOCK}"
         )
+
     if (jobs.capacity + 1) * jobs.n >= 2**31:
         return (
             f"found a KV capacity of {jobs.capacity} for {jobs.n} requests; expected "
             "(capacity + 1) * requests < 2**31"
         )
+
     if scale_of(jobs) < 1:
         return "found total latencies too large for 32-bit sweeps; expected fewer or shorter runs"
+
     return ""
 
 

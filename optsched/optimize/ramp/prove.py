@@ -70,7 +70,9 @@ def prove(
         line = in_line(jobs)
         if starts is None or jobs.total(line) < jobs.total(starts):
             starts = line
+
         return Proof(jobs, starts, jobs.total(starts), outputs, note="too long a time axis")
+
     annealing = Annealing(jobs, rng, starts)
     proof = Proof(jobs, annealing.starts, annealing.value, outputs)
     lock, told = threading.Lock(), [-1, sys.maxsize]
@@ -89,13 +91,16 @@ def prove(
         orders, end = min(orders, _FIRST_ORDERS), _End(deadline, stop, gap)
         _prove(proof, annealing, orders, None, end, tell, tuning)
         return proof
+
     with Helper(annealing, deadline, stop, tell) as helper:
         end = _End(deadline, helper.halt, gap)
         _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, end, tell, tuning)
+
     _take(proof, helper.relaxation)
     annealing.offer(helper.annealing.starts)
     proof.starts, proof.value = annealing.starts, annealing.value
     tell(proof.bound, proof.value)
+
     return proof
 
 
@@ -139,11 +144,14 @@ def _prove(
             _take(proof, helper.relaxation)
             if helper.annealing.value < annealing.value:
                 annealing.offer(helper.annealing.starts)
+
         if relaxation is not None:
             while relaxation.found:
                 annealing.offer(relaxation.found.pop())
+
             relaxation.offer(annealing.value)
             _take(proof, relaxation)
+
         proof.starts, proof.value = annealing.starts, annealing.value
         tell(proof.bound, proof.value)
 
@@ -154,15 +162,19 @@ def _prove(
     update()
     if over() or jobs.n == 1:
         return
+
     begin = work_time()
     anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     update()
     proof.note = unsupported(jobs)
+
     if proof.note:
         while not over() and deadline < math.inf:
             anneal(annealing, 100 * CHUNK, deadline, stop)
             update()
+
         return
+
     room = min(MAX_NODES, RATE * (deadline - work_time()))
     try:
         clock = _clock(jobs, room, annealing.value, stop, over, tuning)
@@ -170,6 +182,7 @@ def _prove(
     except Interrupted:
         proof.note = "stopped"
         return
+
     tried: set[int] = set()
     while clock not in tried:
         tried.add(clock)
@@ -182,11 +195,13 @@ def _prove(
             proof.note = "stopped"
         except TooLarge:
             proof.note = TOO_LARGE
+
         update(relaxation)
         if over():
             break
         if proof.note != TOO_LONG:
             clock = needed
+
     while proof.note and not over() and deadline < math.inf:
         look(annealing, deadline, stop)
         update(relaxation)
@@ -212,22 +227,27 @@ def _clock(
     clock = int(((pairs <= tuning.whole_clock) | (nodes <= _CLOCK_PART * room)).sum()) - 1
     if pairs[clock] <= tuning.whole_clock or nodes[clock] <= tuning.clocked_nodes:
         return clock
+
     coarse = Relaxation(jobs, value, stop, horizon=clock, tuning=tuning)
     ladder = Ladder(coarse)
     floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
     least = -math.inf
+
     while clock and not over():
         try:
             coarse.use_floors(floors)
         except TooLarge:
             break
+
         coarse.ascend()
         if coarse.graph_bound < least:
             break
+
         least = max(least, coarse.graph_bound - tuning.lost * value)
         clock, pi = coarse.clock, coarse.pi
         coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock), tuning=tuning)
         coarse.pi = pi
+
     return clock
 
 
@@ -253,16 +273,20 @@ def prove_all(
     parts = periods(instance)
     rng = np.random.default_rng(seed)
     proofs: list[Proof] = []
+
     for jobs in parts:
         given = None
         if starts is not None:
             given = starts[jobs.index] - instance.arrival[jobs.index] + jobs.arrival
+
         line = in_line(jobs) if given is None else given
         proofs.append(Proof(jobs, line, jobs.total(line), int(jobs.output.sum())))
+
     for k, jobs in enumerate(parts):
         now = work_time()
         if now >= deadline or flag[0]:
             break
+
         bounds = sum(p.bound for p in proofs) - proofs[k].bound
         values = sum(p.value for p in proofs) - proofs[k].value
 
@@ -281,4 +305,5 @@ def prove_all(
             threads=threads,
             tuning=tuning,
         )
+
     return proofs

@@ -155,6 +155,7 @@ class Refinement:
             self._climb_on()
             if self.over():
                 return ""
+
             proved = self.climb.relaxation.closed
             if not proved:
                 if self.climb.ended:
@@ -162,17 +163,21 @@ class Refinement:
                 if self.hurried:
                     self._use_up()
                     return TOO_LONG
+
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
+
             factor = _CAREFUL * self._left / (work_time() - self.begin)
             if factor < _WORTH:
                 self._use_up()
                 return TOO_LONG
+
             factor = factor if factor < _LAST else _RAISE
             self.budget = min(MAX_NODES, factor * self.budget)
             last, self.climb = self.climb.relaxation.upper, self.base.fork()
             self.climb.relaxation.offer(self.annealing.value)
             target = self._further(last, factor) if proved else self.annealing.value
+
             if target < self.annealing.value:
                 self.climb.relaxation.cut(target)
                 self.update(self.climb.relaxation)
@@ -185,10 +190,13 @@ class Refinement:
             self.hurried = timely < _SOON * self.budget
             room = min(timely if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(room, self.annealing.value)
+
             if self._growth(growth) * self.climb.nodes > _NEARLY * room:
                 if not self._lower(room, growth):
                     break
+
                 continue
+
             self.start = work_time()
             try:
                 max_nodes = int(2 * room) if growth.factor else MAX_NODES
@@ -196,7 +204,9 @@ class Refinement:
             except TooLarge:
                 if not self._lower(room, self.climb.plan(room, self.annealing.value)[1]):
                     break
+
                 continue
+
             if self.climb.relaxation.graph is not None:
                 self._settle()
 
@@ -219,6 +229,7 @@ class Refinement:
         if self._whole:
             self.base, self.climb = self.climb, self.climb.fork()
             self.begin = work_time()  # the next target begins here, too
+
         self.climb.relaxation.cut(target)
         self.update(self.climb.relaxation)
         return True
@@ -233,6 +244,7 @@ class Refinement:
         nodes = factor * sizes[last - 1 - relaxation.bound]
         target = relaxation.bound + int(np.searchsorted(sizes, nodes, side="right"))
         target = max(target, last + 1, self.proof.bound + 1)
+
         return value if value - last <= _NEARLY * (target - last) else target
 
     def _settle(self) -> None:
@@ -245,6 +257,7 @@ class Refinement:
         while True:
             if relaxation.graph.nodes > large_nodes:
                 relaxation.prune()
+
             large = relaxation.graph.nodes > large_nodes
             middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
             relaxation.ascend(until=middle if large else None)
@@ -253,10 +266,12 @@ class Refinement:
                 return
             if not large or relaxation.graph_bound < middle:
                 break
+
         if nodes >= large_nodes:
             self.rate = nodes / (work_time() - self.start)
         if self._whole and _close(relaxation):
             self._follow_some(relaxation, _FOLLOWED * (work_time() - self.start))
+
         orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
         now = work_time()
         self.search(orders, min(self.deadline, now + _SEARCHED * (now - self.start)))
@@ -271,17 +286,22 @@ class Refinement:
             return
         if relaxation.graph.nodes > _TABLES * self._left:
             return
+
         found = samples(relaxation, self.over)
         next(found)
         begin = before = work_time()
+
         for starts in found:
             if starts is not None:
                 self.annealing.offer(starts)
                 self.update(relaxation)
+
             now = work_time()
             if self.over() or now + WIDER * (now - before) > begin + seconds:
                 break
+
             before = now
+
         relaxation.prune()
 
     def _enumerate(self, nodes: int) -> None:
@@ -291,6 +311,7 @@ class Refinement:
             room = min(self.budget, MAX_NODES)
             growth = self._growth(self.climb.plan(room, self.annealing.value)[1])
             at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self._left))
+
         labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
         finish(relaxation, labels, self.over, at_end)
         self.update(relaxation)
@@ -304,10 +325,12 @@ class Refinement:
             parts = []  # the second thread does so
         elif self.helper is None and not self._whole:
             parts.append(self.base)
+
         for part in parts:
             relaxation = part.relaxation
             relaxation.offer(self.annealing.value)
             relaxation.bound = max(relaxation.bound, self.proof.bound)
+
             if not self.over() and part.rung >= 0 and _close(relaxation):
                 relaxation.prune()
                 self._follow_some(relaxation, _FOLLOWED * self._left)

@@ -205,6 +205,7 @@ class Relaxation:
         reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
+
         from optsched.bounds.checker.period import Period, outward
         from optsched.bounds.checker.states import Kinds
         from optsched.optimize.ramp import graph as ramp_graph
@@ -215,6 +216,7 @@ class Relaxation:
         self.clock = needed_clock(jobs)
         if self.horizon is not None:
             self.clock = min(self.clock, self.horizon)
+
         self.scale = scale_of(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         order = np.argsort(self.kind_of, kind="stable")
@@ -286,6 +288,7 @@ class Relaxation:
         other.period = self.period.fork()
         other.counted, other.found, other.shown = set(self.counted), [], list(self.shown)
         other._chain, other._paths = list(self._chain), list(self._paths)
+
         return other
 
     def below(self, target: int, like: Relaxation | None = None) -> Relaxation:
@@ -317,6 +320,7 @@ class Relaxation:
         self.prune()
         if like is not None:
             self.pi, self._paths, self._step = like.pi, like._paths, like._step
+
         self.ascend()
         self.prune()
 
@@ -350,12 +354,14 @@ class Relaxation:
         """
         if not self._chain:  # `backward` does not say anything yet
             return np.full(self.upper - self.bound, np.inf)
+
         shift = int((self.copies * self.pi).sum())
         latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
         least = self._kernels.least_totals(
             *self.arcs, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
         targets = np.arange(self.bound + 1, self.upper + 1)
+
         return np.asarray(np.cumsum(least) * growth.below(targets, self.graph_bound))
 
     def target(self, nodes: float, growth: Growth = _SAME) -> int:
@@ -433,9 +439,11 @@ class Relaxation:
         self._chain.append(level)
         self._deleted, self.shown = False, []
         self.graph = outward(period.graph) if is_left else None
+
         if self.graph is None:
             self._prove(self.upper)
             return
+
         _, self.backward, path = self._evaluate(self.pi)
         if self.backward[0] >= self._kernels.INFINITE:
             self._prove(self.upper)
@@ -467,6 +475,7 @@ class Relaxation:
         """
         if starts is not None:
             self._offer_starts(starts)
+
         self._prove(bound, [Level(None, [], None)])
 
     def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
@@ -506,6 +515,7 @@ class Relaxation:
         self.evaluations += 1
         if backward[0] >= kernels.INFINITE:
             return 0, backward, None
+
         path = kernels.best_path(*arcs, value, backward, kind, period.join, period.fixed)
         self._read(path[0])
         return int(backward[0]) + int((self.copies * pi).sum()), backward, path
@@ -515,6 +525,7 @@ class Relaxation:
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
         if (counts != self.copies).any():
             return
+
         steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
         self._offer_starts(self.starts(symbols[symbols >= 0], steps))
 
@@ -546,6 +557,7 @@ class Relaxation:
         order = np.argsort(kinds, kind="stable")
         back[np.argsort(self.kind_of, kind="stable")] = np.asarray(steps)[order]
         end = int((back + self.jobs.output + self.jobs.arrival).max())
+
         return end - back - self.jobs.output
 
     def ascend(
@@ -569,13 +581,16 @@ class Relaxation:
         """
         if self.graph is None or self.closed:
             return
+
         from optsched.optimize.ramp.ascent import Bundle
 
         if self._deleted:
             self._chain.append(Level(None, [], self.pi[self.kind_of]))
             self._deleted = False
+
         if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
+
         kernels, period, arcs = self._kernels, self.period, self.arcs
         bundle = Bundle(self.pi / self.scale, self._step)
         for path in self._paths:
@@ -583,25 +598,32 @@ class Relaxation:
                 *arcs, self.graph.loop, period.labels.mask, period.join, period.fixed, path[0]
             ):
                 bundle.add(*self._piece(path))
+
         best, self.backward, path = self._evaluate(self.pi)
         bundle.value = best / self.scale
         bundle.add(*self._piece(path))
         self._note(best)
+
         for _ in range(evaluations):
             if self.closed or self.stop[0] or (until is not None and self.graph_bound >= until):
                 break
+
             point = bundle.propose()
             gap = self.upper + self.latency_offset - bundle.value
             if bundle.predicted - bundle.value < max(tolerance * gap, 2 / self.scale):
                 break
+
             pi = self._clipped(point * self.scale)
             total, backward, path = self._evaluate(pi)
             self._paths.append(path)
             bundle.add(*self._piece(path))
+
             if total > best:
                 best, self.pi, self.backward = total, pi, backward
                 self._note(best)
+
             bundle.observe(pi / self.scale, total / self.scale)
+
         self._paths = self._paths[-_PATHS:]
         self._step = max(bundle.step, 0.01)
         self.violation = bundle.weight @ np.abs(bundle.slopes) / max(bundle.weight.sum(), 1e-9)
@@ -618,10 +640,12 @@ class Relaxation:
         part.prune()
         if part.graph.nodes > self.graph.nodes / 2:
             return
+
         part.ascend()
         total, backward, path = self._evaluate(part.pi)
         if total > int(self.backward[0]) + int((self.copies * self.pi).sum()):
             self.pi, self.backward = part.pi, backward
+
         self._paths = [*part._paths, path]
         for starts in part.found:
             self._offer_starts(starts)
@@ -640,10 +664,12 @@ class Relaxation:
         """Delete the nodes and arcs that lie only on paths no better than the known schedule."""
         if self.graph is None or self.closed:
             return
+
         cutoff = self.cutoff  # another thread may lower it
         if int(self.backward[0]) > cutoff:
             self._prove(self.upper)
             return
+
         before = self.graph
         kept, self.backward = self._kernels.pruned(
             *before, self.backward, self.values(self.pi)[0], cutoff

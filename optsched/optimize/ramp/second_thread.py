@@ -118,6 +118,7 @@ class Helper:
                 else:
                     self._next[0] = 0
                     self._enumerate(posted)
+
                 self._tell()
         except Interrupted:
             pass
@@ -129,6 +130,7 @@ class Helper:
         if r is not None:
             while r.found:
                 self.annealing.offer(r.found.pop())
+
         self._found(0 if r is None else r.bound, self.annealing.value)
 
     def _enumerate(self, r: Relaxation) -> None:
@@ -136,12 +138,14 @@ class Helper:
         before, r.stop = self.relaxation, self.halt
         if before is not None and before.bound > r.bound and before.clock == r.clock:
             r.bound, r.levels = before.bound, before.levels
+
         r.offer(self.annealing.value)
         self.relaxation = r
         for starts in islice(samples(r, self._over), 1 + _SAMPLES):
             if starts is not None:
                 self.annealing.offer(starts)
                 r.offer(self.annealing.value)
+
         self._tell()
         r.prune()
         finish(r, LABELS_PER_S * (self._deadline - work_time()), self._over)
@@ -149,6 +153,7 @@ class Helper:
     def __enter__(self) -> Helper:
         for thread in self._threads:
             thread.start()
+
         return self
 
     def __exit__(

@@ -95,9 +95,11 @@ class Found:
         """
         if self.budget.stopped:
             return True
+
         bound = self.proved if certify else self.bound
         if self.objective is not None and self.objective - bound <= self.gap * self.objective:
             return True
+
         return self.budget.spent_s >= share * self.budget.limit_s
 
     def prove(self, value: int, origin: str) -> None:
@@ -145,30 +147,38 @@ def explore(
         raise UsageError("bound: found an instance in seconds; expected one in rounds for the dual")
     if max_steps is None:
         max_steps = _BASE_STEPS + _STEPS_PER_REQUEST * instance.n
+
     found = Found(instance, Budget() if budget is None else budget, gap)
     value, origin = lower_bound(instance)
     if value is not None and origin is not None:
         found.prove(int(value), origin)
+
     found.first_bound_s = found.budget.spent_s
     room = _room(instance) if search else None
     if warm_start is not None and warm_start.starts is not None:
         total = int((warm_start.starts + instance.output_tokens - instance.arrival).sum())
         found.reach(total, warm_start.starts)
+
     if room is not None:
         _place(found, room, None)
+
     model = room.model if room is not None else model_of(instance)
     if model.block_end[-1] > MAX_UNITS:
         model = model_of(instance)
+
     means = None
     found.price(found.prices)  # none: the sum of outputs, which every certificate can carry
     if not found.over(1.0, certify):
         share = _DUAL_SHARE if room is not None else 1.0
         means = raise_dual(model, over=lambda: found.over(share, certify), report=found.price)
+
     found.dual_s = found.budget.spent_s
     if room is not None and not found.over():
         if means is not None and model.unit == 1:
             _place(found, room, means)
+
         found.steps = _improve(found, room, seed, max_steps)
+
     found.search_s = found.budget.spent_s
     return found
 
@@ -184,6 +194,7 @@ def _place(found: Found, room: Room, means: Floats | None) -> None:
     for order in orders(room, means):
         if found.starts is not None and found.over():
             return
+
         starts = place(room, order)
         found.reach(room.tel(starts), room.real(starts))
 
@@ -195,11 +206,14 @@ def _improve(found: Found, room: Room, seed: int, max_steps: int) -> int:
     begin, limit = found.budget.spent_s, found.budget.limit_s
     scale = float(room.output.mean())
     search.compact()
+
     while not found.over() and search.steps < max_steps:
         share = search.steps / max_steps
         if limit < float("inf"):
             share = max(share, (found.budget.spent_s - begin) / max(limit - begin, 1e-9))
+
         search.run(min(CHUNK, max_steps - search.steps), heat_at(min(share, 1.0), scale))
         if found.objective is None or search.best_value < found.objective:
             found.reach(search.best_value, room.real(search.best))
+
     return search.steps

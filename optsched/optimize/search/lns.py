@@ -83,6 +83,7 @@ def _random(state):  # type: ignore[no-untyped-def]
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state[0] = x
+
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
 
 
@@ -94,6 +95,7 @@ def _kind(kinds, state):  # type: ignore[no-untyped-def]
         b = kinds[int(_random(state) * len(kinds))]
         if b.gain * a.work > a.gain * b.work:
             return b
+
     return a
 
 
@@ -105,22 +107,27 @@ def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-d
     count = min(width, 2 + int(_random(state) * (kind.most - 1)))
     size = 0
     at = int(_random(state) * (n - width + 1))
+
     if len(late) > 0 and _random(state) < 0.9:
         middle = late[int(_random(state) * len(late))]
         at = min(max(middle - width // 2, 0), n - width)
         out[0].request = order[middle]
         marked[order[middle]] = True
         size = 1
+
     for _ in range(3 * count):
         if size == count:
             break
+
         i = order[at + int(_random(state) * width)]
         if not marked[i]:
             marked[i] = True
             out[size].request = i
             size += 1
+
     for j in range(size):
         marked[out[j].request] = False
+
     return size
 
 
@@ -134,6 +141,7 @@ def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
         return r.volume * (1.0 + kind.noise * (x - 0.5))
     if kind.rule == _BY_END:
         return start + r.output + kind.noise * (x - 0.5)
+
     return x
 
 
@@ -147,6 +155,7 @@ def _sort(out, size):  # type: ignore[no-untyped-def]
             a, b = out[p], out[p + 1]  # by field: copying records takes longer
             b.request, b.start, b.key = a.request, a.start, a.key
             p -= 1
+
         out[p + 1].request, out[p + 1].start, out[p + 1].key = request, start, key
 
 
@@ -161,9 +170,11 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
     since = out[0].start % length
     for j in range(1, size):
         since = min(since, out[j].start % length)
+
     coming = 0  # the min sum of the starts of the requests to come
     for j in range(size):
         coming += max(requests[out[j].request].arrival, since)
+
     spent = work = 0
     for j in range(size):
         i = out[j].request
@@ -173,6 +184,7 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
         last = min(limit - spent - coming, r.deadline - output, end - output)
         if last < low:
             return j, spent, work
+
         found = -1
         for first in range(0, len(use), length):
             k = earliest(use, capacity, base, output, first + low, first + last)
@@ -181,11 +193,14 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
                 found, last = k, k - first - 1
                 if last < low:
                     break
+
         if found < 0:
             return j, spent, work
+
         put(use, base, output, found, 1)
         starts[i] = found
         spent += found % length
+
     return size, spent, work
 
 
@@ -199,10 +214,12 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
     out = np.zeros(_MOST, _OUT)
     marked = np.zeros(len(starts), np.bool_)
     fallen = 0
+
     for _ in range(steps):
         kind = _kind(kinds, state)
         size = _choose(kind, order, late, marked, out, state)
         cost, work = 0, 40
+
         for j in range(size):
             i = out[j].request
             r, start = requests[i], starts[i]
@@ -212,26 +229,32 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
             out[j].key = _key(kind, r, start % length, state)
             cost += start % length
             work += 2 * r.output + 20
+
         _sort(out, size)
         limit = cost
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
+
         done, spent, looked = _put_back(requests, capacity, use, starts, length, out, size, limit)
         kind.work += work + looked
         if done == size:
             fallen += cost - spent
             if spent < cost:
                 kind.gain += cost - spent
+
             continue
+
         for j in range(done):
             i = out[j].request
             base, output, start = requests[i].base, requests[i].output, starts[i]
             put(use, base, output, start, -1)
+
         for j in range(size):
             i = out[j].request
             base, output, start = requests[i].base, requests[i].output, out[j].start
             starts[i] = start
             put(use, base, output, start, 1)
+
     return fallen
 
 
@@ -279,6 +302,7 @@ class Search:
         requests = np.zeros(len(starts), dtype=_REQUEST)
         for name in ("arrival", "output", "base", "deadline"):
             requests[name] = getattr(room, name)
+
         requests["volume"] = room.model.instance.volume
         self._machine = _Machine(requests, room.capacity, self._use, self.starts, self._length)
         self._kinds = np.array(_KINDS, dtype=_KIND)
@@ -297,6 +321,7 @@ class Search:
         self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
         if self.steps % (20 * CHUNK) < steps:
             self.compact(order)
+
         self._keep()
         return before - self.value
 
@@ -305,6 +330,7 @@ class Search:
         room = self.room
         if order is None:
             order = np.argsort(self.starts % self._length, kind="stable")
+
         arrival = room.arrival + self.starts // self._length * self._length
         self.value -= compact(
             arrival, room.output, room.base, room.capacity, self._use, self.starts, order

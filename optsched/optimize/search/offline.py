@@ -65,11 +65,13 @@ def improve(
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
+
     budget = Budget(_DEFAULT_S) if budget is None else budget
     goal = parse_objective(objective)
     best = Best(instance, cost_for(instance, cost_model), goal, admit, budget)
     for schedule in known:
         best.offer(schedule, "known")
+
     _start_from(best, behind_routers(policies, workers), budget, seed, workers)
     if not quick_to_search(instance):
         pass  # the policies are all that there is
@@ -84,11 +86,13 @@ def improve(
         OnWorkers(best, workers, seed).run(budget)
     else:
         RuleSearch(best, seed).run(budget)
+
     if best.schedule is None:
         raise NoIncumbentError(
             "search: found no schedule by any policy in time; expected one (chunked prefill or "
             "more time may be needed)"
         )
+
     return best.schedule, best.origin
 
 
@@ -100,6 +104,7 @@ def _start_from(
     for policy in policies:
         if workers > 1 and best.schedule is not None and part.over:
             return
+
         min_s = _MIN_S if best.schedule is None else 0.0
         own = Budget(max(min_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
@@ -117,9 +122,11 @@ def _shorten_tail(best: Best, budget: Budget, seed: int, workers: int) -> None:
     instance = best.instance
     share, column = best.objective.name[1:].split("_")
     enough = min(instance.n, (instance.n - 1) * int(share) // 100 + 2)  # interpolated between two
+
     if best.schedule is None:
         first = on_workers("fcfs", workers, "least-requests")
         best.offer(simulate(instance, first, best.cost, seed=seed), first)
+
     low, high, start = 0.0, best.value, None
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
@@ -129,6 +136,7 @@ def _shorten_tail(best: Best, budget: Budget, seed: int, workers: int) -> None:
             tell=lambda one: best.offer(one.schedule, "search"),
         )  # fmt: skip
         high = min(high, best.value)
+
         if found is not None and found.total >= enough:
             start = found
         else:

@@ -145,13 +145,16 @@ def serve_in_time(
     """
     if not quick_to_search(instance):
         return None
+
     search = _Search(instance, cost, slos or {}, seed, budget, tell, workers)
     search.enough = instance.n if enough is None else enough
     nobody = np.zeros(instance.n, dtype=bool)
+
     for way in search.ways if start is None else [start.way]:
         search.serve(*((nobody, way) if start is None else (start.gone, way, start.home)))
         if search.over:
             return search.best
+
     best = search.best
     search.relax(dict.fromkeys((search.ways[0], search.ways[0] if best is None else best.way)))
     if search.best is not None:
@@ -160,6 +163,7 @@ def serve_in_time(
         enough is None or search.best.total >= enough - _HOPELESS * instance.n
     ):
         search.change(search.best)
+
     return search.best
 
 
@@ -214,21 +218,26 @@ class _Search:
         told = self.told
         moved = replace(told, arrival=np.where(gone, self.end, told.arrival), known=None)
         rules = replace(self.rules, **_WAYS[way])
+
         try:
             schedule, home = self.run(Job(moved, self.instance, self.cost, 0, "paced"), rules, home)
         except LoopError:
             return None
+
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
             judged = evaluate(self.instance, schedule, self.cost, **self.slos)
+
         good = served_well(judged)
         assert good is not None
         found = Served(schedule, good, np.asarray(judged.queuing_delay, float), gone, way, home)
         self.stale += 1
+
         if self.best is None or found.total > self.best.total:
             self.best, self.stale = found, 0
             if self.tell is not None:
                 self.tell(found)
+
         return found
 
     def run(self, job: Job, rules: Rules, home: Ints | None) -> tuple[Schedule, Ints]:
@@ -237,6 +246,7 @@ class _Search:
             return rules.run(job), np.zeros(job.instance.n, dtype=np.int64)
         if home is not None:
             return run_on(rules, job, home, self.workers), home
+
         schedule = Routed(rules, self.workers, _ROUTER).run(job)
         return schedule, workers_of(schedule, job.instance.n)
 
@@ -254,11 +264,14 @@ class _Search:
             found = [one for one in tried if one is not None]
             if not found:
                 break
+
             runs.append(max(found, key=lambda one: one.total))
             ways = [runs[-1].way]
+
         for width in _STRETCHES:
             if self.over or not runs:
                 return
+
             stretch = self.place // width
             good = np.array([np.bincount(stretch, weights=one.good) for one in runs])
             chosen = good.argmax(axis=0)[stretch]
@@ -279,6 +292,7 @@ class _Search:
         last = np.minimum(limits["slo_latency"], first + rest)
         release, (prefill, decodes) = told.release, (self.prefill, self.decodes)
         share = factor / self.workers
+
         return np.asarray(
             let_go(release, release + first, release + last, share * prefill, share * decodes)
         )
@@ -292,6 +306,7 @@ class _Search:
             largest = [] if found is None else self.crowds(found)
             if not largest:
                 return
+
             gone = gone.copy()
             gone[largest] = True
 
@@ -308,14 +323,17 @@ class _Search:
         crowded = (found.waited > _WAITED * limit)[here] | ~found.good[here]
         # The two before those who wait may be why they do. The two behind join crowds.
         near = crowded.copy()
+
         for step in (1, 2):
             near[step:] |= crowded[:-step]
             near[:-step] |= crowded[step:]
+
         label = np.cumsum(~near)
         largest = []
         for crowd in np.split(here[near], np.flatnonzero(np.diff(label[near])) + 1):
             if len(crowd) and not found.good[crowd].all():
                 largest.append(int(crowd[self.size[crowd].argmax()]))
+
         return largest
 
     def change(self, found: Served) -> None:
@@ -327,14 +345,17 @@ class _Search:
             if self.workers > 1:  # whoever was let go is taken back on any worker
                 drawn = self.generator.integers(self.workers, size=len(home))
                 home = np.where(new, drawn, home)
+
             for place in range(first, int(self.place.max()) + 1, 4):
                 size = _PLACE * self.workers
                 here = self.order[place * size : (place + 1) * size]
                 for worker in range(self.workers):
                     self.propose(new, found, here[home[here] == worker])
+
             tried = self.serve(new, found.way, home)
             if tried is None:
                 return
+
             # Those of a worker from a changed place up to the next one belong together.
             region = np.maximum(self.place - first + 4, 0) // 4 * self.workers + home
             gain = np.bincount(region, tried.good.astype(float) - found.good)

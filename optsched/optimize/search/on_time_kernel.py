@@ -25,6 +25,7 @@ def _took_up(of: Floats, after: Floats, m: int, deadline: float, clock: float) -
         after[m - 1] = clock
     while m > 0 and of[m - 1] <= deadline:
         m -= 1
+
     of[m], after[m] = deadline, np.nan
     return m + 1
 
@@ -47,36 +48,45 @@ def _pass(
     heap = [(0.0, np.int64(0))]
     heap.pop()
     clock, k, m, count = 0.0, 0, 0, 0
+
     while k < jobs or len(heap) > 0:
         if len(heap) == 0 and release[order[k]] > clock:
             m = _took_up(of, after, m, np.inf, clock)
             latest = np.inf
             clock = release[order[k]]
+
         while k < jobs and release[order[k]] <= clock:
             j = order[k]
             k += 1
             if not gone[j % n] and due[j] < np.inf:
                 heapq.heappush(heap, (due[j], j))
+
         if len(heap) == 0:
             continue
+
         deadline, j = heap[0]
         if gone[j % n]:
             heapq.heappop(heap)
             continue
+
         until = release[order[k]] if k < jobs else np.inf
         run = min(rest[j], until - clock)
         if latest != deadline:
             m = _took_up(of, after, m, deadline, clock)
             latest = deadline
+
         clock += run
         rest[j] -= run
         if clock <= deadline + _LATE:
             if rest[j] <= 0.0:
                 heapq.heappop(heap)
+
             continue
+
         since = 0.0
         if m > 1:  # the last of them is the deadline, those before it are later
             since = after[m - 2]
+
         largest, most = int(j % n), 0.0
         for p in range(k - 1, max(-1, k - 1 - 2 * _LATEST), -1):
             i = order[p]
@@ -84,14 +94,17 @@ def _pass(
                 break
             if i >= n or gone[i]:
                 continue
+
             size = work[i] if due[i] <= deadline else 0.0
             size += work[n + i] if due[n + i] <= deadline else 0.0
             if size > most or (size == most and i < largest):
                 largest, most = int(i), size
+
         gone[largest] = True
         count += 1
         done = work[largest] - rest[largest] + work[n + largest] - rest[n + largest]
         clock = max(since, clock - done)
+
     return count
 
 
@@ -111,4 +124,5 @@ def let_go(
     gone = np.zeros(n, dtype=np.bool_)
     while _pass(both, due, work, order, gone) > 0:
         pass
+
     return gone

@@ -54,6 +54,7 @@ class OnWorkers:
         self.home = rank % workers
         if best.schedule is not None and best.schedule.worker is not None:
             self.home = workers_of(best.schedule, n)
+
         self.parameters, self.factors = np.zeros((6, n)), np.ones(n)
         self.finish = np.full(n, np.inf)
         self.generator = np.random.default_rng(seed)
@@ -66,9 +67,11 @@ class OnWorkers:
             self.search_order(budget.part(_ORDER if moves else 1.0))
             if moves:
                 self.move(budget.part(_ORDER / (1 - _ORDER)))
+
             self.offer()
             if not first and not self.finish.sum() < value:
                 return
+
             value, first = float(self.finish.sum()), False
 
     def mine(self, home: Ints, worker: int) -> Ints:
@@ -80,9 +83,11 @@ class OnWorkers:
         whole = self.best
         part = Best(whole.instance.subset(mine), whole.cost, whole.objective, None, Budget())
         found = RuleSearch(part, self.seed)
+
         if np.isfinite(self.finish[mine]).all():
             finish = self.finish[mine] - self.begin(mine)
             found.chosen = Candidate(self.parameters[:, mine], self.factors[mine], finish)
+
         return found
 
     def replayed(self, mine: Ints) -> RuleSearch | None:
@@ -101,9 +106,11 @@ class OnWorkers:
             mine = self.mine(self.home, worker)
             if not len(mine):
                 continue
+
             found = self.searched(mine)
             found.run(budget.part(1.0 / (self.workers - worker)))
             self.parameters[:, mine], self.factors[mine] = found.chosen[:2]
+
         finish = self.served(self.home)
         if finish is not None:
             self.finish = finish
@@ -117,7 +124,9 @@ class OnWorkers:
                 found = self.replayed(mine)
                 if found is None:
                     return None
+
                 finish[mine] = found.server.finish + self.begin(mine)
+
         return finish
 
     def move(self, budget: Budget) -> None:
@@ -128,15 +137,18 @@ class OnWorkers:
             home = self.home.copy()
             for place in range(first, int(self.place[self.order[-1]]) + 1, apart):
                 self.propose(home, place)
+
             region = np.maximum(self.place - first + apart, 0) // apart
             tried = self.served(home)
             if tried is not None:
                 gain = np.bincount(region, self.finish - tried)
                 mixed = np.where(gain[region] > 0, home, self.home)
                 both = tried if (mixed == home).all() else self.served(mixed)
+
                 if both is not None and both.sum() < self.finish.sum():
                     self.home, self.finish, stale = mixed, both, 0
                     continue
+
             stale += 1
             apart = min(2 * apart, 256) if stale % 8 == 0 else apart
 
@@ -159,10 +171,13 @@ class OnWorkers:
             mine = self.mine(self.home, worker)
             if not len(mine):
                 continue
+
             found = self.replayed(mine)
             if found is None:
                 return
+
             own = found.best.instance
             parts.append(part_of(found.schedule(), mine, Job(own, own, whole.cost)))
+
         job = Job(whole.instance, whole.instance, whole.cost)
         whole.offer(joined(job, "recompute", parts), "search")

@@ -44,8 +44,10 @@ def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -
             if first_kv + j > room:
                 later = k + j - (room - first_kv) if room >= first_kv else k + 1 + j
                 break
+
         if later == k:
             return k
+
         k = later
 
 
@@ -56,6 +58,7 @@ def move(order: Any, a: int, b: int) -> None:
     step = 1 if a < b else -1
     for k in range(a, b, step):
         order[k] = order[k + step]
+
     order[b] = moved
 
 
@@ -77,6 +80,7 @@ def serial(
         starts[i] = k
         total += k + o
         end = max(end, k + o)
+
     used[: end + 1] = 0
     return total
 
@@ -152,12 +156,15 @@ def place_backward(
     row = np.uint64(first) // step
     begin = row * step
     at = np.uint64(0)
+
     for k in range(begin):
         trial[k] = moment[k]
         at = np.uint64(moment[k])
+
     since = at
     for k in range(width):
         used[at + k] = window[row, k]
+
     q = begin
     while q < n:
         if q == row * step:
@@ -173,8 +180,11 @@ def place_backward(
                     while q < n:
                         trial[q] = moment[q] + later
                         q += np.uint64(1)
+
                     break
+
             row += np.uint64(1)
+
         i = np.uint64(order[q])
         length = np.uint64(output[i])
         peak = first_kv[i] + output[i] - 1
@@ -183,11 +193,14 @@ def place_backward(
             at += np.uint64(1)
         for k in range(length):
             used[at + k] += peak - np.int64(k)
+
         trial[q] = at
         q += np.uint64(1)
+
     used[since : at + width] = 0
     total = end = 0
     before = np.int64(trial[n - np.uint64(1)])
+
     while q > 0:
         q -= np.uint64(1)
         i = np.uint64(order[q])
@@ -197,6 +210,7 @@ def place_backward(
         total += end
         if keep:
             moment[q] = trial[q]
+
     return total
 
 
@@ -222,8 +236,10 @@ def _advance(
                 starts[i] = _soonest(used, capacity, first_kv[i], output[i], arrival[i])
                 put(used, first_kv[i] - 1, output[i], starts[i], 1)
                 gain += was - starts[i]
+
         if gain == before:
             break
+
     for i in order:
         used[starts[i] + 1 : starts[i] + 1 + output[i]] = 0
     for b in range(1, order.shape[0] if gain > 0 else 0):
@@ -232,7 +248,9 @@ def _advance(
         while b > 0 and starts[order[b - 1]] + output[order[b - 1]] < end:
             order[b] = order[b - 1]
             b -= 1
+
         order[b] = i
+
     return gain
 
 
@@ -265,6 +283,7 @@ def _anneal_orders(
     starts, trial = np.empty_like(order), order.copy()
     n = order.shape[0]
     reach = max(2, n // 3)
+
     for step in range(tried, tried + steps):
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
         a = rng.integers(0, n)
@@ -272,23 +291,29 @@ def _anneal_orders(
             b = min(n - 1, max(0, a + rng.integers(-reach, reach + 1)))
         else:
             b = rng.integers(0, n)
+
         if a == b:
             continue
+
         trial[:] = order
         if rng.random() < 0.4:
             trial[a], trial[b] = trial[b], trial[a]
         else:
             move(trial, a, b)
+
         first, last = min(a, b), max(a, b)
         new = place_backward(trial, first, last, False, kept, requests, starts)
         if new > placed and rng.random() >= math.exp((placed - new) / temperature):
             continue
+
         order[:] = trial
         gain = _advance(order, requests, kept.used, starts)
         if new - gain < best:
             best = new - gain
             best_starts[:] = starts
+
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
+
     return _Reached(placed, best, tried + steps)
 
 
@@ -324,6 +349,7 @@ class Annealing:
         value = jobs.total(starts)
         if value < self.value:
             self.value, self.starts = value, starts
+
         return value
 
     def offer(self, starts: NDArray[np.int64]) -> int:
@@ -331,6 +357,7 @@ class Annealing:
         value = self.jobs.total(starts)
         if value < self.value and self.jobs.feasible(starts):
             self.value, self.starts = value, starts.copy()
+
         return self.offer_order(np.argsort(starts, kind="stable"))
 
     def anneal(
@@ -348,6 +375,7 @@ class Annealing:
             return
         if hot <= 0:
             hot = max(2.0, 0.6 * self.value / jobs.n**1.5)
+
         starts = np.empty(jobs.n, dtype=np.int64)
         if fresh:
             noise = self.rng.uniform(0.5, 2.0, jobs.n)
@@ -355,10 +383,12 @@ class Annealing:
             order = np.argsort(-ready, kind="stable")
         else:
             order = np.argsort(-(self.starts + jobs.output), kind="stable")
+
         requests = Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
         placed = place_backward(order, 0, jobs.n, True, self._kept, requests, starts)
         run, reached = _Run(hot, 0.4, steps), _Reached(placed, placed, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
+
         while reached.steps < steps and work_time() < deadline and not (
             stop is not None and stop[0]
         ):  # fmt: skip
@@ -366,6 +396,7 @@ class Annealing:
             reached = _anneal_orders(
                 requests, run, reached, more, order, starts, self._kept, self.rng
             )
+
         self.offer(starts)
 
 
@@ -378,6 +409,7 @@ def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> Non
     while orders > 0 and work_time() < deadline and not stop[0]:
         for _ in range(2):
             annealing.anneal(steps, deadline=deadline, stop=stop, fresh=turn % 2 == 1)
+
         orders -= 2 * steps
         steps = min(3 * steps, most)
         turn += 1
@@ -388,13 +420,16 @@ def in_line(jobs: Jobs) -> NDArray[np.int64]:
     starts = np.empty(jobs.n, dtype=np.int64)
     now = 0
     left = set(range(jobs.n))
+
     while left:
         ready = [i for i in left if jobs.arrival[i] <= now]
         if not ready:
             now = min(int(jobs.arrival[i]) for i in left)
             continue
+
         i = min(ready, key=lambda i: (int(jobs.output[i]), i))
         starts[i] = now
         now += int(jobs.output[i])
         left.remove(i)
+
     return starts

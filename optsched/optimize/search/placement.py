@@ -56,6 +56,7 @@ def room_of(instance: Instance) -> Room:
         raise UsageError(
             "search: found limits on batches; expected none (the method placement takes them)"
         )
+
     model = model_of(instance, max_units=1 << 62)
     ends = model.block_end[model.block]
     if int(ends.max()) > MAX_ROUNDS:
@@ -63,6 +64,7 @@ def room_of(instance: Instance) -> Room:
             f"search: found a time axis of up to {int(ends.max()):.2g} rounds; expected at most "
             f"{MAX_ROUNDS:.2g} (fewer requests or smaller outputs)"
         )
+
     return Room(
         model=model,
         arrival=model.arrival,
@@ -90,6 +92,7 @@ def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyp
             k = t - free if free > 0 else t
             if k > last:
                 return -1
+
     return k
 
 
@@ -131,6 +134,7 @@ def place_on_workers(order, arrival, output, base, capacity, use, starts, homes)
             k = earliest(use[w], capacity, base[i], output[i], arrival[i], last)
             if arrival[i] <= k <= last:
                 starts[i], homes[i] = k, w
+
         put(use[homes[i]], base[i], output[i], starts[i], 1)
         top = max(top, starts[i] + output[i])
 
@@ -145,6 +149,7 @@ def compact(arrival, output, base, capacity, use, starts, order):  # type: ignor
         starts[i] = earliest(use, capacity, base[i], output[i], arrival[i], was)
         put(use, base[i], output[i], starts[i], 1)
         gain += was - starts[i]
+
     return gain
 
 
@@ -171,6 +176,7 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     place_in_order(grouped, room.arrival, room.output, room.base, room.capacity, begin, use, starts)
     if since is not None and (starts + room.output > room.deadline).any():
         return place(room, order)
+
     return starts
 
 
@@ -183,6 +189,7 @@ def orders(room: Room, means: NDArray[np.float64] | None = None) -> list[Ints]:
             np.lexsort((index, room.arrival, volume)),
             np.lexsort((index, volume, room.arrival)),
         ]
+
     return [
         np.lexsort((index, means + share * room.output)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]

@@ -109,6 +109,7 @@ class Server:
         """
         for name, values in zip(BRAKES, brakes, strict=True):
             self._requests[name] = values
+
         self._state = new_state(_STATE, self._instance)
         self._columns = _serve(
             self._requests, rank, self._by_arrival, self._limits, self._cost, self._state,
@@ -137,6 +138,7 @@ def _reset(requests: Any, rank: Ints, s: Any) -> None:
         r.cached = r.produced = 0
         r.decoding = False
         r.rank = rank[i]
+
     s.changed = True
 
 
@@ -151,8 +153,10 @@ def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
             low = middle + 1
         else:
             high = middle
+
     for k in range(s.waiting, low, -1):
         wait[k] = wait[k - 1]
+
     wait[low] = i
     s.waiting += 1
     return low
@@ -167,6 +171,7 @@ def _wait_for(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
         r = requests[running[k]]
         left[k] = r.output - r.produced
         sums = add_decode(sums, r.cached)
+
     left = np.sort(left)
     return left * batch_time(cost, sums)
 
@@ -192,6 +197,7 @@ def _admit(
     waiting, running, now = s.waiting, s.running, s.batches
     patience = brakes.p * running / max(1, running + waiting)
     joined = tokens = kept = k = 0
+
     while k < waiting and (running + joined < most or running + joined == 0):
         i = wait[k]
         r = requests[i]
@@ -200,30 +206,36 @@ def _admit(
             kept += 1
             k += 1
             continue
+
         base = r.prompt - 1
         alone = limits.chunked and joined == 0 and r.prompt > limits.max_batch_tokens
         if r.prompt > room - tokens and not alone:
             break
         if not fits(usage, now, base, r.output, limits):
             break
+
         project(usage, now, base, r.output, 1, limits)
         joining[joined] = i
         tokens += r.prompt
         joined += 1
         k += 1
+
     blocked = k < waiting and requests[wait[k]].prompt + tokens > limits.max_prefill_tokens
     while k < waiting:
         wait[kept] = wait[k]
         kept += 1
         k += 1
+
     s.waiting = kept
     if joined < brakes.q + brakes.r * size and running > 0 and not blocked:
         for k in range(joined):
             r = requests[joining[k]]
             project(usage, now, r.prompt - 1, r.output, -1, limits)
             _place(requests, wait, s, joining[k])
+
         joined = 0
         s.changed = False
+
     s.joined = joined
 
 
@@ -235,11 +247,13 @@ def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, ent
         i = running[k]
         add_entry(entries, s, i, 1)
         sums = add_decode(sums, requests[i].cached)
+
     for k in range(s.joined):
         i = joining[k]
         prompt = requests[i].prompt
         add_entry(entries, s, i, prompt)
         sums = add_prefill(sums, prompt, 0)
+
     return sums
 
 
@@ -261,6 +275,7 @@ def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int
         i = who[k]
         r = requests[i]
         advance(r, 1 if r.decoding else r.prompt)
+
         if r.produced == r.output:
             r.finish = s.now
             s.total += s.now
@@ -269,6 +284,7 @@ def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int
         else:
             running[kept] = i
             kept += 1
+
     return kept
 
 
@@ -291,6 +307,7 @@ def _serve(
     running, joining = np.empty(n, np.int64), np.empty(n, np.int64)
     nobody = np.empty(0)
     usage = np.zeros(4096, np.int64)  # KV after each batch, if all that run go on
+
     while s.done < n and s.total <= enough:
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
         i = arriving(requests, s, by_arrival)
@@ -298,10 +315,13 @@ def _serve(
             brakes = requests[i]
             if _place(requests, wait, s, i) <= brakes.q + brakes.r * n or brakes.p > 0:
                 s.changed = True
+
             i = arriving(requests, s, by_arrival)
+
         if s.running == 0 and s.waiting == 0:
             idle(requests, s, by_arrival)
             continue
+
         usage = grown(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
@@ -309,14 +329,18 @@ def _serve(
             _admit(requests, s, wait, joining, usage, limits, brakes, soonest)
             if s.joined == 0 and s.running == 0:
                 break
+
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
         if full(columns, s, decodes + s.joined, 0):
             columns = with_room(columns, s, decodes + s.joined, 0)
+
         s.now += batch_time(cost, _form(requests, s, running, decodes, joining, columns.entries))
         if decodes == 0:
             _stand_still(requests, s, running, usage, limits)
+
         columns.batches[s.batches].entries = s.entries
         s.batches += 1
         kept = s.running if decodes == 0 else _step(requests, s, running, decodes, running, 0)
         s.running = _step(requests, s, joining, s.joined, running, kept)
+
     return columns

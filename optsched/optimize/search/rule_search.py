@@ -83,11 +83,14 @@ class Best:
             warnings.simplefilter("ignore")
             limits = service_limits([self.objective])
             evaluation = evaluate(self.instance, schedule, self.cost, **limits)
+
         if self.admit is not None and not self.admit(evaluation):
             return False
+
         value = self.objective.of(evaluation)
         if value is None or not self.objective.better(value, self.value):
             return False
+
         self.schedule, self.value, self.origin = schedule, float(value), origin
         self._budget.tell(incumbent=self.value)
         return True
@@ -144,6 +147,7 @@ class RuleSearch:
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
                 self._attempt(self.chosen)
+
         self._attempt(self.chosen)
 
     def serve(self, candidate: Candidate, enough: float) -> bool:
@@ -153,6 +157,7 @@ class RuleSearch:
         rank = np.empty(n, dtype=np.int64)
         rank[self._order[np.lexsort((np.arange(n), key))]] = np.arange(n)
         brakes = candidate.parameters[:5, self._back]
+
         return bool(np.isfinite(self.server.run(rank, brakes, enough)))
 
     def _attempt_by_stretches(self, candidate: Candidate) -> bool:
@@ -162,15 +167,18 @@ class RuleSearch:
         one = len(self._first) == 1
         if not self.serve(candidate, float(chosen.finish.sum()) * (1 + 1e-12) if one else np.inf):
             return False
+
         found = candidate._replace(finish=self.server.finish[self._order])
         first = self._stretches(np.maximum(chosen.finish, found.finish))
         better = np.add.reduceat(found.finish - chosen.finish, first) < -1e-9
         if not better.any():
             return False
+
         pick = np.repeat(better, np.diff(np.append(first, len(found.finish))))
         both = zip(found, chosen, strict=True)
         self.chosen = Candidate(*(np.where(pick, new, old) for new, old in both))
         self._first = self._stretches(self.chosen.finish)
+
         return True
 
     def _stretches(self, finish: Floats) -> NDArray[np.int64]:
@@ -189,8 +197,10 @@ class RuleSearch:
             better = best.offer(self.schedule(), "search")
         except ViolationError:  # without hybrid batches, KV of those that stand still can overflow
             return False
+
         if better:
             self.chosen = candidate
+
         return better
 
     def schedule(self) -> Schedule:
@@ -229,6 +239,7 @@ class RuleSearch:
         parameters[:, again] = np.array(_STARTS).T[:, start[again]]
         row = spread(generator.integers(6, size=m))
         scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
+
         for k in range(6):
             of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
             if k < 5:
@@ -236,6 +247,7 @@ class RuleSearch:
                 parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
             else:
                 parameters[k, of] += more[of] - 0.15
+
         moved = near & spread(kind >= 0.6)
         moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
         factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))

@@ -89,6 +89,7 @@ class SolveOptions:
             raise InputError(
                 f"mip_rel_gap: found {self.mip_rel_gap!r}; expected a finite number >= 0"
             )
+
         if self.threads is not None and not 1 <= self.threads <= 4096:
             raise InputError(f"threads: found {self.threads!r}; expected 1 to 4096")
         if not 0 <= self.seed < 2**31:
@@ -122,6 +123,7 @@ class SolveOptions:
         """
         if self.time_limit_s is None:
             return self
+
         return replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
 
 
@@ -254,9 +256,12 @@ def run_interruptibly(
             now = time.monotonic()
             if interrupted is not None and now - interrupted > _DOUBLE_S:
                 raise
+
             interrupted = now if interrupted is None else interrupted
+
         if interrupted is not None or (stop is not None and stop.is_set()):
             cancel()
+
     if failure:
         raise failure[0]
 
@@ -286,6 +291,7 @@ def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Foun
     budget = Budget(options.time_limit_s, stop=stop, progress=options.progress)
     found: list[Found] = []
     run_interruptibly(lambda: found.append(search(budget)), cancel=stop.set, stop=options.stop)
+
     return found[0]
 
 
@@ -304,6 +310,7 @@ def round_up_bound(bound: float) -> int:
     """
     if isinstance(bound, (int, np.integer)):
         return int(bound)
+
     return math.ceil(bound - BOUND_TOLERANCE * max(1.0, abs(bound)))
 
 
@@ -344,6 +351,7 @@ def settle_status(
         return Status.FEASIBLE
     if integral_objective:
         return Status.OPTIMAL if round_up_bound(bound) >= objective - 0.5 else Status.FEASIBLE
+
     slack = BOUND_TOLERANCE * abs(objective) if slack is None else slack
     return Status.OPTIMAL if objective - bound <= slack else Status.FEASIBLE
 

@@ -68,6 +68,7 @@ def solve_cp_model(
     first = _run(model, options, read, {})
     if not _contradicts(first, known):
         return replace(first, build_s=build_s)
+
     second = _run(model, options.after(first.solve_s), read, {"cp_model_presolve": False})
     return replace(second, build_s=build_s, solve_s=first.solve_s + second.solve_s)
 
@@ -77,6 +78,7 @@ def _contradicts(found: RawOutcome, known: int | None) -> bool:
     values = [value for value in (known, found.objective) if value is not None]
     if not values:
         return False
+
     low = min(values)
     return found.status is Status.INFEASIBLE or (found.bound is not None and found.bound > low)
 
@@ -90,6 +92,7 @@ def _run(
     parameters = solver.parameters
     if options.time_limit_s is not None:
         parameters.max_time_in_seconds = float(options.time_limit_s)
+
     parameters.num_workers = options.thread_count
     parameters.random_seed = options.seed
     parameters.relative_gap_limit = float(options.mip_rel_gap)
@@ -101,18 +104,21 @@ def _run(
     begin = time.perf_counter()
     callback = _reporting(solver, options, begin) if options.progress else None
     statuses: list[Any] = []
+
     with ExitStack() as stack:
         if options.log_path is not None:
             file = stack.enter_context(open(options.log_path, "a", encoding="utf-8"))
             parameters.log_search_progress = True
             parameters.log_to_stdout = False
             solver.log_callback = lambda line: file.write(line + "\n")
+
         run_interruptibly(
             lambda: statuses.append(solver.solve(model, callback)),
             cancel=solver.stop_search,
             stop=options.stop,
         )
         solver.log_callback = None
+
     solve_s = time.perf_counter() - begin
 
     native = solver.status_name(statuses[0])
@@ -121,16 +127,19 @@ def _run(
             "method: found numbers of which CP-SAT says that they may overflow 64-bit integers; "
             f"expected smaller ones, or another method ({' '.join(model.validate().split())[:200]})"
         )
+
     mapped = CPSAT_STATUS.get(native, Status.ERROR)
     objective = bound = values = None
     if mapped in (Status.OPTIMAL, Status.FEASIBLE):
         objective = round(solver.objective_value)
         values = np.array([solver.value(x) for x in read], dtype=np.int64)
+
     if mapped in (Status.OPTIMAL, Status.FEASIBLE, Status.NO_INCUMBENT):
         bound = _exact_bound(model, solver)
         # Before the end of the presolve there is no bound, and the field holds its default.
         if mapped is Status.NO_INCUMBENT and solver.best_objective_bound == 0.0:
             bound = None
+
     status = settle_status(mapped, objective, bound, integral_objective=True)
     return RawOutcome(status, objective, bound, values, native, 0.0, solve_s)
 
@@ -139,6 +148,7 @@ def _exact_bound(model: Any, solver: Any) -> int | None:
     """Return CP-SAT's bound from its integers. Its float is rounded where presolve scaled."""
     if not math.isfinite(solver.best_objective_bound):
         return None
+
     offset = round(model.proto.objective.offset)
     return int(solver.response_proto.inner_objective_lower_bound) + offset
 

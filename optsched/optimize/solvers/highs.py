@@ -75,10 +75,12 @@ def solve_linear_model(
     rows = large_rows(model)
     if not rows:
         return _solve(model, options, start_values)
+
     safe, told = easier(model, rows), options
     if options.progress is not None:
         hear = options.progress  # a solution of the easier model may be none of the model
         told = replace(options, progress=lambda state: hear(replace(state, incumbent=None)))
+
     bound: float | None = None
     while True:
         raw = _solve(safe, told.after(time.perf_counter() - begin), start_values)
@@ -89,7 +91,9 @@ def solve_linear_model(
             return replace(raw, bound=bound, solve_s=solve_s)
         if cuts is None or raw.status is not Status.OPTIMAL:
             break
+
         safe = with_cuts(safe, cuts)
+
     native = f"{raw.native_status}, for rows with rounded tokens"
     status = Status.NO_INCUMBENT if start_values is None else Status.FEASIBLE
     objective = None if start_values is None else _value(model, start_values)
@@ -108,6 +112,7 @@ def _solve(
         began=time.time(),
     )
     found = _Found(options.progress, begin)
+
     if model.entries <= _ENTRIES_HERE:
         cancelled = threading.Event()
         run_interruptibly(
@@ -117,8 +122,10 @@ def _solve(
         )
     else:
         _solve_apart(job, found, options)
+
     if found.refused is not None:
         raise SolverError(f"HiGHS: {found.refused}")
+
     return _outcome(model, job, found, time.perf_counter() - begin)
 
 
@@ -137,6 +144,7 @@ def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[st
     }
     if options.log_path is not None:
         values["log_file"] = str(options.log_path)
+
     return values
 
 
@@ -178,6 +186,7 @@ class _Found:
                 self.native, objective, bound, values = rest
                 if values is not None:
                     self._better(objective, values)
+
                 # An interruption can leave the bound unset although a callback reported one.
                 self.bound = self.bound if bound is None else bound
                 self.incumbent = self.objective
@@ -185,6 +194,7 @@ class _Found:
                 self.refused = rest[0]
             elif kind == "failed":
                 self.fail(rest[0])
+
             if self.progress is not None and kind in ("bounds", "done", "beat"):
                 elapsed = time.perf_counter() - self.begin
                 self.progress(Progress(elapsed, self.incumbent, self.bound))
@@ -216,6 +226,7 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
         limit = threading.Timer(min(options.time_limit, _LONGEST_S) + _GRACE_S, end, ["kTimeLimit"])
         limit.daemon = True
         limit.start()
+
         try:
             run_interruptibly(
                 lambda: _converse(worker, job, found),
@@ -227,8 +238,10 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
             if not found.ended and not ends:
                 with suppress(subprocess.TimeoutExpired):
                     worker.wait(_GRACE_S)
+
             worker.kill()
             worker.wait()
+
         if not found.ended and ends:
             found.native = f"{ends[0]}, ended from outside"
         elif not found.ended:
@@ -240,6 +253,7 @@ def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     # It imports what this process can import.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
+
     try:
         return subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=errors, env=environment,
@@ -261,6 +275,7 @@ def _converse(worker: subprocess.Popen[bytes], job: Job, found: _Found) -> None:
                 message = pickle.load(told)
             except Exception:  # its end, or half a message
                 return
+
             found.hear(message)
 
 
@@ -270,6 +285,7 @@ def _death(code: int, errors: IO[bytes]) -> str:
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
         how = f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
     errors.seek(0)
     said = " ".join(errors.read().decode(errors="replace").split())[-_STDERR_CHARS:]
     return f"its process ended by {how}" + (f": {said}" if said else "")
@@ -280,15 +296,18 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
     mapped = Status.ERROR
     if not found.failed:
         mapped = HIGHS_STATUS.get(native.partition(",")[0], Status.ERROR)
+
     objective, bound, values = found.objective, found.bound, found.values
     if mapped is Status.INFEASIBLE:
         objective = bound = values = None
     elif objective is None and job.start is not None and _feasible(model, job.start):
         # HiGHS had no time to accept the start, but the start is an incumbent.
         values = job.start
+
     objective = None if values is None else _value(model, values)
     if bound is not None and model.integral_objective:
         bound = round_up_bound(bound)
+
     status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
     return RawOutcome(status, objective, bound, values, native, 0.0, seconds)
 
@@ -297,6 +316,7 @@ def _value(model: LinearModel, values: NDArray[np.float64]) -> float:
     """Return the objective of a solution, in integers if it is one."""
     if not model.integral_objective:
         return float(model.cost @ values)
+
     used = np.flatnonzero(values > 0.5)
     whole = model.cost[used].astype(np.int64) * np.rint(values[used]).astype(np.int64)
     return int(whole.sum())
@@ -307,6 +327,7 @@ def _feasible(model: LinearModel, values: NDArray[np.float64]) -> bool:
     whole = model.integrality == 1
     if np.abs(values[whole] - np.rint(values[whole])).max(initial=0.0) > _FEASIBILITY:
         return False
+
     use = model.value * np.repeat(values, np.diff(model.start))
     rows = np.bincount(model.index, weights=use, minlength=model.rows)
     slack = _FEASIBILITY * np.maximum(1.0, np.abs(rows))

@@ -49,14 +49,17 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     except ValueError as error:
         tell(("refused", str(error)))
         return
+
     if job.start is not None:
         columns = np.arange(len(job.start), dtype=np.int32)
         highs.setSolution(len(columns), columns, job.start)
+
     _watch(highs, tell, cancelled)
     limit = job.options["time_limit"]
     if math.isfinite(limit):
         used = min(max(time.time() - job.began, 0.0), limit)
         highs.setOptionValue("time_limit", limit - used)
+
     # The scheduler belongs to a thread and keeps its number of threads until it is reset.
     highspy.Highs.resetGlobalScheduler(True)
     highs.run()
@@ -65,13 +68,16 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     native = highs.getModelStatus().name
     info = highs.getInfo()
     objective = bound = values = None
+
     if info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
         objective = _finite(info.objective_function_value)
         values = np.asarray(highs.getSolution().col_value, dtype=np.float64)
+
     if job.mip:
         bound = _finite(info.mip_dual_bound)
     elif native == "kOptimal":
         bound = objective
+
     tell(("done", native, objective, bound, values))
 
 
@@ -82,17 +88,21 @@ def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
     highs = highspy.Highs()
     highs.setOptionValue("log_to_console", False)
     highs.setOptionValue("output_flag", "log_file" in options)
+
     for name, value in options.items():
         if highs.setOptionValue(name, value) == highspy.HighsStatus.kError:
             raise ValueError(f"found the option {name} = {value!r}; expected one that HiGHS knows")
+
     columns, rows, entries, *arrays = model
     layout, sense = int(highspy.MatrixFormat.kColwise), int(highspy.ObjSense.kMinimize)
     passed = highs.passModel(columns, rows, entries, layout, sense, 0.0, *arrays)
+
     if passed == highspy.HighsStatus.kError:
         raise ValueError(
             f"found a model of {columns} columns, {rows} rows and {entries} entries that it "
             "refuses; expected one that it accepts"
         )
+
     return highs
 
 
@@ -114,10 +124,12 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
             if kind == kinds.kCallbackMipImprovingSolution:
                 values = data_out.mip_solution.copy()
                 tell(("incumbent", _finite(data_out.objective_function_value), values))
+
             now = (_finite(data_out.mip_primal_bound), _finite(data_out.mip_dual_bound))
             if now != last[0]:
                 last[0] = now
                 tell(("bounds", *now))
+
         if data_in is not None and cancelled():
             data_in.user_interrupt = True
 
@@ -158,6 +170,7 @@ def main() -> None:
         solve(job, tell, lambda: False)
     except BaseException as error:
         tell(("failed", f"{type(error).__name__}: {error}".rstrip(": ")))
+
     os._exit(0)
 
 

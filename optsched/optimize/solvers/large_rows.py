@@ -59,11 +59,13 @@ def large_rows(model: LinearModel) -> dict[int, LargeRow]:
     """Return the rows by number that are too large for HiGHS and have an easier form."""
     if np.abs(model.value).max(initial=0.0) <= LARGEST:
         return {}
+
     largest = np.zeros(model.rows)
     np.maximum.at(largest, model.index, np.abs(model.value))
     large = (largest > LARGEST) & np.isneginf(model.row_lower) & np.isfinite(model.row_upper)
     if not large.any():
         return {}
+
     column = np.repeat(np.arange(model.columns), np.diff(model.start))
     suits = (model.integrality == 1) & (model.lower >= 0)
     odd = ~suits[column] | (model.value != np.rint(model.value))
@@ -71,6 +73,7 @@ def large_rows(model: LinearModel) -> dict[int, LargeRow]:
     entries = np.flatnonzero(large[model.index])
     entries = entries[np.argsort(model.index[entries], kind="stable")]
     numbers, begin = np.unique(model.index[entries], return_index=True)
+
     return {
         row: LargeRow(column[at], model.value[at].astype(np.int64), int(model.row_upper[row]))
         for row, at in zip(numbers.tolist(), np.split(entries, begin[1:]), strict=True)
@@ -82,9 +85,11 @@ def easier(model: LinearModel, rows: dict[int, LargeRow]) -> LinearModel:
     divisor = np.ones(model.rows, dtype=np.int64)
     for number, row in rows.items():
         divisor[number] = -(-int(np.abs(row.value).max()) // LARGEST)
+
     of_entry, upper = divisor[model.index], model.row_upper.copy()
     for number in rows:
         upper[number] = int(upper[number]) // int(divisor[number])
+
     value = np.where(of_entry > 1, np.floor_divide(model.value, of_entry), model.value)
     return replace(model, value=value, row_upper=upper)
 
@@ -102,19 +107,23 @@ def cuts_of(
             continue
         if (model.upper[row.column] > 1).any() or (row.value < 0).any():
             return None
+
         used = np.flatnonzero(chosen[row.column])
         used = used[np.argsort(-row.value[used], kind="stable")]
         count = int(np.searchsorted(np.cumsum(row.value[used]), row.upper, side="right")) + 1
         cover = used[:count]
         threshold = row.upper // count + 1
+
         if row.value[cover].min() < threshold:
             both = np.union1d(cover, np.flatnonzero(row.value >= row.value[cover].max()))
             cuts[number, count] = Cut(row.column[both], count - 1)
             continue
+
         for other, same in rows.items():
             members = same.column[same.value >= threshold]
             if same.upper == row.upper and len(members) >= count:
                 cuts[other, count] = Cut(members, count - 1)
+
     return list(cuts.values())
 
 
@@ -127,6 +136,7 @@ def with_cuts(model: LinearModel, cuts: list[Cut]) -> LinearModel:
     order = np.argsort(column, kind="stable")
     start = np.zeros(model.columns + 1, dtype=model.start.dtype)
     np.cumsum(np.bincount(column, minlength=model.columns), out=start[1:])
+
     return replace(
         model,
         start=start,

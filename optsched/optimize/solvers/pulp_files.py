@@ -25,4 +25,5 @@ def write_problem(problem: Any, format_name: str, path: str | Path) -> None:
                     f"export: found {round(abs(number))} in row {row.name}; expected numbers of at "
                     f"most 12 digits, as {format_name} files have them (json has all digits)"
                 )
+
     (problem.writeLP if format_name == "lp" else problem.writeMPS)(str(path))

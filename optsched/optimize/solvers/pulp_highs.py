@@ -34,6 +34,7 @@ def solve_pulp_problem(
     column = {id(variable): k for k, variable in enumerate(variables)}
     rows = Rows()
     held = problem.constraints  # a mapping, in later versions a method
+
     for row in held() if callable(held) else held.values():
         budget.check("the model was handed over")
         rows.add(
@@ -41,9 +42,11 @@ def solve_pulp_problem(
             lower=_or(row.getLb(), -math.inf),
             upper=_or(row.getUb(), math.inf),
         )
+
     cost = np.zeros(len(variables))
     for variable, factor in problem.objective.items():
         cost[column[id(variable)]] = factor
+
     model = rows.model(
         cost=cost,
         lower=[_or(v.lowBound, -math.inf) for v in variables],
@@ -57,11 +60,13 @@ def solve_pulp_problem(
         for variable, value in start:
             if id(variable) in column:
                 start_values[column[id(variable)]] = value
+
     build_s = budget.spent_s
     outcome = solve_linear_model(model, options.after(build_s), start_values=start_values)
     if outcome.values is not None:
         for variable, value in zip(variables, outcome.values.tolist(), strict=True):
             variable.varValue = value
+
     return replace(outcome, build_s=build_s + outcome.build_s)
 
 

@@ -45,6 +45,7 @@ class Rows:
             if value:
                 self.column.append(column)
                 self.value.append(value)
+
         self.end.append(len(self.column))
         self.lower.append(lower)
         self.upper.append(upper)
@@ -64,6 +65,7 @@ class Rows:
         order = np.argsort(column, kind="stable")
         start = np.zeros(len(costs) + 1, dtype=np.int32)
         np.cumsum(np.bincount(column, minlength=len(costs)), out=start[1:])
+
         return LinearModel(
             cost=costs,
             lower=np.asarray(lower, dtype=np.float64),

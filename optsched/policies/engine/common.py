@@ -152,7 +152,9 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
         if s.outcome == STUCK and not split:
             size = int(requests["prompt"][about] + requests["produced"][about])
             reason = beyond_limits(problem, size) or reason
+
         raise endless(job, about, int(s.batches), float(s.now), reason)
+
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
     return Part(
         batches["start"],
@@ -178,6 +180,7 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
         run()
         if state[0].turns > 0:
             return
+
         job.budget.check(f"policy {job.name!r} ran")
         slow = work_time() - begin > _TURNS_S
         turns = max(1, turns // 2) if slow else 2 * turns
@@ -195,11 +198,13 @@ def direct(function: Any) -> Callable[..., Any]:
     """
     if not hasattr(function, "overloads"):
         return function  # numba is switched off
+
     known: list[Any] = []
 
     def call(*arguments: Any) -> Any:
         if known:
             return known[0](*arguments)
+
         found = function(*arguments)
         known.append(function.overloads[tuple(map(typeof, arguments))].entry_point)
         return found
@@ -268,6 +273,7 @@ def grown(array: Any, needed: int) -> Any:
     """Return the array, or a longer copy with zeros at its end if it is too short."""
     if needed <= array.shape[0]:
         return array
+
     wider = np.zeros(max(needed, 2 * array.shape[0]), dtype=array.dtype)
     wider[: array.shape[0]] = array
     return wider
@@ -292,6 +298,7 @@ def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
         wider[REQUEST, : s.entries] = old[REQUEST, : s.entries]
         wider[TOKENS, : s.entries] = old[TOKENS, : s.entries]
         old = wider
+
     return Columns(
         grown(columns.batches, s.batches + 1), old, grown(columns.evicted, s.evicted + evicted)
     )
@@ -319,6 +326,7 @@ def before(a: Any, b: Any) -> bool:
         return bool(a.band < b.band)
     if a.key != b.key:
         return bool(a.key < b.key)
+
     return bool(a.place < b.place)
 
 
@@ -331,8 +339,10 @@ def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
         parent = (k - 1) // 2
         if not before(r, requests[heap[parent]]):
             break
+
         heap[k] = heap[parent]
         k = parent
+
     heap[k] = i
     s.waiting += 1
 
@@ -345,6 +355,7 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
     i = heap[size]
     r = requests[i]
     k = 0
+
     while True:
         child = 2 * k + 1
         if child >= size:
@@ -353,8 +364,10 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
             child += 1
         if not before(requests[heap[child]], r):
             break
+
         heap[k] = heap[child]
         k = child
+
     heap[k] = i
 
 
@@ -363,9 +376,11 @@ def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
     """Return the next request that has arrived by now, or -1 if there is none."""
     if s.arrived == by_arrival.shape[0]:
         return -1
+
     i = by_arrival[s.arrived]
     if requests[i].arrival > s.now:
         return -1
+
     s.arrived += 1
     return int(i)
 
@@ -375,6 +390,7 @@ def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
     """Move the clock to the next arrival; return whether there is one."""
     if s.arrived == by_arrival.shape[0]:
         return False
+
     s.now = requests[by_arrival[s.arrived]].arrival
     return True
 
@@ -404,6 +420,7 @@ def drop_gone(requests: Any, running: Ints, s: Any) -> None:
         else:
             running[kept] = running[k]
             kept += 1
+
     s.running = kept
 
 
@@ -415,6 +432,7 @@ def after_batch(requests: Any, running: Ints, s: Any, finished: int) -> None:
         s.since = 0
         drop_gone(requests, running, s)
         return
+
     s.since += 1
     if s.since > MAX_STALLED_BATCHES + s.longest:
         s.outcome = STALLED

@@ -82,6 +82,7 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
         raise InputError(
             f"policy {job.name!r}: evict_mode: found {mode!r}; expected restart or recompute"
         )
+
     return "restart" if job.instance.in_rounds else mode
 
 
@@ -126,9 +127,11 @@ class _Loop:
         self.truth = {name: column for name, column in truth.items() if column is not None}
         for name in self.truth:
             self.shown.setdefault(name, unknown(np.int64))
+
         self.public = {name: column.view() for name, column in self.shown.items()}
         for column in self.public.values():
             column.setflags(write=False)
+
         self.generated, self.cached = self.shown["generated"], self.shown["cached"]
         self.decoding, self.remaining = self.shown["decoding"], self.shown["remaining"]
 
@@ -150,6 +153,7 @@ class _Loop:
             if not self.running and not self.waiting:
                 self.now = float(self.arrival[self.by_arrival[self.arrived]])
                 continue
+
             batch = self.ask()
             self.check(batch)
             self.evict(batch.evict)
@@ -162,6 +166,7 @@ class _Loop:
                 sums = EMPTY
                 for i in self.running:
                     sums = add_decode(sums, int(self.cached[i]))
+
                 self.now += batch_time(self.job.cost.array, sums)
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
@@ -193,6 +198,7 @@ class _Loop:
             if found is not None:
                 about, reason = i, found
                 break
+
         self.stop(about, reason)
 
     def stop(self, request: int, reason: str) -> None:
@@ -206,6 +212,7 @@ class _Loop:
             i = self.by_arrival[self.arrived]
             for name, column in self.truth.items():
                 self.shown[name][i] = column[i]
+
             self.remaining[i] = self.forecast.left(i, 0, 0)
             self.waiting.append(i)
             self.arrived += 1
@@ -233,8 +240,10 @@ class _Loop:
             raise
         except (Exception, SystemExit) as error:
             raise PolicyError(f"{where}: raised {error!r}") from error
+
         if not isinstance(answer, Batch):
             raise PolicyError(f"{where}: found {answer!r}; expected a Batch")
+
         return answer
 
     def where(self) -> str:
@@ -249,7 +258,9 @@ class _Loop:
                     f"{self.where()}: found an eviction of request {i!r}, which holds no KV; "
                     "expected a running request"
                 )
+
             here.remove(i)
+
         here.update(self.waiting, self.running)
         for i, c in batch.tokens.items():
             if i not in here:
@@ -257,6 +268,7 @@ class _Loop:
                     f"{self.where()}: found request {i!r}, which has not arrived, is done, or is "
                     "unknown; expected a waiting or running request"
                 )
+
             if isinstance(c, bool) or not isinstance(c, (int, np.integer)) or c < 1:
                 raise PolicyError(
                     f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
@@ -269,6 +281,7 @@ class _Loop:
             self.evicted.append(i)
             self.cached[i] = 0
             self.decoding[i] = False
+
             if self.mode == "restart":
                 self.generated[i] = 0
                 self.remaining[i] = self.forecast.left(i, self.seen[i], 0)
@@ -280,22 +293,27 @@ class _Loop:
         self.now = read_start(written, default, origin)
         self.off_default = self.off_default or self.now != default
         sums = EMPTY
+
         for i, c in batch.tokens.items():
             m = int(self.cached[i])
             sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
+
         self.start.append(written)
         self.request.extend(batch.tokens.keys())
         self.tokens.extend(batch.tokens.values())
         self.offsets.append(len(self.request))
         self.evicted_offsets.append(len(self.evicted))
         self.end = self.now = self.now + batch_time(self.job.cost.array, sums)
+
         for i, c in batch.tokens.items():
             if self.cached[i] == 0:
                 self.waiting.remove(i)
                 self.running.append(i)
+
             self.cached[i] += c
             if self.cached[i] == self.job.instance.prompt_tokens[i] + self.generated[i]:
                 self.produce(i)
+
         self.running.sort(key=self.place.__getitem__)
 
     def produce(self, i: int) -> None:
@@ -306,6 +324,8 @@ class _Loop:
             self.finish[i] = self.now
             self.done += 1
             self.since = 0
+
             return
+
         self.seen[i] = max(self.seen[i], self.generated[i])
         self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])

@@ -51,6 +51,7 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         values = [np.concatenate([getattr(part, name) for part in parts]) for name in columns]
         if len(parts) == 1:
             return [offsets, *values]
+
         first = (np.cumsum(size) - size)[order]
         pick = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
         return [offsets, *(column[pick] for column in values)]

@@ -65,6 +65,7 @@ class Readable:
         waiting = list(view.waiting)
         evicted: list[int] = []
         generated = {i: int(view.generated[i]) for i in running + waiting}
+
         for i in running + waiting:
             if generated[i] == 0:
                 self.first_at.pop(i, None)  # a restart has lost it
@@ -74,14 +75,17 @@ class Readable:
         for i in waiting:
             if rules.ties == "random" and i not in self.drawn:
                 self._draw(view, i)
+
         allocated = {i: int(max(view.cached[i], self._input(view, i))) for i in running}
         if rules.promote:  # Chen, Ye and Zhou 2025, Algorithm 6
             for i in running:
                 if generated[i] >= self.estimate(view, i) and i not in self.promoted:
                     self.promoted.add(i)
                     evicted.append(i)
+
             running = [i for i in running if i not in evicted]
             allocated = {i: allocated[i] for i in running}
+
         promoted = list(evicted)
         room = view.kv_capacity - (self._freed(view) if rules.make_room and waiting else 0)
         if (
@@ -95,12 +99,15 @@ class Readable:
                 if needed > view.kv_capacity or generated[i] >= estimate:
                     del allocated[i]
                     evicted.append(i)
+
             running = [i for i in running if i not in evicted]
+
         for i in evicted:
             if i in promoted:
                 self.raised[i] = max(int(self.second[i]), generated[i] + 1)
             else:
                 self.raised[i] = max(self.estimate(view, i), generated[i])
+
             if view.evict_mode == "restart":
                 generated[i] = 0
             if i in promoted:
@@ -108,6 +115,7 @@ class Readable:
                 self.drawn[i] = (INFINITE, self.turn)
             elif rules.ties == "random":
                 self._draw(view, i)
+
         waiting += evicted
         if rules.overflow == "clear" and self._next(view, allocated) > view.kv_capacity:
             cleared = [
@@ -120,6 +128,7 @@ class Readable:
                     generated[i] = 0
                 if rules.ties == "random":
                     self._draw(view, i)
+
             running = [i for i in running if i not in cleared]
             waiting += cleared
             evicted += cleared
@@ -134,6 +143,7 @@ class Readable:
             batch = self._form(view, held, *map(copy, told))
             if batch.tokens:
                 return batch
+
         return self._form(view, set(), *told)
 
     def _pace(self, i: int) -> float:
@@ -144,6 +154,7 @@ class Readable:
         """Return the time until the next token is due by the pace, and by the tokens left."""
         if not view.decoding[i] or self._pace(i) == INFINITE:
             return INFINITE
+
         later = max(0, int(self.estimate(view, i)) - int(view.generated[i]) - 1)
         spare = 1 - self.rules.catch_up
         due = self.first_at[i] + self._pace(i) * (int(view.generated[i]) + spare * later)
@@ -160,13 +171,16 @@ class Readable:
         """Return whether there are prefills for which those ahead of their pace should wait."""
         if any(not view.decoding[i] for i in running):
             return True
+
         line = self._line(view, waiting, generated)
         if not line or (self.rules.late_last and self._late(view, line[0], generated)):
             return False
+
         i = line[0]
         most = min(view.limits.max_running or INFINITE, self.rules.max_running or INFINITE)
         whole = int(view.prompt_tokens[i]) + generated[i]
         fits = self._fits(view, i, whole, running, allocated, generated)
+
         return len(running) + 1 <= most and fits
 
     def _late(self, view: View, i: int, generated: dict[int, int]) -> bool:
@@ -181,6 +195,7 @@ class Readable:
             line = sorted(waiting, key=self.drawn.__getitem__)
         if rules.late_last:
             line = sorted(line, key=lambda i: self._late(view, i, generated))
+
         return line
 
     def _within(self, view: View, tokens: dict[int, int], i: int, most: float, time: float) -> int:
@@ -189,6 +204,7 @@ class Readable:
         for k, c in tokens.items():
             add = add_decode(sums, int(view.cached[k])) if view.decoding[k] else None
             sums = add_prefill(sums, c, int(view.cached[k])) if add is None else add
+
         cached = int(view.cached[i])
         return sum(
             batch_time(view.cost.array, add_prefill(sums, c, cached)) <= time
@@ -224,11 +240,13 @@ class Readable:
         left, least = min(slacks, default=INFINITE), max(paces, default=0.0) * rules.lump
         wait = left < least and self.without + 1 < 2 * rules.lump
         time_left = 0.0 if wait else max(left, least)
+
         for group in rules.groups:
             together = group == "all"
             candidates = queue if group == "waiting" else list(running)
             if together:
                 candidates = sorted([*queue, *running], key=rank.__getitem__)
+
             refused = False  # among all, a waiting request was: the running ones go on
             for i in candidates:
                 decoding = i in running and bool(view.decoding[i])
@@ -239,13 +257,16 @@ class Readable:
                     group == "running_prefill" and decoding
                 ):
                     continue
+
                 if not self.hybrid and (prefill if decoding else decode):
                     refused = refused or fresh
                     continue
+
                 total = sum(tokens.values())
                 if decoding:
                     if total + 1 > min(hard_batch, own_batch):
                         break
+
                     more = allocated[i] + 1
                     while self._used(view, {**allocated, i: more}) > view.kv_capacity:
                         others = [v for v in running if v != i and v not in tokens]
@@ -256,41 +277,53 @@ class Readable:
                         del allocated[victim]
                         if victim == i:
                             break
+
                     if i not in running:
                         continue
+
                     allocated[i] += 1
                     tokens[i] = 1
                     decode.add(i)
                     continue
+
                 whole = int(view.prompt_tokens[i]) + generated[i]
                 rest = whole - (int(view.cached[i]) if i in running else 0)
                 c: float = rest
                 hard = min(hard_batch - total, hard_prefill - sum(tokens[k] for k in prefill))
+
                 if self.chunked:
                     c = min(rest, own_batch - total, own_prefill - total, hard)
                     if rules.paced:
                         c = self._within(view, tokens, i, c, time_left)
+
                     fits = c >= 1
                 else:
                     fits = c <= hard and (total == 0 or total + c <= min(own_batch, own_prefill))
+
                 if fits and fresh:
                     joined = running + [k for k in tokens if k not in running]
                     fits = len(joined) + 1 <= max_running and self._fits(
                         view, i, whole, joined, allocated, generated
                     )
+
                 if not fits:
                     if not together:
                         break
+
                     refused = refused or fresh
                     continue
+
                 if fresh:
                     allocated[i] = whole
+
                 tokens[i] = int(c)
                 prefill.add(i)
                 alone = total + c > min(own_batch, own_prefill)
+
         if tokens:
             self.after = {i: view.kv_of(int(view.prompt_tokens[i]) + generated[i]) for i in tokens}
             self.without = 0 if prefill else self.without + 1
+
         return Batch(tokens=tokens, evict=evicted)
 
     def _freed(self, view: View) -> int:
@@ -304,6 +337,7 @@ class Readable:
                 waiting_rank(order, self.instance, self.predicted, view.cost)
                 for order in (self.rules.order, self.rules.running_order)
             )
+
         return self.rank, self.place
 
     def _draw(self, view: View, i: int) -> None:
@@ -338,6 +372,7 @@ class Readable:
         if admission == "reserve":
             peaks = [view.prompt_tokens[k] + self.estimate(view, k) - 1 for k in [*joined, i]]
             return sum(view.kv_of(int(peak)) for peak in peaks) <= capacity
+
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
             return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
@@ -348,4 +383,5 @@ class Readable:
                 sum(view.kv_of(base[k] + at) for k in left if left[k] >= at) <= capacity
                 for at in set(left.values())
             )
+
         return True

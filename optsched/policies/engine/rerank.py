@@ -109,10 +109,13 @@ def _sort_line(requests: Any, s: Any, running: Ints) -> int:
         r = requests[i]
         decoding += r.decoding
         position = k
+
         while position > 0 and before(r, requests[running[position - 1]]):
             running[position] = running[position - 1]
             position -= 1
+
         running[position] = i
+
     return decoding
 
 
@@ -125,20 +128,25 @@ def _shares(
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
         front = running[0]
+
     first = requests[front]
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     need = 0 if first.decoding else rest_of(first)
+
     if limits.chunked:
         need = min(need, 1)
     elif need > room:
         need = 0
+
     alone = need > settings.own_batch
     decodes = 0 if alone else min(decoding, settings.max_batch - need)
     if not limits.hybrid and need > 0:
         decodes = 0
+
     prefills = room if alone else min(settings.max_batch - decodes, limits.max_prefill_tokens)
     if not limits.hybrid and need == 0:
         prefills = 0
+
     return Shares(front, alone, decodes, prefills)
 
 
@@ -160,6 +168,7 @@ def _choose(
     latest = 0.0
     used = kept = lost = admitted = position = 0
     refused = False
+
     while True:
         fresh = (
             not refused
@@ -173,6 +182,7 @@ def _choose(
             position += 1
         else:
             break
+
         r = requests[i]
         work = 0
         if r.decoding:
@@ -185,7 +195,9 @@ def _choose(
                     work = min(rest, prefills)
                 elif rest <= prefills:
                     work = rest
+
             kv = kv_of(r.prompt + r.produced, limits)
+
         if (
             (fresh and work == 0)
             or kept + admitted + 1 > settings.seats
@@ -195,7 +207,9 @@ def _choose(
             if not fresh:
                 aside[lost] = i
                 lost += 1
+
             continue
+
         used += kv
         if fresh:
             pop(requests, heap, s)
@@ -204,6 +218,7 @@ def _choose(
         else:
             running[kept] = i
             kept += 1
+
         if work == 0:
             continue
         if r.decoding:
@@ -211,8 +226,10 @@ def _choose(
         else:
             prefills -= work
             sums = add_prefill(sums, work, r.cached)
+
         latest = max(latest, r.arrival)
         add_entry(entries, s, i, work)
+
     s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
     return sums
 
@@ -236,20 +253,24 @@ def _give_up(
         i = aside[k]
         r = requests[i]
         kv = kv_of(r.cached, limits)
+
         if settings.keep and holders < limits.max_running and s.used + kv <= limits.kv_capacity:
             holders += 1
             s.used += kv
             running[s.kept] = i
             s.kept += 1
             continue
+
         add_eviction(evicted, s, i)
         evict(r, limits.restart)
         r.band = PREEMPTIBLE
+
     for k in range(s.admitted):
         i = aside[aside.shape[0] - 1 - k]
         _shield(requests[i])
         running[s.kept] = i
         s.kept += 1
+
     s.running = s.kept
 
 
@@ -276,9 +297,11 @@ def _process(
             r.gone = True
             r.finish = s.now
             continue
+
         r.seen = max(r.seen, r.produced)
         _shield(r)
         _rank(r, i, settings, offsets, remaining)
+
     after_batch(requests, running, s, finished)
 
 
@@ -302,6 +325,7 @@ def run(
     n = by_arrival.shape[0]
     s = state[0]
     heap, running, aside = lines[0], lines[1], lines[2]
+
     while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
         s.turns -= 1
         i = arriving(requests, s, by_arrival)
@@ -309,29 +333,39 @@ def run(
             _rank(requests[i], i, settings, offsets, remaining)
             push(requests, heap, s, i)
             i = arriving(requests, s, by_arrival)
+
         if s.running == 0 and s.waiting == 0:
             idle(requests, s, by_arrival)
             continue
+
         if full(columns, s, s.running + s.waiting, s.running):
             columns = with_room(columns, s, s.running + s.waiting, s.running)
+
         decoding = _sort_line(requests, s, running)
         shares = _shares(requests, s, heap, running, decoding, settings)
         first = s.entries
         first_evicted = s.evicted
         sums = _choose(requests, s, heap, running, aside, columns.entries, shares, settings)
+
         if sums.tokens == 0:
             _keep_all(s, running, aside)
             if not idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
                     break
+
                 s.outcome, s.about = STUCK, shares.front
+
             continue
+
         _give_up(requests, s, running, aside, columns.evicted, settings)
         for k in range(first_evicted, s.evicted):
             i = columns.evicted[k]
             if settings.limits.restart:
                 _rank(requests[i], i, settings, offsets, remaining)
+
             push(requests, heap, s, i)
+
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings, offsets, remaining)
+
     return columns

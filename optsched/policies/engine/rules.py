@@ -135,6 +135,7 @@ def _queue_drawn(
     if not settings.random_ties:
         _queue(requests, s, heap, i, settings.requeue_back)
         return
+
     r = requests[i]
     r.band = 0
     r.key = float(r.estimate) if settings.by_estimate else 0.0
@@ -151,6 +152,7 @@ def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
         r = requests[i]
         if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
             return
+
         pop(requests, heap, s)
         r.band = 1
         push(requests, heap, s, i)
@@ -167,9 +169,11 @@ def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> i
     """Return the KV held if every running request caches one more token."""
     if limits.kv_block_tokens == 1:
         return int(s.held + s.running)
+
     kv = s.held
     for k in range(s.running):
         kv += growth(requests[running[k]], 1, limits)
+
     return int(kv)
 
 
@@ -183,6 +187,7 @@ def _promote(requests: Any, s: Any, running: Ints, evicted: Ints, limits: Limits
             r.promoted = r.gone = True
             add_eviction(evicted, s, running[k])
             kv += kv_of(r.prompt + r.produced, limits)
+
     return kv
 
 
@@ -214,6 +219,7 @@ def _evict_shortest(
     for k in range(s.running):
         if not requests[running[k]].gone:
             requests[running[k]].tie = generator.random()
+
     while next_kv > room:
         least = -1
         for k in range(s.running):
@@ -226,9 +232,12 @@ def _evict_shortest(
                     r.estimate == best.estimate and r.tie >= best.tie
                 ):
                     continue
+
             least = k
+
         if least < 0:
             return
+
         r = requests[running[least]]
         r.gone = True
         add_eviction(evicted, s, running[least])
@@ -241,6 +250,7 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
     limits = settings.limits
     if settings.admission == LOOKAHEAD:
         _forget(usage, s, r, r.estimate - r.produced, limits)
+
     free(s, r, limits)
     s.reserved -= r.peak
     if promoted:
@@ -249,6 +259,7 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
         r.estimate = max(r.estimate, r.produced)
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
+
     r.peak = kv_of(r.prompt + r.estimate - 1, limits)
     evict(r, limits.restart)
 
@@ -270,27 +281,33 @@ def _leave(
     next_kv = _kv_after_decodes(requests, s, running, settings.limits)
     if settings.promote:
         next_kv -= _promote(requests, s, running, evicted, settings.limits)
+
     promoted = s.evicted
     clearing = settings.overflow == CLEAR and next_kv > capacity
     if clearing:
         _clear(requests, s, running, evicted, settings.beta, generator)
     elif settings.overflow == EVICT_SHORTEST:
         _evict_shortest(requests, s, running, evicted, next_kv, settings.limits, generator)
+
     for k in range(first, s.evicted):
         i = evicted[k]
         r = requests[i]
         _release(usage, s, r, settings, k < promoted)
+
         if k < promoted:
             r.band, r.key, r.place = 1, 0.0, s.counter
             s.counter += 1
             push(requests, heap, s, i)
         else:
             _queue_drawn(requests, s, heap, i, settings, generator)
+
     if s.evicted > first:
         drop_gone(requests, running, s)
+
     s.stall = False
     if not clearing:
         return
+
     s.clearings += 1
     s.stall = _kv_after_decodes(requests, s, running, settings.limits) > capacity
     if s.clearings > MAX_STALLED_CLEARINGS:
@@ -298,6 +315,7 @@ def _leave(
     elif settings.beta >= 1.0 and settings.admission in (PRESENT, PROTECT):
         if s.cleared_at == s.done + s.arrived:
             s.outcome, s.about = LOOP, heap[0]
+
         s.cleared_at = s.done + s.arrived
 
 
@@ -323,6 +341,7 @@ def _decode_all(
         entries[TOKENS, at + k] = 1
         sums = add_decode(sums, r.cached)
         take(s, r, 1, limits)
+
     s.latest = latest
     s.entries += s.running
     return sums
@@ -336,15 +355,19 @@ def _make_room(
     limits = settings.limits
     needed = growth(requests[i], 1, limits)
     victim = s.running - 1
+
     while not room(s, needed, limits):
         while victim >= 0:
             v = running[victim]
             r = requests[v]
             if v != i and not r.gone and r.in_batch != s.batches + 1:
                 break
+
             victim -= 1
+
         if victim < 0:
             v = i
+
         r = requests[v]
         r.gone = True
         s.lost += 1
@@ -352,6 +375,7 @@ def _make_room(
         s.reserved -= r.peak
         if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
             _forget(usage, s, r, max(1, r.estimate - r.produced), limits)
+
         add_eviction(evicted, s, v)
         if v == i:
             break
@@ -385,8 +409,10 @@ def _time_left(requests: Any, s: Any, running: Ints, settings: Settings) -> floa
             slack = _slack(r, s, settings)
             left = min(left, slack - r.pace if _held(r, s, settings) else slack)
             least = max(least, r.pace * settings.lump)
+
     if left < least and s.without + 1 < 2 * settings.lump:
         return 0.0
+
     return max(left, least)
 
 
@@ -395,6 +421,7 @@ def _tokens_within(r: Any, sums: Any, most: int, cost: Floats, time: float) -> i
     """Return how many tokens of a prefill, of at most some, leave the batch within a time."""
     if most < 1 or batch_time(cost, add_prefill(sums, most, r.cached)) <= time:
         return most
+
     fits = 0
     while most - fits > 1:
         middle = (fits + most) // 2
@@ -402,6 +429,7 @@ def _tokens_within(r: Any, sums: Any, most: int, cost: Floats, time: float) -> i
             fits = middle
         else:
             most = middle
+
     return fits
 
 
@@ -411,18 +439,23 @@ def _prefill_size(r: Any, s: Any, sums: Any, settings: Settings, cost: Floats) -
     limits = settings.limits
     if not limits.hybrid and sums.decode_requests > 0:
         return PASSED_OVER
+
     c = rest_of(r)
     own = min(settings.max_batch_tokens, settings.max_prefill_tokens) - sums.tokens
     hard = min(
         limits.max_batch_tokens - sums.tokens, limits.max_prefill_tokens - sums.prefill_tokens
     )
+
     if limits.chunked:
         c = min(c, own, hard)
         if settings.paced:
             c = _tokens_within(r, sums, c, cost, s.time_left)
+
         return c if c >= 1 else REFUSED
+
     if c > hard or (c > own and sums.tokens > 0):
         return REFUSED
+
     return c
 
 
@@ -441,8 +474,10 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
     if settings.admission == LOOKAHEAD:
         if s.over > 0 or size > limits.max_batch_tokens:
             return False
+
         steps = r.estimate - r.produced
         return fits(usage, s.batches, r.prompt + r.produced - 1, steps, limits)
+
     return True
 
 
@@ -456,10 +491,12 @@ def _admit(
     pop(requests, heap, s)
     if settings.late_last:
         _pass_late(requests, s, heap)
+
     running[s.running + s.admitted] = i
     s.admitted += 1
     take(s, r, r.prompt + r.produced, settings.limits)
     s.reserved += r.peak
+
     if settings.admission == LOOKAHEAD:
         steps = r.estimate - r.produced
         project(usage, s.batches, r.prompt + r.produced - 1, steps, 1, settings.limits)
@@ -486,6 +523,7 @@ def _form(
     s.admitted = s.lost = 0
     if settings.paced:
         s.time_left = _time_left(requests, s, running, settings)
+
     closed = False  # by a prefill beyond the scheduler's own limit
     for group in settings.groups:
         if (
@@ -499,6 +537,7 @@ def _form(
         ):
             sums = _decode_all(requests, s, running, entries, sums, limits)
             continue
+
         position = 0
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
@@ -508,6 +547,7 @@ def _form(
                     position >= s.running
                     or requests[heap[0]].rank < requests[running[position]].rank
                 )
+
             if fresh:
                 i = heap[0]
             elif group == WAITING or position >= s.running:
@@ -515,6 +555,7 @@ def _form(
             else:
                 i = running[position]
                 position += 1
+
             r = requests[i]
             if r.gone or (r.decoding and group == RUNNING_PREFILL):
                 continue
@@ -525,11 +566,13 @@ def _form(
                     continue
                 if sums.tokens + 1 > max_batch:
                     break
+
                 c = 1
                 if not room(s, growth(r, c, limits), limits):
                     _make_room(requests, s, running, usage, evicted, i, settings)
                     if r.gone:
                         continue
+
                 sums = add_decode(sums, r.cached)
                 take(s, r, c, limits)
             elif group == RUNNING_DECODE:
@@ -541,15 +584,20 @@ def _form(
                 if c <= 0:
                     if group == WAITING or (c == REFUSED and group != ALL):
                         break
+
                     refused = refused or fresh
                     continue
+
                 if fresh:
                     _admit(requests, s, heap, running, usage, settings)
+
                 sums = add_prefill(sums, c, r.cached)
                 closed = not limits.chunked and sums.tokens > own
+
             r.in_batch = s.batches + 1
             s.latest = max(s.latest, r.arrival)
             add_entry(entries, s, i, c)
+
     return sums
 
 
@@ -558,6 +606,7 @@ def _holds(requests: Any, s: Any, heap: Ints, usage: Ints, settings: Settings) -
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
         return bool(s.partial > 0)
+
     s.admitted = s.lost = 0
     head = requests[heap[0]]
     return head.band == 0 and _admissible(head, s, usage, settings)
@@ -575,6 +624,7 @@ def _settle(
         s.partial -= not r.decoding
         evict(r, settings.limits.restart)
         _queue(requests, s, heap, evicted[k], settings.requeue_back)
+
     if s.lost > 0:
         drop_gone(requests, running, s)
     for k in range(first, last):
@@ -583,6 +633,7 @@ def _settle(
         while position > 0 and requests[running[position - 1]].priority > requests[i].priority:
             running[position] = running[position - 1]
             position -= 1
+
         running[position] = i
         s.running += 1
         s.partial += 1
@@ -601,6 +652,7 @@ def _process(
         if not advance(r, entries[TOKENS, k]):
             completed -= 1
             continue
+
         if r.produced == 1:
             r.first_at = s.now
         if r.produced == r.output:
@@ -611,12 +663,14 @@ def _process(
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
                 _forget(usage, s, r, r.estimate - r.produced, settings.limits)
+
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
         s.over -= usage[s.batches] > settings.limits.kv_capacity
     if finished > 0:
         s.clearings = 0
+
     after_batch(requests, running, s, finished)
 
 
@@ -642,18 +696,22 @@ def run(
     s = state[0]
     heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
+
     while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
         s.turns -= 1
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _queue_drawn(requests, s, heap, i, settings, generator)
             i = arriving(requests, s, by_arrival)
+
         if s.running == 0 and s.waiting == 0:
             idle(requests, s, by_arrival)
             continue
+
         if full(columns, s, s.running + s.waiting, s.running):
             columns = with_room(columns, s, s.running + s.waiting, s.running)
             entries, evicted = columns.entries, columns.evicted
+
         if settings.overflow != EVICT_LATEST or settings.promote:
             _leave(requests, s, heap, running, usage, evicted, settings, generator)
         if s.outcome != DONE:
@@ -662,32 +720,42 @@ def run(
             sums = EMPTY
             for k in range(s.running):
                 sums = add_decode(sums, requests[running[k]].cached)
+
             s.now += batch_time(cost, sums)
             continue
+
         if s.batches + span > usage.shape[0]:
             wider = np.zeros(2 * usage.shape[0], dtype=np.int64)
             wider[: usage.shape[0]] = usage
             usage = wider
+
         if settings.admission == LOOKAHEAD and settings.short:
             _project_short(requests, s, running, usage, settings.limits)
         if settings.late_last:
             _pass_late(requests, s, heap)
+
         first = s.entries
         s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
         sums = _form(requests, s, heap, running, usage, entries, evicted, settings, cost)
+
         if s.holding and sums.tokens == 0:
             s.holding = False
             sums = _form(requests, s, heap, running, usage, entries, evicted, settings, cost)
+
         if s.admitted + s.lost > 0:
             _settle(requests, s, heap, running, evicted, settings)
         if sums.tokens == 0:
             if not idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
                     break
+
                 s.outcome = STUCK
                 s.about = heap[0] if s.waiting > 0 else running[0]
+
             continue
+
         s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, usage, entries, first, settings)
+
     return columns, usage

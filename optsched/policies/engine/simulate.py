@@ -72,18 +72,22 @@ def simulate(
     cost = cost_for(instance, cost_model)
     name = policy if isinstance(policy, str) else type(policy).__name__
     made: Scheduler
+
     if isinstance(policy, str):
         made, info = make_policy(policy)
         predictor = info.predictor or predictor
     else:
         made = policy
+
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
     if any(value is not None for value in (slos or {}).values()):
         told = with_slos(told, slos)
+
     runner = runner_of(made)
     reason = runner.allows(told)
     if reason is not None:
         raise PolicyError(f"policy {name!r}: {reason}")
+
     told_of = (instance.output_tokens, told.predicted, told.predicted_upper)
     tokens = max(int(column.sum()) for column in told_of if column is not None)
     if tokens > MAX_ENTRIES:
@@ -91,5 +95,6 @@ def simulate(
             f"policy {name!r}: found {tokens:.2g} output tokens, true or predicted, an entry of "
             f"the schedule each; expected at most {MAX_ENTRIES:.2g}"
         )
+
     # The schedule is one of the instance without the predictions and the SLOs that were given.
     return runner.run(Job(told, instance, cost, seed, name, budget))

@@ -88,6 +88,7 @@ def _wait(requests: Any, s: Any, heap: Ints, i: int, back: bool, settings: Setti
     else:
         s.front -= 1
         r.place = s.front
+
     push(requests, heap, s, i)
 
 
@@ -102,6 +103,7 @@ def _begin(requests: Any, s: Any, running: Ints, settings: Settings) -> bool:
     k = 0
     while may_defer and k < s.running and not requests[running[k]].decoding:
         k += 1
+
     return bool(may_defer and k < s.running)
 
 
@@ -116,11 +118,13 @@ def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
         return 0
     if r.decoding:
         return min(tokens, s.left)
+
     room = min(s.left, s.prefill_left)
     if limits.chunked:
         return min(tokens, room)
     if s.decodes + s.prefills == 0:  # what is longer than the budget runs alone
         room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+
     return tokens if tokens <= room else 0
 
 
@@ -133,6 +137,7 @@ def _give(r: Any, s: Any, tokens: int, sign: int) -> None:
     else:
         s.prefills += sign
         s.prefill_left -= sign * tokens
+
     r.tokens = tokens if sign > 0 else 0
 
 
@@ -146,15 +151,18 @@ def _preempt(
         for k in range(s.running):
             if requests[running[k]].priority > requests[running[at]].priority:
                 at = k
+
     i = running[at]
     r = requests[i]
     free(s, r, settings.limits)
     if r.tokens > 0:
         _give(r, s, r.tokens, -1)
+
     evict(r, settings.limits.restart)
     add_eviction(evicted, s, i)
     for k in range(at, s.running - 1):
         running[k] = running[k + 1]
+
     s.running -= 1
     _wait(requests, s, heap, i, False, settings)
     return int(at)
@@ -180,12 +188,14 @@ def _schedule_running(
         if tokens == 0:
             at += 1
             continue
+
         while not room(s, growth(r, tokens, limits), limits):
             gone = _preempt(requests, s, heap, running, evicted, settings)
             if gone == at:
                 return
             if gone < at:
                 at -= 1
+
         _give(r, s, tokens, 1)
         take(s, r, tokens, limits)
         at += 1
@@ -209,17 +219,20 @@ def _admit(
         size = rest_of(r)
         if defer and size > 1:
             break
+
         tokens = _share(r, s, threshold, settings)
         needed = kv_of(size if settings.reserve else tokens, limits)
         if s.running > 0:
             needed += settings.watermark
         if tokens == 0 or not room(s, needed, limits):
             break
+
         pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
         _give(r, s, tokens, 1)
         take(s, r, tokens, limits)
+
     if not defer:
         s.bound = s.waiting > 0
 
@@ -237,8 +250,10 @@ def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
             sums = add_decode(sums, r.cached)
         else:
             sums = add_prefill(sums, r.tokens, r.cached)
+
         s.latest = max(s.latest, r.arrival)
         add_entry(entries, s, running[k], r.tokens)
+
     return sums
 
 
@@ -256,6 +271,7 @@ def _process(
             r.gone = True
             r.finish = s.now
             free(s, r, limits)
+
     after_batch(requests, running, s, finished)
 
 
@@ -279,36 +295,46 @@ def run(
     n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
+
     while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
         s.turns -= 1
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
             s.steps = 0
+
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             _wait(requests, s, heap, i, True, settings)
             i = arriving(requests, s, by_arrival)
+
         if s.running == 0 and s.waiting == 0:
             idle(requests, s, by_arrival)
             continue
+
         if full(columns, s, s.running + s.waiting, s.running):
             columns = with_room(columns, s, s.running + s.waiting, s.running)
+
         threshold = settings.threshold if s.running + s.waiting > 1 else 0
         defer = _begin(requests, s, running, settings)
         first, before = s.entries, s.evicted
         _schedule_running(requests, s, heap, running, columns.evicted, threshold, defer, settings)
         if s.evicted == before:
             _admit(requests, s, heap, running, threshold, defer, settings)
+
         s.steps += 1
         sums = _entries(requests, s, running, columns.entries)
         if sums.tokens == 0:
             if s.evicted == before and not idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
                     break
+
                 s.outcome, s.about = STUCK, heap[0] if s.waiting > 0 else running[0]
                 break
+
             continue
+
         run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings.limits)
         if s.outcome != DONE:
             break
+
     return columns

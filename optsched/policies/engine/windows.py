@@ -95,16 +95,20 @@ def _merged(requests: Any, a: int, b: int) -> int:
         return a if b < 0 else b
     if before(requests[b], requests[a]):
         a, b = b, a
+
     root = a
     while True:
         r = requests[a]
         rest = r.right
         r.right = r.left
+
         if rest < 0:
             r.left = b
             return root
+
         if before(requests[b], requests[rest]):
             rest, b = b, rest
+
         r.left = rest
         a = rest
 
@@ -120,6 +124,7 @@ def _queue(
         r.key += tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
     elif settings.order == TOTAL:
         r.key += r.total
+
     r.outdated = False
     r.left = r.right = -1
     worker.queue = _merged(requests, worker.queue, i)
@@ -131,10 +136,12 @@ def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
     r = requests[i]
     free(worker, r, limits)
     worker.holders -= 1
+
     if r.previous >= 0:
         requests[r.previous].next = r.next
     else:
         worker.holder = r.next
+
     if r.next >= 0:
         requests[r.next].previous = r.previous
 
@@ -147,6 +154,7 @@ def _link(requests: Any, worker: Any, i: int) -> None:
     r.previous, r.next = -1, worker.holder
     if worker.holder >= 0:
         requests[worker.holder].previous = i
+
     worker.holder = i
 
 
@@ -158,6 +166,7 @@ def _end_window(
     worker.until = np.inf
     i = worker.member
     worker.member = -1
+
     while i >= 0:
         r = requests[i]
         r.inside = False
@@ -166,6 +175,7 @@ def _end_window(
             worker.assigned -= 1
         else:
             _queue(requests, worker, i, settings, offsets, remaining)
+
         i = r.member
 
 
@@ -175,6 +185,7 @@ def _least_busy(machines: Any) -> int:
     for v in range(1, machines.shape[0]):
         if machines[v].assigned < machines[w].assigned:
             w = v
+
     return w
 
 
@@ -198,9 +209,11 @@ def _choose(
             worker.queue = _merged(requests, r.left, r.right)
             _queue(requests, worker, i, settings, offsets, remaining)
             continue
+
         need += kv_of(r.prompt + r.produced, settings.limits)
         if need > settings.limits.kv_capacity:
             break
+
         worker.queue = _merged(requests, r.left, r.right)
         members[s.members] = i
         s.members += 1
@@ -217,6 +230,7 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
     s.chosen = s.growth = 0
     s.staying = s.members
     tokens = 0
+
     while s.position < s.members:
         i = members[s.position]
         r = requests[i]
@@ -225,11 +239,14 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
             if tokens + c > room:
                 if s.chosen == 0:
                     s.outcome, s.about = STUCK, i
+
                 return
+
             step[s.chosen] = i
             s.chosen += 1
             tokens += c
             s.growth += kv_of(c, limits)
+
         s.position += 1
 
 
@@ -244,10 +261,12 @@ def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limi
             step[s.chosen] = members[k]
             s.chosen += 1
             s.growth += growth(r, 1, limits)
+
     while kv + s.growth > limits.kv_capacity:
         s.staying -= 1
         r = requests[members[s.staying]]
         kv -= kv_of(r.cached, limits)
+
         if r.quota > 0:
             s.chosen -= 1
             s.growth -= growth(r, 1, limits)
@@ -265,7 +284,9 @@ def _make_room(
             while h >= 0:
                 if not requests[h].inside and (victim < 0 or before(requests[victim], requests[h])):
                     victim = h
+
                 h = requests[h].next
+
         if victim >= 0:
             requests[victim].outdated = limits.restart
         elif s.members > s.staying:
@@ -273,6 +294,7 @@ def _make_room(
             victim = members[s.members]
         else:
             return
+
         _unlink(requests, worker, victim, limits)
         evict(requests[victim], limits.restart)
         add_eviction(evicted, s, victim)
@@ -288,18 +310,21 @@ def _step(
         i = step[k]
         r = requests[i]
         c = 1
+
         if fresh > 0:
             c = r.prompt + r.produced
             sums = add_prefill(sums, c, 0)
             _link(requests, worker, i)
         else:
             sums = add_decode(sums, r.cached)
+
         add_entry(entries, s, i, c)
         take(worker, r, c, limits)
         advance(r, c)
         r.quota -= 1
         r.seen = max(r.seen, r.produced)
         s.ended = s.ended or r.produced == r.output
+
     return sums
 
 
@@ -318,17 +343,21 @@ def _run_window(
     clock = s.now
     s.position = 0
     s.ended = False
+
     while not s.ended:
         _next_prefills(requests, s, members, step, limits)
         if s.outcome != DONE:
             break
+
         fresh = s.chosen
         if fresh == 0:
             _next_decodes(requests, s, members, step, limits)
             if s.chosen == 0:
                 break
+
         if full(columns, s, s.chosen, worker.holders):
             columns = with_room(columns, s, s.chosen, worker.holders)
+
         _make_room(requests, worker, s, members, columns.evicted, fresh, limits)
         sums = _step(requests, worker, s, step, columns.entries, fresh, limits)
         clock += batch_time(cost, sums)
@@ -336,6 +365,7 @@ def _run_window(
         b.entries, b.evicted = s.entries, s.evicted
         s.batches += 1
         s.since += 1
+
     worker.until = clock
     for k in range(s.members):  # a finished request holds nothing in the next window
         r = requests[members[k]]
@@ -343,6 +373,7 @@ def _run_window(
             s.since = 0
             _unlink(requests, worker, members[k], limits)
             r.cached = 0
+
     return columns
 
 
@@ -364,6 +395,7 @@ def run(
     by_arrival = np.empty(n, dtype=np.int64)
     for i in range(n):
         by_arrival[requests[i].place] = i
+
     members = np.empty(settings.size, dtype=np.int64)
     step = np.empty(settings.size, dtype=np.int64)
     while s.done < n and s.turns > 0:
@@ -374,16 +406,19 @@ def run(
         for w in range(machines.shape[0]):
             if machines[w].until <= s.now:
                 _end_window(requests, machines[w], s, settings, offsets, remaining)
+
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             worker = machines[_least_busy(machines)]
             worker.assigned += 1
             _queue(requests, worker, i, settings, offsets, remaining)
             i = arriving(requests, s, by_arrival)
+
         for w in range(machines.shape[0]):
             worker = machines[w]
             if worker.until != np.inf or worker.queue < 0:
                 continue
+
             _choose(requests, worker, s, members, settings, offsets, remaining)
             first = s.batches
             columns = _run_window(requests, worker, s, members, step, limits, cost, columns)
@@ -393,4 +428,5 @@ def run(
                 s.outcome, s.about = STALLED, members[0]
             if s.outcome != DONE:
                 return columns
+
     return columns

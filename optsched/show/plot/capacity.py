@@ -54,6 +54,7 @@ def plot_capacity(
                 at, share, marker="o", ms=3.5, lw=1.4, color=style["color"],
                 ls=style["linestyle"], label=plain(name),
             )  # fmt: skip
+
     if bound:
         at, share = zip(*sorted(bound), strict=True)
         where: Any = "post" if share[0] >= share[-1] else "pre"
@@ -61,12 +62,15 @@ def plot_capacity(
         ax.fill_between(
             at, share, 1.05, step=where, color=RED, alpha=0.15, lw=0, label="proved impossible"
         )
+
     if attainment is not None:
         ax.axhline(attainment, color=BLACK, lw=0.9, ls=":", label=f"attainment {attainment:g}")
     if impossible is not None:
         ax.axvline(impossible, color=GREY, lw=0.9, ls="--", label=f"impossible: {impossible:.4g}")
+
     ax.set(xlabel=xlabel, ylabel="share of requests within SLOs")
     ax.set_ylim(0, 1.05)
     ax.grid(alpha=0.3)
     legend(ax)
+
     return ax

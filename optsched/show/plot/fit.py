@@ -41,15 +41,18 @@ def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
             o.measured_ms[o.tested], o.predicted_ms[o.tested], mark, ms=3.5, color=colour,
             label=f"{o.operator} (mean error {o.mean:.1%})", rasterized=True,
         )  # fmt: skip
+
         if o.measured_ms.size:
             low = min(low, float(o.measured_ms.min()))
             high = max(high, float(o.measured_ms.max()))
+
     if high:
         ax.plot([low, high], [low, high], color="black", lw=0.8, zorder=0)
         ax.set_xscale("log")
         ax.set_yscale("log")
         plain_ticks(ax.xaxis)
         plain_ticks(ax.yaxis)
+
     ax.set(
         xlabel="measured [ms]", ylabel="predicted [ms]", title=f"{fit.cost_model.name}: held out"
     )

@@ -53,8 +53,10 @@ def plot_load(
     for k, (name, points) in enumerate(policies.items()):
         if points:
             ax.plot(*zip(*points, strict=True), ms=4, label=plain(name), **series_style(k))
+
     if best:
         ax.plot(*zip(*best, strict=True), color=BLACK, lw=1.6, label="best known schedule")
+
     at, low = zip(*bound, strict=True)
     bottom = 0.7 * min(low)
     ax.fill_between(at, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
@@ -65,4 +67,5 @@ def plot_load(
     plain_ticks(ax.yaxis)
     ax.grid(alpha=0.3)
     legend(ax)
+
     return ax

@@ -56,9 +56,11 @@ def plot_distribution(
     """
     if metric not in DISTRIBUTIONS:
         raise ValueError(f"metric: found {metric!r}; expected one of {', '.join(DISTRIBUTIONS)}")
+
     ax = axes(ax, (8.0, 4.5))
     found = {name: distribution(one, metric) for name, one in evaluations.items()}
     units = {unit for _, unit in found.values()}
+
     for k, (name, (values, _)) in enumerate(found.items()):
         if values.size:
             style = series_style(k)
@@ -66,13 +68,16 @@ def plot_distribution(
                 *cumulative(values, _POINTS), where="post", color=style["color"],
                 label=plain(name), lw=max(1.2, 3.2 - 0.4 * k), ls=style["linestyle"],
             )  # fmt: skip
+
     if wide(values for values, _ in found.values()):
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
+
     ax.set(xlabel=f"{DISTRIBUTIONS[metric]} [{', '.join(units)}]", ylabel="share of requests")
     ax.set_ylim(0, 1.02)
     ax.grid(alpha=0.3)
     legend(ax)
+
     return ax
 
 
@@ -112,30 +117,37 @@ def plot_comparison(
     ax = axes(ax, (8.0, 1.4 + 0.32 * len(ranked)))
     names, values = [name for name, _ in ranked], [value for _, value in ranked]
     bars = ax.barh(range(len(ranked)), values, color=BLUE, height=0.7, edgecolor="white")
+
     for bar, name in zip(bars, names, strict=True):
         if name in clairvoyant:
             bar.set_hatch("//")
+
     for k, (name, length) in enumerate(ranked):
         ratio = f"{length / best_known:.3f} × best" if best_known else f"{length:.4g}"
         words = "no ratio" if name in outside else ratio
         ax.text(length, k, f"  {words}", va="center", fontsize="small")
+
     lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
     for line, colour, dashes, label in lines:
         if line is not None:
             value = f"{line:,.0f}" if line >= 1e4 else f"{line:.5g}"
             ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{label}: {value}")
+
     ax.set_yticks(range(len(ranked)), [plain(name) for name in names])
     ax.invert_yaxis()
     if values:
         ax.set_xlim(0, 1.32 * max(values))
+
     ax.set_xlabel(f"total latency [{unit}]")
     handles: list[Any] = ax.get_legend_handles_labels()[0]
     if any(name in clairvoyant for name in names):
         from matplotlib.patches import Patch
 
         handles.append(Patch(fc=BLUE, hatch="//", ec="white", label="knows the output lengths"))
+
     if handles:
         legend(ax, 9, handles=handles)
+
     return ax
 
 
@@ -179,21 +191,26 @@ def plot_tradeoff(
     ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
     named: list[tuple[float, float]] = []
     others: list[tuple[float, float]] = []
+
     for name, x, y in ranked:
         if len(named) == _NAMED or any(np.allclose((x, y), one, rtol=0.02) for one in named):
             others.append((x, y))
             continue
+
         style = series_style(len(named))
         ax.plot(x, y, style["marker"], color=style["color"], ms=7, ls="", label=plain(name))
         named.append((x, y))
+
     if others:
         ax.plot(*zip(*others, strict=True), ".", color=BLUE, ms=4, label="other policies")
+
     ax.set(xscale="log", yscale="log", xlim=(low_x, right), ylim=(low_y, top))
     ax.set(xlabel="mean latency [s]", ylabel="mean TTFT [s]")
     plain_ticks(ax.xaxis)
     plain_ticks(ax.yaxis)
     ax.grid(alpha=0.3)
     legend(ax)
+
     return ax
 
 
@@ -225,6 +242,7 @@ def plot_progress(
         states = list(zip(*(progress[name] for name in names), strict=True))
     else:
         states = [tuple(getattr(state, name) for name in names) for state in progress]
+
     rows = [row for row in states if row[0] is not None]
     curves = []
     for column, name, colour, dashes in ((1, "incumbent", BLUE, "-"), (2, "bound", RED, "--")):
@@ -236,10 +254,12 @@ def plot_progress(
                 x, y, where="post", color=colour, ls=dashes, label=f"{name}: {known[-1][1]:.6g}",
                 marker="o" if len(known) < 50 else None, ms=3,
             )  # fmt: skip
+
     if all(curves):
         times = np.unique([t for curve in curves for t, _ in curve])
         upper, lower = (np.array([_at(curve, float(t)) for t in times]) for curve in curves)
         ax.fill_between(times, lower, upper, step="post", color=GREY, alpha=0.3, lw=0)
+
     ax.set(xlabel="solving time [s]", ylabel=ylabel)
     ax.grid(alpha=0.3)
     legend(ax)

@@ -35,4 +35,5 @@ def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("time [rounds]")
     ax.set_ylabel("price of a KV token for a round\n[rounds of total latency]")
     ax.set_ylim(bottom=0)
+
     return ax

@@ -66,16 +66,20 @@ def points(
         for column in columns:
             if row.get(column) is None or row.get(x) is None:
                 continue
+
             key = column if series is None else row[series]
             if series is not None and len(columns) > 1:
                 key = f"{words.get(row[series], row[series])}: {words.get(column, column)}"
+
             found.setdefault(key, {}).setdefault(row[x], []).append(float(row[column]))
+
     if over is not None:
         base = {at: float(np.mean(values)) for at, values in found.pop(over, {}).items()}
         found = {
             key: {at: [v / base[at] for v in values] for at, values in at_x.items() if base.get(at)}
             for key, at_x in found.items()
         }
+
     return {str(words.get(key, key)): at_x for key, at_x in found.items() if at_x}
 
 
@@ -157,9 +161,11 @@ def draw_lines(
         middle = [float(np.mean(at_x[at])) for at in places]
         # Where lines coincide, the earlier ones have larger markers and show as rims.
         ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **series_style(k))
+
         if any(len(at_x[at]) > 1 for at in places):
             low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
             ax.fill_between(places, low, high, color=COLOURS[k % len(COLOURS)], alpha=0.15, lw=0)
+
     _references(ax, reference, horizontal=True)
     legend(ax)
     return ax
@@ -229,11 +235,14 @@ def draw_bars(
         label: {at: float(np.mean(v)) for at, v in at_x.items()} for label, at_x in found.items()
     }
     places_of = list(order or means)
+
     if published:
         if len(means) == 1:
             means, places_of = {"measured": next(iter(means.values()))}, ["measured"]
+
         means["published"] = dict(published)
         places_of.append("published")
+
     thick = 0.8 / max(1, len(places_of))
     for label, value in means.items():
         k, paper = places_of.index(label), bool(published) and label == "published"
@@ -247,11 +256,13 @@ def draw_bars(
             edgecolor="white",
             label=plain(label),
         )
+
     ax.set_yticks(range(len(groups)), [plain(words.get(at, at)) for at in groups])
     ax.invert_yaxis()
     _references(ax, reference, horizontal=False)
     if len(places_of) > 1 or reference:
         legend(ax, 9)  # bars leave no room inside
+
     return ax
 
 
@@ -288,6 +299,7 @@ def plot_histogram(
     ax = axes(ax)
     values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in _listed(columns)}
     everything = [v for column in values.values() for v in column]
+
     if everything:
         edges = np.histogram_bin_edges(everything, bins=bins).tolist()
         for k, (column, numbers) in enumerate(values.items()):
@@ -295,6 +307,7 @@ def plot_histogram(
             label = plain((labels or {}).get(column, column))
             ax.hist(numbers, edges, color=colour, alpha=0.35, label=label)
             ax.hist(numbers, edges, color=colour, histtype="step", lw=1.5)
+
     _references(ax, reference, horizontal=False)
     legend(ax)
     ax.set_ylabel("number")
@@ -331,6 +344,7 @@ def plot_ratios(
     shown = ["low"] if high is None else ["low", "high"]
     ax = plot_histogram(rows, shown, labels=names, reference=published, ax=ax)
     ax.set(xlabel="total latency over the optimum's", ylabel="trials")
+
     return ax
 
 
@@ -358,18 +372,22 @@ def plot_claims(
     ax.axvspan(1 - within, 1 + within, color=GREY, alpha=0.4, lw=0, label=f"within {within:.0%}")
     ax.axvline(1.0, color=BLACK, lw=0.8)
     ax.hlines(range(len(shown)), [1.0] * len(shown), ratios, color=GREY, lw=1)
+
     for met, colour, marker, label in ((True, BLUE, "o", "met"), (False, ORANGE, "X", "not met")):
         picked = [k for k, ratio in enumerate(ratios) if (abs(ratio - 1) <= within) == met]
         if picked:
             ax.plot([ratios[k] for k in picked], picked, marker, color=colour, ms=7, label=label)
+
     if ratios and (max(ratios) > 3 or min(ratios) < 1 / 3):
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
+
     texts = [f"{plain(what, 72)}  ({paper:.4g}; {ours:.4g})" for what, paper, ours in shown]
     ax.set_yticks(range(len(shown)), texts, fontsize="small")
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlabel("measured over published (published; measured in brackets)")
     legend(ax, 9)
+
     return ax
 
 

@@ -49,6 +49,7 @@ def axes(ax: Axes | None, size: tuple[float, float] = (8.0, 4.5)) -> Axes:
     """Return the axes ``ax``, or new axes in a figure of ``size`` in inches if there are none."""
     if ax is not None:
         return ax
+
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained")[1]
@@ -68,6 +69,7 @@ def plain(text: object, limit: int = 48) -> str:
         words = words[: limit - 1] + "…"
     if words.startswith("_"):  # legends leave out labels that begin so
         words = f" {words}"
+
     return words.replace("$", r"\$")
 
 
@@ -90,6 +92,7 @@ def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
         return
     if count > 4:
         options = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), **options}
+
     ax.legend(fontsize="small", frameon=count <= 4, **options)
 
 
@@ -114,4 +117,5 @@ def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
     stream = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "optsched", "svg.fonttype": "none"}):
         drawn.savefig(stream, format=kind, dpi=dpi, metadata=dict(metadata))
+
     write_bytes(stream.getvalue(), path)

@@ -54,6 +54,7 @@ def _time_axis(timeline: Timeline, ax: Axes) -> Axes:
     ax.set_xlabel(f"time [{timeline.unit}]")
     if timeline.instance.in_rounds:
         ax.locator_params(axis="x", integer=True)
+
     return ax
 
 
@@ -84,6 +85,7 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     patches = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
     legend(ax, 9, handles=patches)
     ax.set_ylim(n - 0.4, -0.6)
+
     return _time_axis(timeline, ax)
 
 
@@ -102,6 +104,7 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
             zorder=2, label=name,
         )  # fmt: skip
         ax.add_collection(boxes)
+
     edges = np.unique(np.concatenate([timeline.batch_start, timeline.batch_end]))
     if len(edges) <= _GRID and n <= _NAMED:
         ax.vlines(edges, -0.5, n - 0.5, color=BLACK, lw=0.3, alpha=0.5, zorder=1)
@@ -125,6 +128,7 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
         extent=(timeline.begin, timeline.end, n - 0.5, -0.5), aspect="auto",
         interpolation="nearest",
     )  # fmt: skip
+
     if EVICTED in present:
         spans = np.flatnonzero(timeline.span_phase == EVICTED)
         spans = spans[thinned(len(spans), 3000)]
@@ -132,6 +136,7 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
             timeline.span_start[spans], row[timeline.span_request[spans]], ",",
             color=PHASE_COLOURS["evicted"], label="evictions",
         )  # fmt: skip
+
     ax.set_ylabel("requests by arrival")
 
 
@@ -153,6 +158,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
     if len(times) > _STEPS:
         times = np.linspace(timeline.begin, timeline.end, _STEPS)
+
     counts = timeline.phase_counts(times)
     order = dict.fromkeys([PREFILL, REFILL, DECODE, *range(len(PHASES))])
     shown = [p for p in order if counts[p].any()]
@@ -161,6 +167,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
         colors=[PHASE_COLOURS[PHASES[p]] for p in shown], lw=0,
     )  # fmt: skip
     legend(ax, len(PHASES))
+
     return _over_time(timeline, ax, "requests")
 
 
@@ -202,6 +209,7 @@ def plot_kv(
         )  # fmt: skip
         ax.step(times, kv.sum(axis=0), where="post", color=BLACK, lw=0.6)
         grouped = timeline.workers == 1 and len(labels) < timeline.instance.n
+
     ax.axhline(capacity, color=RED, ls="--", lw=1.2, label=f"M = {capacity:,} tokens")
     legend(ax, 9, title="requests by arrival" if grouped else None, title_fontsize="small")
     _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacity)
@@ -212,6 +220,7 @@ def _shades(count: int) -> list[str]:
     """Return the colours of a stack: distinct ones for few requests, shades for ordered groups."""
     if count <= SEPARATE:
         return [BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY, BLACK][:count]
+
     return [shade(k, count) for k in range(count)]
 
 
@@ -240,6 +249,7 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
         colors=[PHASE_COLOURS[name] for name in means],
     )  # fmt: skip
     legend(ax, 9)
+
     return _over_time(timeline, ax, per)
 
 
@@ -271,10 +281,12 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
     at = [t for t, _ in known]
     ax.plot(at, [float(v.mean()) for _, v in known], color=BLUE, lw=1, label="mean",
             drawstyle="steps-post")  # fmt: skip
+
     if any(len(v) > 1 for _, v in known):
         ax.fill_between(
             at, [float(v.min()) for _, v in known], [float(v.max()) for _, v in known],
             color=BLUE, alpha=0.2, lw=0, step="post", label="shortest to longest",
         )  # fmt: skip
         legend(ax, 9)
+
     return _over_time(timeline, ax, f"batch time [{unit}]")

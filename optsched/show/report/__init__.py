@@ -53,6 +53,7 @@ def write_report(
             f"report: needs the package {missing[0]}; install it by `pip install "
             "'optsched[report]'`"
         )
+
     from optsched.show.report.gather import gather
     from optsched.show.report.page import render
 

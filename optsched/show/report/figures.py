@@ -81,6 +81,7 @@ def timeline_figure(found: Timeline) -> dict[str, Any]:
             "font": {"size": 11, "color": RED},
         }],
     }  # fmt: skip
+
     if found.instance.n <= 40:
         layout["yaxis"].update(
             tickvals=list(range(found.instance.n)),
@@ -88,6 +89,7 @@ def timeline_figure(found: Timeline) -> dict[str, Any]:
             title={"text": ""},
             automargin=True,  # names may be long
         )
+
     return {"data": traces, "layout": layout}
 
 
@@ -98,6 +100,7 @@ def _bars(found: Timeline) -> list[dict[str, Any]]:
         mine = np.flatnonzero(found.span_phase == phase)
         if not mine.size:
             continue
+
         request, start, end = found.span_request[mine], found.span_start[mine], found.span_end[mine]
         columns = (instance.prompt_tokens[request], instance.output_tokens[request],
                    found.span_tokens[mine])  # fmt: skip
@@ -117,6 +120,7 @@ def _bars(found: Timeline) -> list[dict[str, Any]]:
             f"%{{customdata[4]}} {found.unit}<br>prompt %{{customdata[1]}}, output "
             f"%{{customdata[2]}} tokens{tokens}<extra></extra>",
         })  # fmt: skip
+
     return traces
 
 
@@ -156,6 +160,7 @@ def _shares(found: Timeline) -> list[dict[str, Any]]:
         }
         for name in used
     ]  # fmt: skip
+
     return [heat, *keys]
 
 
@@ -175,6 +180,7 @@ def _kv(found: Timeline) -> list[dict[str, Any]]:
         times, kv, labels = found.kv_by_group(groups=8, most=_STEPS)
         layers = [(label, times, held) for label, held in zip(labels, kv, strict=True)]
         colours, width = [shade(k, len(labels)) for k in range(len(labels))], 0.3
+
     traces = []
     for (label, times, held), colour in zip(layers, colours, strict=False):
         name = safe(label, 24)
@@ -184,6 +190,7 @@ def _kv(found: Timeline) -> list[dict[str, Any]]:
             line={"shape": "hv", "width": width, "color": colour},
             hovertemplate=f"{name}<br>%{{x:.6g}} {found.unit}: %{{y:,}} tokens<extra></extra>",
         ))  # fmt: skip
+
     return traces
 
 
@@ -222,9 +229,11 @@ def distribution_figure(schedules: Mapping[str, Timeline]) -> dict[str, Any]:
             "range": [0, 1.02], "gridcolor": _GRID, "anchor": f"x{axis}",
             "title": {"text": "share of requests" if place == 0 else ""},
         }  # fmt: skip
+
         for k, (label, (values, _)) in enumerate(zip(schedules, columns, strict=True)):
             if not values.size:
                 continue
+
             x, share = cumulative(values, _POINTS)
             name, colour = safe(label), COLOURS[k % len(COLOURS)]
             traces.append({
@@ -234,6 +243,7 @@ def distribution_figure(schedules: Mapping[str, Timeline]) -> dict[str, Any]:
                 "line": {"shape": "hv", "color": colour, "dash": _DASHES[k // len(COLOURS) % 4]},
                 "hovertemplate": f"{name}: %{{y:.1%}} within %{{x:.4g}} {unit}<extra></extra>",
             })  # fmt: skip
+
     return {"data": traces, "layout": layout}
 
 
@@ -256,6 +266,7 @@ def capacity_figure(found: CapacityCurves) -> dict[str, Any]:
              "line": {"color": RED, "width": 1.2, "shape": "hv" if found.rates else "vh"},
              "hoverinfo": "x+y+name"},
         ]  # fmt: skip
+
     for k, (policy, points) in enumerate(found.policies.items()):
         if points:
             at, share = (_numbers(column) for column in zip(*points, strict=True))
@@ -265,12 +276,14 @@ def capacity_figure(found: CapacityCurves) -> dict[str, Any]:
                 "line": {"color": COLOURS[k % len(COLOURS)], "dash": dash}, "marker": {"size": 5},
                 "hovertemplate": f"{name}: %{{y:.2%}} at {found.what} %{{x:.4g}}<extra></extra>",
             })  # fmt: skip
+
     line = {"type": "line", "line": {"color": "#222222", "dash": "dot", "width": 1}}
     shapes = [{**line, "xref": "paper", "x0": 0, "x1": 1, "y0": found.attainment,
                "y1": found.attainment}]  # fmt: skip
     if found.impossible is not None:
         here = found.impossible
         shapes.append({**line, "yref": "paper", "y0": 0, "y1": 1, "x0": here, "x1": here})
+
     grid = {"gridcolor": _GRID, "zeroline": False}
     layout = {
         "height": 420, "margin": {"l": 60, "r": 20, "t": 30, "b": 50}, "plot_bgcolor": "white",

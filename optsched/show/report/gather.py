@@ -79,15 +79,19 @@ class Section:
 
         if (data.get("workers") or 1) > 1:
             return None
+
         goal, model = data.get("objective_name") or TOTAL_LATENCY.name, None
         found = [v for _, v in self.certificates if v.certificate and v.value is not None]
         found = [v for v in found if v.certificate and v.certificate["objective"] == goal]
+
         if found and self.instance is not None and not self.instance.in_rounds:
             try:
                 model = cost_model_like(self.instance, cost, data.get("cost_model"))
             except OptschedError:
                 return None
+
             found = [v for v in found if v.certificate and same_cost_model(v.certificate, model)]
+
         return max((v.value for v in found if v.value is not None), default=None)
 
     @property
@@ -100,6 +104,7 @@ class Section:
         """The instance's time unit, or None if it is not known."""
         if self.instance is not None:
             return self.instance.time_unit
+
         units = (
             data.get("time_unit") for data in (*self.results, *self.comparisons, *self.capacities)
         )
@@ -126,45 +131,55 @@ def gather(
     if not files:
         raise UsageError("report: found no file; expected results, comparisons, capacities, "
                          "certificates, schedules or instances")  # fmt: skip
+
     from optsched.files.read_write import example_instances, instance_from_dict, read_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
     instances: dict[str, Instance] = {}
     origins = []
+
     for file in files:
         text = str(file)
         if not Path(text).exists() and text in example_instances():
             text = str(example_instances()[text])
+
         form, data, digest = read_source(text, FORMATS)
         origins.append(_origin(text, form, data, digest))
         if form == "instance":
             with Place(Path(text)):
                 one = instance_from_dict(data, name=stem(Path(text)))
+
             instances[one.sha256] = one
         else:
             read.append((text, form, data))
+
     if len(instances) == 1:  # schedules that name no instance are taken for this one's
         for _, form, data in read:
             if form == "schedule" and data.get("instance_sha256") is None:
                 data["instance_sha256"] = next(iter(instances))
+
     wanted = {_digest(form, data) for _, form, data in read}
     for shipped in map(read_instance, example_instances()):
         if shipped.sha256 in wanted and shipped.sha256 not in instances:
             instances[shipped.sha256] = shipped
+
     sections: dict[str, Section] = {}
     for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):
         sections[digest] = _section(digest, instances.get(digest), read)
         sections[digest].tell = tell
+
     for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
         _ADD[form](sections[_digest(form, data)], text, data, cost_model)
     for section in sections.values():
         _check_results(section, cost_model)
+
     return Report(list(sections.values()), origins)
 
 
 def _digest(form: str, data: Mapping[str, Any]) -> str:
     if form in _NAMING:
         return str(data["instance"]["sha256"])
+
     return str(data.get("instance_sha256"))
 
 
@@ -195,7 +210,9 @@ def _section(
                 "the instance's file is not at hand: nothing could be checked "
                 "or drawn; a report of both files shows pictures"
             )
+
             return section
+
     return Section(digest, "unknown", notes=["the instance's file is not at hand"])
 
 
@@ -211,9 +228,11 @@ def _facts(instance: Instance) -> list[tuple[str, str]]:
         ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
     ]
     span = float(arrival.max() - arrival.min())
+
     if span:
         per = "round" if instance.in_rounds else "s"
         facts.append(("rate", f"{instance.n / span:.3g} requests/{per}"))
+
     columns = {"prompt": instance.prompt_tokens, "output": instance.output_tokens}
     for words, column in columns.items():
         low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
@@ -222,11 +241,13 @@ def _facts(instance: Instance) -> list[tuple[str, str]]:
             f"{low:,} to {high:,}, median {median:,}, mean {column.mean():,.1f}, "
             f"sum {int(column.sum()):,}",
         ))  # fmt: skip
+
     switches = {name: getattr(instance, name) for name in ("hybrid_batching", "chunked_prefill")}
     limits = {**instance.limits.as_dict(), **switches}
     told = [f"{name} {value}" for name, value in limits.items() if value is not None]
     if told:
         facts.append(("limits", ", ".join(told)))
+
     predicted = instance.predicted is not None or instance.predicted_upper is not None
     facts.append(("output lengths", "predicted" if predicted else "no predictions: true lengths"))
     known = (instance.known or {}).items()
@@ -254,17 +275,20 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
     rows = [row for row in data["policies"] if row.get("metrics") and not row.get("measured")]
     absent: list[Mapping[str, Any]] = []
+
     for row in sorted(rows, key=lambda row: row["metrics"].get(TOTAL_LATENCY.name) or 0):
         place = named_file(row.get("schedule"), file)
         if place is None:
             absent.append(row)
             continue
+
         label = str(row["policy"])
         drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
         if drawn is not None:
             verdicts[f"schedule of {label}"] = _replayed(
                 section, drawn, TOTAL_LATENCY.name, row["metrics"].get(TOTAL_LATENCY.name)
             )
+
     lost = sum(bool(row.get("schedule")) for row in absent)
     if lost:
         section.notes.append(f"{lost} schedules that {Path(file).name} names are not at hand")
@@ -291,12 +315,14 @@ def _simulate_absent(
     except NotAgainError as error:
         section.notes.append(f"{name}: no schedule is drawn: {error}")
         return
+
     drawn, refused = [], []
     for k, row in enumerate(rows):
         if len(section.schedules) >= MAX_DISTRIBUTIONS:
             section.notes.append(f"{name}: {len(rows) - k} policies were not simulated again, "
                                  f"since {MAX_DISTRIBUTIONS} schedules are drawn")  # fmt: skip
             break
+
         policy = str(row["policy"])
         if section.tell is not None:
             section.tell(f"{name}: policy {policy}")
@@ -305,17 +331,20 @@ def _simulate_absent(
         except NotAgainError as error:
             refused.append(f"{policy} ({error})")
             continue
+
         label = _unused(section, policy)
         section.schedules[label] = timeline(
             instance, again.schedule, cost, evaluation=again.evaluation
         )
         verdicts[f"schedule of {policy}"] = Verdict("verified", "simulated again")
         drawn.append(policy)
+
     if drawn:
         section.notes.append(
             f"{name} keeps no schedule of {', '.join(drawn)}: simulated again with seed "
             f"{data.get('seed')}; every recorded metric agrees"
         )
+
     if refused:
         section.notes.append(f"{name}: not drawn: {'; '.join(refused)}")
 
@@ -325,6 +354,7 @@ def _unused(section: Section, label: str) -> str:
     unique, k = label, 2
     while unique in section.schedules:
         unique, k = f"{label} ({k})", k + 1
+
     return unique
 
 
@@ -363,10 +393,12 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             claim = f"no schedule {ONE_WORKER.machines} has less"
             if whole["claim"] == "optimal":
                 claim = f"optimal {ONE_WORKER.machines}"
+
             metric, about = TABLE[whole["objective"]], "" if section.instance.in_rounds else " s"
             words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
             words = f"{words} {number(value)}{about} is proved ({claim})"
             found = Verdict("verified", words, value, whole)
+
     section.certificates.append((name, found))
     section.checked[place] = found
     return found
@@ -387,11 +419,13 @@ def _schedule(
     if section.instance is None:
         section.notes.append(f"{file.name}: its instance is not at hand: not drawn")
         return None
+
     if data is None:
         schedule = read_schedule(file, section.instance)
     else:
         with Place(file):
             schedule = schedule_from_dict(data, section.instance, folder=file.parent)
+
     model = cost_model_like(section.instance, cost, known, schedule.cost_model_sha256)
     unique = _unused(section, label)
     try:
@@ -399,6 +433,7 @@ def _schedule(
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise
+
     return unique
 
 
@@ -408,6 +443,7 @@ def _replayed(section: Section, label: str, name: str, claimed: float | None) ->
     words = f"replayed by the judge: {name} {value}"
     if value is None or claimed is None or abs(value - claimed) > 1e-6 * max(1.0, abs(value)):
         return Verdict("rejected", f"{words}, not {claimed}")
+
     return Verdict("verified", words)
 
 
@@ -420,18 +456,22 @@ def _check_results(section: Section, cost: str | None) -> None:
             name = str(entry.get("objective_name")) if metric is None else metric.name
             found = _replayed(section, label, name, entry.get("objective"))
             entry["verdicts"]["schedule"] = found
+
     for entry in (*section.results, *section.comparisons):
         bound, proved = entry.get("bound"), section.certified(entry, cost)
         of_latency = entry.get("objective_name", TOTAL_LATENCY.name) == TOTAL_LATENCY.name
         entry["certified"], missing = proved, entry.get("certificate_missing")
         if bound is None or (proved is None and missing is None and not of_latency):
             continue
+
         words = "no certificate is at hand" + (f", since {missing}" if missing else "")
         if proved is not None:
             words = f"{number(proved)} of it is proved by a certificate"
+
         found = Verdict("unchecked", f"as the file says; {words}")
         # In seconds a bound in float64 and its exact proof differ by the rounding of both.
         noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
         if proved is not None and proved >= bound - noise:
             found = Verdict("verified", "by a certificate", proved)
+
         entry["verdicts"]["bound"] = found

@@ -36,6 +36,7 @@ def render(report: Report) -> str:
     figures: dict[str, Any] = {}
     sections = [_section(k, section, figures) for k, section in enumerate(report.sections)]
     drawn = bool(figures)
+
     return environment.from_string(template).render(
         title="optsched: " + ", ".join(section.name for section in report.sections),
         sections=sections,
@@ -57,11 +58,13 @@ def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any
         name = f"timeline-{k}-{place}"
         figures[name] = timeline_figure(found)
         drawn.append({"name": name, "label": label, "open": place == 0})
+
     distribution = None
     if section.schedules:
         distribution = f"distribution-{k}"
         first = dict(islice(section.schedules.items(), MAX_DISTRIBUTIONS))
         figures[distribution] = distribution_figure(first)
+
     left = len(section.schedules) - len(drawn)
     more = (
         f"{left} more schedules are not drawn over time, and distributions are of the first "
@@ -104,6 +107,7 @@ def _cell(value: Any, text: str | None = None) -> Cell:
     if numeric:
         with suppress(OverflowError):  # an integer beyond all floats
             sort = repr(float(value))
+
     shown = number(value) if text is None else text
     return {"text": shown, "sort": sort, "numeric": numeric or value is None}
 
@@ -111,6 +115,7 @@ def _cell(value: Any, text: str | None = None) -> Cell:
 def _verdict(verdict: Verdict | None) -> Cell:
     if verdict is None:
         return _cell("–")
+
     return {**_cell(verdict.words), "state": verdict.state}
 
 
@@ -118,6 +123,7 @@ def _texts(value: Any) -> list[str]:
     """Return a value from a file, which should be a text or a list of texts, as a list of texts."""
     if value is None:
         return []
+
     return [str(text) for text in value] if isinstance(value, list) else [str(value)]
 
 
@@ -131,6 +137,7 @@ def _results(section: Section) -> dict[str, Any]:
         found = verdicts.get("certificate")
         if found is None or found.state != "rejected":  # it may prove less than the bound
             found = verdicts.get("bound") or found
+
         return _verdict(found)
 
     columns: list[Column] = [
@@ -162,12 +169,16 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         value, words = data.get(name), "none"
         if value is not None:
             words = f"{number(value)} {unit}, from {data.get(f'{name}_origin')}"
+
         lines.append((name.replace("_", " "), words))
+
     if data.get("bound") is not None and _holds_for(data):
         lines.append(("the bound holds for", str(_holds_for(data))))
+
     gap = data.get("gap")
     if isinstance(gap, (int, float)) and not isinstance(gap, bool):
         lines.append(("gap", f"{gap:.2%}"))
+
     lines.append(("output lengths", str(data.get("predictor") or "–")))
     notes = [
         f"{row['policy']}: {note}"
@@ -205,6 +216,7 @@ def _capacity(data: dict[str, Any], figures: dict[str, Any], name: str) -> dict[
         ("missed " + ("from" if found.rates else "with"), "", lambda row: row.get("missed")),
         ("simulations", "s", lambda row: row.get("wall_s")),
     ]
+
     return {
         "file": data["file"],
         "figure": name,
@@ -252,6 +264,7 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
+
     return [*columns, *map(metric, COMPARED), ("decisions", "ms", wall)]
 
 

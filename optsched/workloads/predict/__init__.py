@@ -135,12 +135,14 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         # A stream of its own. With the stream of `generate`, errors would depend on the lengths,
         # and with that of `simulate`, ties would depend on the errors.
         seed = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+
     if isinstance(predictor, str):
         name, guess = predictor, _guess(predictor)
     elif callable(predictor):
         name, guess = getattr(predictor, "__name__", type(predictor).__name__), predictor
     else:
         name, guess = "column", lambda _instance, _generator: predictor
+
     try:
         columns = _columns(guess(instance, seed))
         if all(column is None for column in columns.values()):
@@ -149,6 +151,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:
         raise InputError(f"predictor {name!r}: raised {error!r}") from error
+
     try:
         new: dict[str, Any] = dict.fromkeys(PREDICTIONS) | columns
         return replace(instance, **new)
@@ -180,7 +183,9 @@ def _guess(spec: str) -> Guess:
             raise InputError(
                 f"predictor {spec!r}: found parameters; expected none after a user's function"
             )
+
         return found
+
     info = _REGISTRY.get(name)
     values = convert_all(texts, info.parameters, f"predictor {name!r}")
     try:
@@ -195,11 +200,14 @@ def _columns(answer: Columns) -> dict[str, Any]:
         if unknown:
             words = ", ".join(PREDICTIONS)
             raise InputError(f"column {unknown[0]!r} is unknown; known are {words}")
+
         return dict(answer)
+
     if isinstance(answer, Forecast):
         return {"forecast": answer}
     if isinstance(answer, tuple) and len(answer) == 2 and np.ndim(answer[0]) == 1:
         return {"predicted_lower": answer[0], "predicted_upper": answer[1]}
+
     return {"predicted": answer}
 
 
@@ -241,14 +249,17 @@ def estimates(
     source = next((key for key in order if getattr(instance, key) is not None), "oracle")
     if source == "oracle" and margin == 0:
         return instance.output_tokens, source
+
     column = instance.output_tokens if source == "oracle" else getattr(instance, source)
     if isinstance(column, Forecast):
         column = np.maximum(1.0, column.first)
+
     capacity = instance.kv_capacity - instance.kv_capacity % instance.kv_block_tokens
     most = capacity - instance.prompt_tokens + 1 - instance.kv_offset
     values = np.minimum(np.ceil(column).astype(np.int64) + margin, most)
     # Read-only like the instance's own columns, so that engines are compiled once for both.
     values.setflags(write=False)
+
     return values, source
 
 
@@ -267,6 +278,7 @@ def forecast_of(instance: Instance) -> Forecast:
     """
     if instance.forecast is not None:
         return instance.forecast
+
     points, _ = estimates(instance)
     return Forecast(NEVER, np.arange(instance.n + 1), points.astype(np.float64))
 

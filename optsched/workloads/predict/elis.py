@@ -80,6 +80,7 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
         left = np.repeat(instance.output_tokens, counts) - window * past
         spread = error * SPREAD * left**POWER * decay**past
         told = left + spread * generator.standard_normal(len(left))
+
         return Forecast(window, offsets, np.maximum(1.0, told))
 
     return guess

@@ -155,6 +155,7 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
         shift, spread = _calibrated(o, mae, bias)
         real = np.maximum(1.0, o + shift + spread * generator.standard_normal(len(o)))
         whole = np.floor(real)
+
         return (whole + (generator.random(len(o)) < real - whole)).astype(np.int64)
 
     return guess
@@ -183,11 +184,13 @@ def column(*, file: str) -> Guess:
             rows = list(csv.DictReader(text.splitlines()))
         except csv.Error as error:  # a cell of thousands of characters
             raise InputError(f"{file}: {error}; expected numbers") from None
+
         names = [key for key in COLUMNS if rows and key in rows[0]]
         if not names:
             raise InputError(
                 f"{file}: found no column of predictions; expected {', '.join(COLUMNS)}"
             )
+
         return {key: [_number(row[key], i, file, key) for i, row in enumerate(rows)]
                 for key in names}  # fmt: skip
 
@@ -225,6 +228,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
             f"mae below {most:g}, since predictions are at least 1 token and outputs "
             f"{o.mean():g} on average"
         )
+
     lengths, counts = np.unique(o, return_counts=True)
     weights, cuts = counts / counts.sum(), 1.0 - lengths  # errors are never below the cut
 
@@ -241,6 +245,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
         for _ in range(_NODES):
             middle = (low + high) / 2
             low, high = (middle, high) if errors(middle, spread)[0] < bias else (low, middle)
+
         return (low + high) / 2
 
     low, high = 0.0, 1.0
@@ -248,12 +253,14 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
         low, high = high, 2 * high
         if high > 1e9:
             raise InputError(f"mae: found {mae:g}; expected less, since the limit is {most:g}")
+
     for _ in range(40):
         middle = (low + high) / 2
         if errors(shift_for(middle), middle)[1] < mae:
             low = middle
         else:
             high = middle
+
     spread = (low + high) / 2
     return shift_for(spread), spread
 
@@ -262,6 +269,7 @@ def _mean_above(shift: float, spread: float, cut: NDArray[np.float64]) -> NDArra
     """Return E max(0, X - cut) for a normal X with mean ``shift`` and deviation ``spread``."""
     if spread <= 0:
         return np.maximum(0.0, shift - cut)
+
     d = np.clip((shift - cut) / spread, -30.0, None)
     below = np.array([math.erfc(v) for v in (-d / math.sqrt(2)).tolist()]) / 2
     density = np.exp(-d * d / 2) / math.sqrt(2 * math.pi)

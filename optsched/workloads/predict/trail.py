@@ -72,11 +72,13 @@ def refine_probabilities(
     matrix = transition(p.shape[1], longest)
     q = p.copy()
     prior = p[0]
+
     for t in range(1, len(p)):
         prior = matrix @ (q[t - 1] if feedback else prior)
         both = prior * p[t]
         if both.sum() > 0:
             q[t] = both / both.sum()
+
     return q
 
 
@@ -120,6 +122,7 @@ def lengths(
     p = np.empty(bins)
     q = np.empty(bins)
     prior = np.empty(bins)
+
     for i in range(offsets.shape[0] - 1):
         for entry in range(offsets[i], offsets[i + 1]):
             y = readings[entry]
@@ -127,9 +130,11 @@ def lengths(
             near = min(bins - 1, max(0, int(np.floor(y / width))))
             nearest = (y - (near + 0.5) * width) ** 2
             mass = 0.0
+
             for j in range(bins):
                 p[j] = np.exp((nearest - (y - (j + 0.5) * width) ** 2) / twice)
                 mass += p[j]
+
             for j in range(bins):
                 p[j] /= mass
             if entry == offsets[i] or not refine:
@@ -138,21 +143,26 @@ def lengths(
             else:
                 if feedback:
                     prior[:] = q
+
                 mass = 0.0
                 for j in range(bins):
                     stay = prior[j] * (1 - 1 / width)
                     prior[j] = stay + (prior[j + 1] / width if j + 1 < bins else 0.0)
                     q[j] = prior[j] * p[j]
                     mass += q[j]
+
                 if mass > 0:
                     for j in range(bins):
                         q[j] /= mass
                 else:
                     q[:] = p
+
             mean = 0.0
             for j in range(bins):
                 mean += q[j] * (j + 0.5) * width
+
             found[entry] = mean
+
     return found
 
 
@@ -222,6 +232,7 @@ def trail(
     for name, value in (("first", first), ("noise", noise), ("bias", bias)):
         if not value >= 0:
             raise InputError(f"{name}: found {value:g}; expected a number >= 0")
+
     if not 2 <= bins < longest:
         raise InputError(f"bins: found {bins} over {longest} tokens; expected 2 <= bins < longest")
 
@@ -237,6 +248,7 @@ def trail(
         readings = np.repeat(scale, o) * left + noise * generator.standard_normal(len(left))
         values = _compiled()(readings, offsets, noise, bias, bins, longest, refine, feedback)
         values[offsets[:-1]] = (np.minimum(one_off // width, bins - 1) + 0.5) * width
+
         return Forecast(1, offsets, np.round(values, 2))
 
     return guess

@@ -144,6 +144,7 @@ def read_trace(format: str, path: str | Path, **options: Unpack[TraceOptions]) -
     instance, report = read_trace_report(format, path, **options)
     for note in report.notes:
         warnings.warn(f"{path}: {note}", TraceWarning, stacklevel=2)
+
     return instance
 
 
@@ -260,12 +261,14 @@ def read_trace_report(
         since = time[order] - time.min()
         if rows.backwards:
             kept = kept.pick(order)
+
     instance = _instance(file, kept, wanted, since)
     why = wanted.changes
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
     if not rows.arrivals:
         why = why or "latencies, but no arrivals (of a benchmark, start_times)"
+
     report = TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,
@@ -318,6 +321,7 @@ class _Options:
         """Units by field; an empty name stands for the others."""
         if self.unit is None or isinstance(self.unit, str):
             return {"": self.unit} if self.unit else {}
+
         return self.unit
 
     def check(self, format: TraceFormat) -> None:
@@ -326,8 +330,10 @@ class _Options:
         for key in ("rate_scale", "rate", "round_seconds"):
             if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
                 _exact(value, key)
+
         if self.round_seconds is not None and self.kv_capacity is None:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
+
         _check_whole(self.kv_capacity, "kv_capacity", 1)
         for name, unit in self.units.items():
             if name not in ("", *TIMES):
@@ -335,6 +341,7 @@ class _Options:
             if unit not in UNITS or (unit == "datetime" and name in DURATIONS):
                 right = PLACES if name in DURATIONS else UNITS
                 raise InputError(f"unit: found {unit!r}; expected one of {', '.join(right)}")
+
         if self.run is not None and (type(self.run) is not int or not self.run):
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
         for key in ("columns", "unit", "success", "run", "tokenizer"):
@@ -388,6 +395,7 @@ def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np
     """Return Poisson arrivals in nanoseconds, of which the first is 0."""
     if rate is None or rate == math.inf:
         return np.zeros(n, dtype=np.int64)
+
     gaps = rng.exponential(1e9 / rate, n)
     gaps[0] = 0.0
     return np.rint(np.cumsum(gaps)).astype(np.int64)
@@ -398,6 +406,7 @@ def _rounds(since_ns: NDArray[np.int64], length_s: Fraction) -> NDArray[np.int64
     step = length_s * 10**9
     if int(since_ns.max()) * step.denominator < 2**63 and step.numerator < 2**63:
         return since_ns * step.denominator // step.numerator
+
     exact = [int(t) * step.denominator // step.numerator for t in since_ns]
     return np.array(exact, dtype=object)
 
@@ -408,6 +417,7 @@ def _exact(value: float, name: str) -> Fraction:
         raise InputError(f"{name}: found {value!r}; expected a number")
     if not 0 < value < float("inf"):
         raise InputError(f"{name}: found {value!r}; expected a finite number above 0")
+
     return Fraction(str(value))
 
 

@@ -94,6 +94,7 @@ class Window:
         end = max(begin, min(self.left, rows))
         self.seen += rows
         self.taken += end - begin
+
         return slice(begin, end)
 
 
@@ -118,6 +119,7 @@ class Findings:
         error = words if isinstance(words, InputError) else self.at(line, words)
         if self.strict:
             raise error
+
         self.unreadable += 1
         if line < self.first_line:
             self.first_line, self.first = line, error
@@ -137,6 +139,7 @@ class Findings:
         """
         if sure or (self.strict and not harmless):
             raise self.at(line, words) if line else InputError(f"{self.path}: {words}")
+
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 

@@ -62,12 +62,14 @@ class Rows:
                 chosen = keys < self._highest
                 block = block.pick(chosen)
                 self._keys.append(keys[chosen])
+
             self._parts.append(block)
             self._held += len(block.line)
             if self._sample is not None and self._held > 2 * self._sample + 65_536:
                 self._thin(self._sample)
             if progress is not None:
                 progress(self.window.taken)
+
         if self._sample is not None and self._held > self._sample:
             self._thin(self._sample)
 
@@ -80,15 +82,18 @@ class Rows:
             if not failed[i]:
                 tokens = (block.prompt_tokens[i], block.output_tokens[i])
                 found = "{} prompt and {} output tokens: zero or negative tokens".format(*tokens)
+
             right = "expected 1 or more prompt and output tokens"
             self._refuse_if_strict(line, f"found {found}; {right}")
             self.first_dropped = min(self.first_dropped, line)
             self.failed += int(failed.sum())
             self.empty += int((~good & ~failed).sum())
             block = block.pick(good)
+
         contrary = impossible_times(block)
         for i, words in contrary.items():
             self.findings.skip(int(block.line[i]), words)
+
         self.contrary += len(contrary)
         self._usable_rows += len(block.line) - len(contrary)
         return block.pick(~np.isin(np.arange(len(block.line)), list(contrary)))
@@ -105,19 +110,24 @@ class Rows:
                     "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
                     "Poisson arrivals of R requests a second, or inf says so"
                 )
+
             return
+
         if self.source.drawn or not len(block.time_ns):
             return
+
         before = block.time_ns[0] if self._last is None else self._last
         back = np.diff(block.time_ns, prepend=before) < 0
         self._last = int(block.time_ns[-1])
         if not back.any():
             return
+
         line = int(block.line[np.argmax(back)])
         words = "found a time before that of the row above; expected rows in the order of arrivals"
         self._refuse_if_strict(line, words)
         if self.first_backwards is None:
             self.first_backwards = line
+
         self.backwards += int(back.sum())
 
     def _thin(self, size: int) -> None:
@@ -135,12 +145,14 @@ class Rows:
             raise first
         if self._held:
             return Block.join(self._parts)
+
         offset, taken, seen = self.window.offset, self.window.taken, self.window.seen
         if offset and seen and not taken:
             raise InputError(
                 f"{self.source.path}: offset: found {offset}; expected at most {seen - 1}, since "
                 f"the file has {seen} rows"
             )
+
         after = f" after the first {offset}" if offset else ""
         lost = f", {self.dropped} of them failed or without tokens" if self.dropped else ""
         raise InputError(
@@ -160,10 +172,13 @@ class Rows:
             words = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
             words = f"dropped {self.dropped} of {self.window.taken} rows ({words})"
             notes.append(f"{words}, the first in line {self.first_dropped_line}")
+
         if first is not None:
             shown = str(first).removeprefix(f"{self.source.path}: ")
             notes.append(f"the first unreadable row: {shown}")
+
         if self.backwards:
             words = f"{self.backwards} rows, the first in line {self.first_backwards}"
             notes.append(f"time goes backwards at {words}: sorted by arrival")
+
         return [*notes, *self.findings.notes()]

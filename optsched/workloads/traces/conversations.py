@@ -33,6 +33,7 @@ def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
                 sizes.append((line, *_sizes(source, line, turns)))
             except UnreadableError as error:
                 source.findings.skip(line, error)
+
         if sizes:
             yield Block(*np.array(sizes, dtype=np.int64).T)
 
@@ -44,6 +45,7 @@ def _conversations(
     if not is_parquet(path):
         yield from objects_in_blocks(source, rows=1024)
         return
+
     found = parquet_columns(path)
     name = next((name for name in names if name in found), None)
     if name is None:
@@ -58,23 +60,29 @@ def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
     where = f"{source.path}: line {line}"
     if not isinstance(turns, (list, tuple)):
         raise UnreadableError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")
+
     question: str | None = None
     for turn in turns:
         if not isinstance(turn, dict):
             raise UnreadableError(
                 f"{where}: found the turn {str(turn)[:40]!r}; expected an object with named fields"
             )
+
         role = str(turn.get("from", turn.get("role", ""))).lower()
         if role not in (_USERS if question is None else _MODELS):
             continue
+
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
             raise UnreadableError(
                 f"{where}: turn of {role!r}: found {str(text)[:40]!r}; expected a text"
             )
+
         if question is not None:
             return _tokens(source, line, question), _tokens(source, line, text)
+
         question = text
+
     return 0 if question is None else _tokens(source, line, question), 0
 
 
@@ -87,6 +95,7 @@ def _tokens(source: Source, line: int, text: str) -> int:
             line,
             rows=1,
         )
+
     return count
 
 

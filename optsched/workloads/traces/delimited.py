@@ -57,11 +57,14 @@ def without_mark(path: Path, head: bytes) -> bytes:
             raise InputError(
                 f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
             )
+
     for mark, name in _ARCHIVES.items():
         if head.startswith(mark):
             raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
+
     if b"\0" in head[:4096]:
         raise InputError(f"{path}: found zero bytes; expected UTF-8 text (UTF-16 without a mark?)")
+
     return head.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -85,26 +88,31 @@ def find_columns(
     have = ", ".join(map(repr, found))
     have = have if len(have) <= 200 else have[:200] + "..."
     where: dict[str, int] = {}
+
     for field, names in wanted.items():
         for name in names:
             exact = [k for k, had in enumerate(found) if had == name]
             plain = plain_name(name)
             fits = exact or [k for k, had in enumerate(found) if plain_name(had) == plain]
+
             if len(fits) > 1:
                 raise InputError(
                     f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "
                     "expected one"
                 )
+
             if fits:
                 where[field] = fits[0]
                 break
         else:
             if field in optional:
                 continue
+
             raise InputError(
                 f"{path}: line 1: expected a column {' or '.join(map(repr, names))}; found "
                 + (have or "an empty first line")
             )
+
     return where
 
 
@@ -123,16 +131,19 @@ def read_delimited(
         lines = iter(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape"))
         head = next(lines, "").strip("\n")
         _check_utf8(path, head, 1)
+
         if head.lstrip()[:1] in ("{", "["):
             raise InputError(
                 f"{path}: line 1: found JSON; expected CSV or Parquet (the format jsonl reads "
                 "JSON with named fields)"
             )
+
         delimiter = max(",;\t", key=head.count)
         try:
             header = [name.strip() for name in next(csv.reader([head], delimiter=delimiter), [])]
         except csv.Error as error:
             raise InputError(f"{path}: line 1: not CSV ({error})") from None
+
         where = find_columns(path, header, wanted, optional)
 
         rows = _rows(lines, delimiter)
@@ -140,11 +151,13 @@ def read_delimited(
             block = list(islice(rows, min(_BLOCK_ROWS, window.left)))
             if not block:
                 return
+
             whole: list[tuple[int, list[str]]] = []
             for line, row in block[window.take(len(block))]:
                 if isinstance(row, str):
                     source.findings.skip(line, f"not CSV: {row}")
                     continue
+
                 joined, width = delimiter.join(row), len(header)
                 _check_utf8(path, joined, line)
                 if len(row) == width:
@@ -152,6 +165,7 @@ def read_delimited(
                 else:
                     words = f"found {len(row)} fields in {joined!r:.80}; expected {width}"
                     source.findings.skip(line, words)
+
             if whole:
                 names = {field: header[k] for field, k in where.items()}
                 columns = {field: [row[k] for _, row in whole] for field, k in where.items()}
@@ -169,15 +183,18 @@ def _rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]
         while row is None and len(more) < _MAX_ROW_LINES:
             if not (after := again.popleft() if again else next(lines, "")):
                 break
+
             more.append(after)
             if '"' in after:
                 row = _row(text + "".join(more), delimiter)
+
         if row is None or isinstance(row, str):
             yield line, row or "a quote never ends"
             again.extendleft(reversed(more))
             more.clear()
         elif len(row) > 1 or (row and row[0].strip()):
             yield line, row
+
         line += 1 + len(more)
 
 

@@ -105,6 +105,7 @@ class Fields:
         value = np.where(plain, column, b"0").astype(np.int64)
         plain &= value <= MAX_TOKENS
         right = f"an integer of at most {MAX_TOKENS}"
+
         return self._one_by_one(field, value, ~plain, exact_whole, lambda _: right)
 
     def nanoseconds(
@@ -132,6 +133,7 @@ class Fields:
         """Return a field of points in time in nanoseconds, as numbers or as dates."""
         if unit == "datetime":
             return self.timestamps(field, skip)
+
         return self.nanoseconds(field, unit, skip)
 
     def timestamps(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
@@ -155,7 +157,9 @@ class Fields:
             exact = read(text)
             if exact is None:
                 self.refuse(field, i, right(text))
+
             value[i] = exact or 0
+
         return value
 
     def _read(self, field: str, skip: NDArray[np.bool_] | None) -> NDArray[Any]:
@@ -175,6 +179,7 @@ class Fields:
         """Tell the findings that a row cannot be read: what was found and what is right."""
         if self.unreadable[row]:
             return
+
         line, shown = int(self.line[row]), repr(self._text(field, row) if found is None else found)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         words = f"{self.names[field]}: found {shown}; expected {right}"
@@ -186,12 +191,14 @@ def _right_time(text: str, field: str, unit: str) -> str:
     """Return what is expected where a text is no time, and which option reads it."""
     if _NUMBER.fullmatch(text):
         return "at most 146 years; is the unit another one (unit, --unit)?"
+
     right = "a number of " + {"s": "seconds"}.get(unit, unit)
     if not _STAMP.fullmatch(text):
         return right
     if field in DURATIONS:
         point = DURATIONS[field]
         return f"{right}; a column of points in time is named by {point} (--column {point}=NAME)"
+
     return right + "; the unit 'datetime' reads dates and times"
 
 
@@ -212,6 +219,7 @@ def exact_ns(text: str, unit: str) -> int | None:
         text, unit = own[1], UNIT_WORDS.get(own[2].casefold(), "")
     if not unit or _NUMBER.fullmatch(text) is None:
         return None
+
     exact = Decimal(text).scaleb(PLACES[unit])
     return int(exact.quantize(Decimal(1), ROUND_HALF_UP)) if abs(exact) < 2**62 else None
 
@@ -221,10 +229,12 @@ def exact_stamp(text: str) -> int | None:
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
         return None
+
     day, clock, fraction, sign, hours, minutes = match.groups()
     midnight = _midnight(day)
     if midnight is None or clock > "23:59:59" or clock[3] > "5" or clock[6] > "5":
         return None
+
     seconds = int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
     zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes or 0))
     return (midnight + seconds - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
@@ -255,4 +265,5 @@ def _decimals(
     value = np.where(plain, whole, b"0").astype(np.int64) * 10**places
     # One digit after the last place decides which way to round.
     digits = np.char.ljust(np.where(plain, fraction, b"0"), places + 1, b"0")
+
     return value + (digits.astype(f"S{places + 1}").astype(np.int64) + 5) // 10, plain

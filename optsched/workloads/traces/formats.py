@@ -89,7 +89,9 @@ class _Table:
                     name for name in optional if np.isin(rows.columns[name], _EMPTY).all()
                 }
                 self._check(rows, rows.columns.keys() - self.absent)
+
             yield self._block(rows, rows.columns.keys() - self.absent)
+
         for name, values in self.values.items():
             if len(values) > 1:
                 shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
@@ -103,6 +105,7 @@ class _Table:
         needs = {"prompt_tokens", "output_tokens", *self.layout.needs}
         if self.layout.mixed:
             needs = set()
+
         return {name for name in names if name not in needs}
 
     def _rows(self) -> Iterator[Fields]:
@@ -118,6 +121,7 @@ class _Table:
         others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES, *layout.foreign)
         wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
         optional = self._optional(wanted)
+
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
@@ -132,6 +136,7 @@ class _Table:
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
                 raise findings.at(first, f"found the field {name} of {words}")
+
         for point in DURATIONS.values():
             if point in have and "arrival" not in have:
                 raise findings.at(first, f"found {point} without arrival, from which times count")
@@ -143,11 +148,13 @@ class _Table:
             if len(values) == 1 and "arrival" in said:
                 said["arrival"] = UNIT_WORDS.get(values.pop().decode(errors="replace").casefold())
                 columns["arrival"] = name
+
         general = source.units.get("")
         for name, unit in said.items():
             used = layout.unit(source, name)
             if unit in (None, used) or used not in PLACES or name in source.units:
                 continue
+
             option = unit if not general and {*said.values()} == {unit} else f"{name}={unit}"
             findings.odd(
                 f"the column {columns[name]} says {unit}, and {name} is read in {used}; "
@@ -169,6 +176,7 @@ class _Table:
         output = rows.whole_numbers("output_tokens", left)
         if layout.silent:
             failed = failed | (output == 0) & ~rows.unreadable
+
         left |= (prompt <= 0) | (output <= 0) | rows.unreadable
         self._look(rows, have, left)
 
@@ -178,12 +186,14 @@ class _Table:
             time = rows.points("arrival", unit, left)
             if layout.whole and not source.says_unit("arrival"):
                 self._check_whole(rows, time, unit)
+
         for name, point in DURATIONS.items():
             if name in have:
                 measured[name] = rows.seconds(name, layout.unit(source, name), left)
             elif point in have and time is not None:
                 points = rows.points(point, layout.unit(source, point), left)
                 measured[name] = np.where(left, 0, points - time) / 1e9
+
         times = (measured.get("ttft"), measured.get("latency"))
         block = Block(rows.line, prompt, output, time, failed, *times)
         return block.pick(~(other | rows.unreadable))
@@ -194,6 +204,7 @@ class _Table:
         for name in sorted(have):
             if not name.startswith("status "):
                 continue
+
             bad, unknown = served(rows, name, self.source.success.union(self.layout.success))
             failed |= bad if self.layout.open else bad | unknown
             for i in np.flatnonzero(unknown & self.layout.open).tolist():
@@ -203,6 +214,7 @@ class _Table:
                     "a word of success (ok, success, completed, 200, ...) or failure "
                     "(error, failed, timeout, 500, ...); success=WORD (--success WORD) adds one",
                 )
+
         return failed
 
     def _look(self, rows: Fields, have: Set[str], left: NDArray[np.bool_]) -> None:
@@ -212,12 +224,15 @@ class _Table:
             values = self.values.setdefault(rows.names[key], set())
             if len(values) < 10:
                 values.update(np.unique(rows.columns[key][~left]).tolist())
+
         for name in STATUS_NAMES if not self.layout.status else ():
             if f"? {name}" not in have:
                 continue
+
             column, named = rows.columns[f"? {name}"], rows.names[f"? {name}"]
             failed, unknown = served(rows, f"? {name}", self.source.success)
             bad = (failed | unknown) & ~left & ~np.isin(column, _EMPTY)
+
             if bad.any():
                 word = column[np.argmax(bad)].decode(errors="replace")
                 words = self.failures.setdefault(
@@ -260,6 +275,7 @@ def _parquet(
     where = find_columns(source.path, header, wanted, optional)
     found = {name: header[k] for name, k in where.items()}
     columns = sorted(set(found.values()))
+
     for first, batch in parquet_rows(source.path, source.window, columns):
         # Numbers are turned into texts, so that they pass the same checks as in a CSV file.
         texts = {name: _texts(batch.column(column)) for name, column in found.items()}
@@ -274,6 +290,7 @@ def _texts(column: Any) -> list[str]:
         column = column.cast(pa.timestamp("ns"))
         values = column.to_numpy(zero_copy_only=False).astype("datetime64[ns]")
         return [str(text).replace("T", " ") for text in values]
+
     return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
@@ -288,6 +305,7 @@ def _named(source: Source, json: bool) -> Layout:
     for name, point in DURATIONS.items():
         if name in columns and point in columns:
             raise InputError(f"columns: found {name} and {point}; expected one of them")
+
     status = columns.pop("status", None)
     needs = (*columns, *([f"status {status}"] if status and not lists_errors(status) else []))
     return Layout(

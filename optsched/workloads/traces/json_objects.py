@@ -46,16 +46,19 @@ def objects_in_blocks(
         stream = (
             (line, entry) for line, value in stream for entry in _entries(value, inside.split("."))
         )
+
     while not window.done:
         block = list(islice(stream, min(rows, window.left)))
         if not block:
             return
+
         found = []
         for line, value in block[window.take(len(block))]:
             if isinstance(value, dict):
                 found.append((line, value))
             else:
                 source.findings.skip(line, _not_an_object(source.path, line, value))
+
         if found:
             yield found
 
@@ -74,6 +77,7 @@ def pick_run(
                 found.append((line, entry))
             else:
                 broken = broken or _not_an_object(path, line, entry)
+
     wanted = 1 if source.run is None and len(found) < 2 else source.run
     if not found:
         raise broken or InputError(f"{path}: found no runs; expected a JSON object of a run")
@@ -84,8 +88,10 @@ def pick_run(
             f"{path}: found {len(found)} runs; expected one; run=N (--run N) picks it, from 1 to "
             f"{len(found)}, or -1 for the last"
         )
+
     if not 1 <= abs(wanted) <= len(found):
         raise InputError(f"{path}: run: found {wanted}; expected a run of the {len(found)}")
+
     return found[wanted - 1 if wanted > 0 else wanted]
 
 
@@ -110,6 +116,7 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
 def _not_an_object(path: Path, line: int, value: Any) -> InputError:
     if isinstance(value, InputError):
         return value
+
     return InputError(
         f"{path}: line {line}: found {str(value)[:40]!r}; expected an object with named fields"
     )
@@ -143,7 +150,9 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
                 yield line, error
                 if in_list:
                     return
+
                 text.next_line("\n{" if char == "{" else "\n")
+
         if in_list and not char:
             words = "not JSON: the file is cut short: the list never ends"
             yield text.line, InputError(f"{path}: line {text.line}: {words}")
@@ -169,6 +178,7 @@ class _Text:
             raise InputError(
                 f"{self.path}: line {line}: expected UTF-8 text; found {error.reason}"
             ) from None
+
         self.buffer, self.at = self.buffer[self.at :] + fresh, 0
 
     def _line_at(self, position: int) -> int:
@@ -183,6 +193,7 @@ class _Text:
             self.go(_SPACE.match(self.buffer, self.at).end())  # type: ignore[union-attr]
             if self.at < len(self.buffer) or self._ended:
                 return self.buffer[self.at : self.at + 1]
+
             self._more(self._stream.read(_READ_BYTES))
 
     def value(self) -> Any:
@@ -196,14 +207,17 @@ class _Text:
                 if cut and not self._ended and held < _MAX_CHARS:
                     self._more(self._stream.read(max(_READ_BYTES, held)))
                     continue
+
                 words = error.msg[0].lower() + error.msg[1:]
                 if error.pos == self.at == 0:
                     words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
+
                 self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
             except (ValueError, ArithmeticError):
                 self.fail(self.at, "found a number of too many digits")
+
             self.go(end)
             return value
 
@@ -219,7 +233,9 @@ class _Text:
             if self._ended:
                 self.go(len(self.buffer))
                 return
+
             self._more(self._stream.read(_READ_BYTES))
+
         self.go(found + 1)
 
 
@@ -238,6 +254,7 @@ def read_objects(
     names = {field: found[0] for field, found in wanted.items()}
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
     known = {field: found for field, found in wanted.items() if not field.startswith("? ")}
+
     for rows in objects_in_blocks(source, inside=inside, runs=runs):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
@@ -247,11 +264,14 @@ def read_objects(
                     value = member(source.path, line, row, *found, optional=field in optional)
                 except UnreadableError as error:
                     missing[field, k], value = error, ""
+
                 columns[field].append(as_text(value))
+
             for name, value in row.items():
                 if value is not None and (field := other.get(plain_name(name), "")):
                     columns.setdefault(field, ["null"] * len(rows))[k] = as_text(value)
                     names[field] = name
+
         yield Fields(source, [line for line, _ in rows], names, columns, missing)
 
 
@@ -272,15 +292,20 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
         value = _inside(row, name)
         if value is not None and value is not _MISSING:
             return value
+
         null = null or value is None
+
     if null or optional:
         return None
+
     end: Any = row
     for part in names[0].split("."):
         deeper = _inside(end, part)
         if deeper is _MISSING:
             break
+
         end = deeper
+
     found = ", ".join(end) if isinstance(end, dict) else as_text(end)
     raise UnreadableError(
         f"{path}: line {line}: expected the field {names[0]}; found {found[:200] or 'nothing'}"
@@ -296,6 +321,7 @@ def _inside(value: Any, name: str) -> Any:
         if head.lstrip("-").isdigit():
             entry = value[int(head)] if -len(value) <= int(head) < len(value) else _MISSING
             return _inside(entry, tail) if tail else entry
+
         value = {
             pair["key"]: next(iter(pair["value"].values()), None)
             if isinstance(pair.get("value"), dict)
@@ -303,15 +329,19 @@ def _inside(value: Any, name: str) -> Any:
             for pair in value
             if isinstance(pair, dict) and isinstance(pair.get("key"), str)
         }
+
     if not isinstance(value, dict):
         return _MISSING
     if name in value:
         return value[name]
+
     at = name.find(".")
     while at >= 0:
         if name[:at] in value:
             return _inside(value[name[:at]], name[at + 1 :])
+
         at = name.find(".", at + 1)
+
     return _MISSING
 
 
@@ -320,9 +350,11 @@ def as_text(value: Any) -> str:
     if isinstance(value, dict) and "value" in value and "unit" in value:
         own = str(value["unit"])
         return as_text(value["value"]) + (f" {own}" if own not in _COUNTED else "")
+
     if isinstance(value, (dict, list)):
         return ("{...}" if isinstance(value, dict) else "[...]") if value else str(value)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+
     text = str(value)
     return text if len(text) <= _MAX_FIELD else text[:_MAX_FIELD] + "..."

@@ -38,6 +38,7 @@ def parquet_rows(
             inside = window.take(batch.num_rows)
             if inside.stop > inside.start:
                 yield at + inside.start, batch.slice(inside.start, inside.stop - inside.start)
+
             at += batch.num_rows
             if window.done:
                 return
@@ -53,6 +54,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
             f"{path}: found a Parquet file, which needs the package pyarrow; install it "
             "(pip install 'optsched[parquet]'), or give a CSV file"
         ) from None
+
     try:
         with pq.ParquetFile(path) as file:
             yield file

@@ -31,18 +31,22 @@ def impossible_times(block: Block) -> dict[int, str]:
     for name, times in (("latency", latency), ("ttft", ttft)):
         if times is None:
             continue
+
         low = times <= 0 if name == "latency" else times < 0
         for i in np.flatnonzero(low | (times > DAY_S)).tolist():
             says = f"a {name} of {times[i]:.10g} s"
             if times[i] < 0:
                 says = f"a {name} that ends {-times[i]:.10g} s before the arrival"
+
             says = f"{name}: found {says}; expected more than 0 and at most a day; "
             wrong[i] = says + _POINT_SAYS.format(DURATIONS[name])
+
     if ttft is not None and latency is not None:
         # Sums of the same steps may differ in the last digits.
         for i in np.flatnonzero(ttft > latency * (1 + 1e-9)).tolist():
             words = f"ttft: found {ttft[i]:.10g} s; expected at most its latency {latency[i]:.10g}"
             wrong.setdefault(i, f"{words} (another unit is said by --unit ttft=ms)")
+
     return wrong
 
 
@@ -60,6 +64,7 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
     said = source.says_unit("arrival")
     numbers = time / 10.0 ** PLACES[unit]
     span_s, n = float(time.max() - time.min()) / 1e9, len(time)
+
     for other, places in PLACES.items():
         # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
         low = 10.0 ** (18 - places)
@@ -70,6 +75,7 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
                 f"1970 in {other}: {_UNIT_SAYS}",
                 sure=not said and span_s <= 60,
             )
+
     if said or n < 2 or not span_s:
         return
     if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
@@ -89,11 +95,13 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
     # Where an answer is not streamed its first token comes with its last.
     after_first = np.zeros(len(latency)) if kept.ttft_s is None else latency - kept.ttft_s
     many = (output > 1) & (after_first > 0)
+
     if many.any():
         step = float(np.median(after_first[many] / (output[many] - 1)))
         sure = step > 60 and not source.says_unit("latency")
     else:  # which may be mostly queueing
         step = float(np.median(latency / output))
+
     if not 1e-4 < step < 5:
         source.findings.odd(
             f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
@@ -108,19 +116,23 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
                 f"the first token takes {low:.3g} s or more, {ttft:.3g} s in the median; "
                 f"{_UNIT_SAYS}, also of one field (--unit ttft=ms)"
             )
+
     if kept.time_ns is None:
         return
+
     span, middle = float(np.ptp(kept.time_ns)) / 1e9, float(np.median(latency))
     if span > 1 and middle > max(span, 600):
         source.findings.odd(
             f"latencies of {middle:.6g} s in the median are longer than all arrivals ({span:g} s); "
             + _UNIT_SAYS
         )
+
     # Points in time grow with the arrivals, second by second, and latencies do not.
     after = latency - kept.time_ns / 1e9
     spread = float(np.ptp(after))
     if len(latency) < 3 or after.min() <= 0 or spread > 0.5 * span or np.ptp(latency) < 0.5 * span:
         return
+
     source.findings.odd(
         "latencies grow with the arrivals as points in time do; "
         + _POINT_SAYS.format("finished_at")

@@ -59,6 +59,7 @@ def served(
     name = rows.names[field]
     good = [_is_good(word.decode(errors="replace").strip(), name, success) for word in words]
     failed, unknown = (np.array([one is bad for one in good], dtype=bool) for bad in (False, None))
+
     return failed[index], unknown[index]
 
 
@@ -73,6 +74,7 @@ def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
         return plain == "1"
     if _GOOD.fullmatch(plain):
         return True
+
     return False if _BAD.search(plain) else _http(plain)
 
 
@@ -81,4 +83,5 @@ def _http(word: str) -> bool | None:
     number = word.removesuffix(".0")
     if not (number.isdigit() and len(number) == 3 and "1" <= number[0] <= "5"):
         return None
+
     return number[0] == "2"

@@ -25,6 +25,7 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
         return _checked(tokenizer, repr(tokenizer))
     if is_file(tokenizer):
         return _checked(load_attribute(tokenizer, "tokenizer"), tokenizer)
+
     return _hugging_face(tokenizer)
 
 
@@ -34,10 +35,12 @@ def _checked(function: Callable[[str], Any], name: str) -> Callable[[str], int]:
             found = function(text)
         except Exception as error:
             raise InputError(f"tokenizer {name!r}: fails on {text[:40]!r}: {error!r}") from error
+
         if isinstance(found, int) and not isinstance(found, bool):
             return found
         if hasattr(found, "__len__") and not isinstance(found, (str, dict)):
             return len(found)
+
         raise InputError(
             f"tokenizer {name!r}: found the result {str(found)[:40]!r}; expected a list of tokens "
             "or their number"
@@ -54,9 +57,11 @@ def _hugging_face(name: str) -> Callable[[str], int]:
             f"tokenizer {name!r}: needs the package tokenizers; install it (pip install "
             "tokenizers), give file.py:NAME, or count words without a tokenizer"
         ) from None
+
     try:
         load = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
         loaded = load(name)
     except Exception as error:  # the package raises bare exceptions
         raise InputError(f"tokenizer {name!r}: cannot be loaded: {error}") from None
+
     return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)

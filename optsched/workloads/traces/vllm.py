@@ -37,6 +37,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     _, run = pick_run(source, floats=float)
     ends = next((name for name in _LATENCIES if name in run), "itls")
     needed = ("input_lens", "output_lens", *(("ttfts", "itls") if ends == "itls" else ()))
+
     for name in needed:
         if name not in run:
             words = f"expected the list {name}; found {', '.join(run)[:200]}"
@@ -46,6 +47,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
                     "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which "
                     "writes them"
                 )
+
             raise InputError(f"{source.path}: {words}")
 
     found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
@@ -53,6 +55,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     inside = source.window.take(len(lists["input_lens"]))
     if inside.start == inside.stop:
         return
+
     lists = {name: values[inside] for name, values in lists.items()}
     rows = Fields(
         source,
@@ -64,6 +67,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     failed = output <= 0
     if "errors" in lists:
         failed |= np.array([bool(error) for error in lists["errors"]], dtype=bool)
+
     failed &= ~rows.unreadable
     left = failed | rows.unreadable
 
@@ -74,10 +78,12 @@ def read_vllm(source: Source) -> Iterator[Block]:
         latency = ttft + _after_first(rows, lists["itls"], ttft, output, left)
     else:
         latency = rows.seconds(ends, source.unit("latency", "s"), left)
+
     if "start_times" in lists:
         time = rows.points("start_times", source.unit("arrival", "s"), left)
     elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):
         time = np.zeros(len(prompt), dtype=np.int64)
+
     yield Block(rows.line, prompt, output, time, failed, ttft, latency).pick(~rows.unreadable)
 
 
@@ -91,6 +97,7 @@ def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
             f"{source.path}: {name}: found {len(value)} entries; expected {n}, as many as "
             "input_lens has"
         )
+
     return value
 
 
@@ -108,6 +115,7 @@ def _after_first(
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
     sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
     sizes = np.zeros(len(ttft), dtype=np.int64)
+
     for i in np.flatnonzero(~left).tolist():
         steps = itls[i]
         if not isinstance(steps, list) or not all(
@@ -126,10 +134,12 @@ def _after_first(
             same,
         )
         return sums - np.where(same, ttft, 0.0)
+
     if (as_many == stepped).all():
         rows.odd(
             "requests have as many inter-token times (itls) as output tokens, where vLLM "
             "writes one less: latencies are too long if the first token's is among them",
             as_many,
         )
+
     return sums

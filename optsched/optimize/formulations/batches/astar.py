@@ -137,6 +137,7 @@ def _decoded(net: Network, weight: list[int]) -> list[int]:
             size = _input(net, v)
             after = node._replace(produced=node.produced + 1, cached=size, ready=True)
             out[v] = known.get(after, 0)
+
     return out
 
 
@@ -145,6 +146,7 @@ def _swap(net: Network) -> int:
     prob, c = net.prob, net.prob.costs
     if prob.chunked:
         return 0
+
     penalties = [c.prefill(s + k) - c.decode(s + k - 1) for s, o in net.sizes for k in range(1, o)]
     spared = c["decode_base"] + (0 if prob.hybrid else c["base"])
     return max(0, min(min(penalties, default=0), spared))
@@ -167,9 +169,11 @@ def _least_share(net: Network, v: int) -> int:
     s, o = net.sizes[node.cls]
     name = prob.objectives[0]
     spans = [prob.least_span(s, k) for k in range(node.produced, o)]
+
     if not node.ready and (node.produced or node.cached):  # the rest of a prefill, or a refill
         later = sum(prob.own_work(s, k) for k in range(node.produced + 1, o))
         spans[0] = net.least_work(v) - later + prob.costs.fixed(False, True)
+
     return sum(prob.rate(name, o, node.produced + k) * span for k, span in enumerate(spans))
 
 
@@ -181,6 +185,7 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
     except OutOfTimeError as late:
         return unbuilt(prob, start, late)
+
     built_s = work_time() - begin
     native = search.run(options.after(built_s), begin)
     solve_s = work_time() - begin - built_s
@@ -188,9 +193,11 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     plan = start if found is None else found
     status = Status.FEASIBLE if plan is not None else Status.NO_INCUMBENT
     claimed = None
+
     if native == "solved":
         status = Status.OPTIMAL if plan is not None else Status.INFEASIBLE
         claimed = None if found is None else search.best
+
     return answer(
         prob,
         Claim(status, plan, search.best if native == "solved" else search.bound, level=claimed),
@@ -210,16 +217,20 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
     none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
     if claim.status is not Status.OPTIMAL and not none_below:
         return claim
+
     times = None if claim.plan is None else exact_times(prob, claim.plan)
     unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
     claim = claim._replace(status=unproved, level=None)
+
     try:
         search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
     except UsageError:  # too many states
         return claim
+
     ended = search.run(replace(options, progress=None), work_time())
     if ended != "solved":
         return claim
+
     plan = search.plan() or claim.plan
     return Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
@@ -298,6 +309,7 @@ class _Search:
                     and self.best - self.bound <= options.mip_rel_gap * self.best
                 ):
                     return "gap reached"
+
                 slice_begin = work_time()
                 ended = self.core.expand(limit, self.state, self.tables)
                 took = work_time() - slice_begin
@@ -318,6 +330,7 @@ class _Search:
         core, old = self.core, self.state
         if 2 * sum(column.nbytes for column in old[:5]) > MAX_BYTES:
             return False
+
         states, entries = old.numbers[core.STATES], old.numbers[core.ENTRIES]
         grown: dict[str, Any] = {}
         if entries + 3 >= len(old.heap):
@@ -326,9 +339,11 @@ class _Search:
             for name in ("rows", "cost", "parent"):
                 column = getattr(old, name)
                 grown[name] = np.concatenate([column, np.zeros_like(column)])
+
         if 2 * states >= len(old.table):
             grown["table"] = np.full(2 * len(old.table), -1, dtype=np.int32)
             core.enter(old.rows, states, grown["table"])
+
         self.state = old._replace(**grown)
         return True
 
@@ -340,10 +355,12 @@ class _Search:
             return None
         while path[-1] != 0:
             path.append(int(state.parent[path[-1]]))
+
         path.reverse()
         counts = np.zeros((len(path), len(net.nodes)), dtype=np.int64)
         for k, at in enumerate(path):
             core.unpack(state.rows[at], counts[k], state.by_request)
+
         steps = []
         for k in range(len(path) - 1):
             # It exceeds the batch's cost if a cheaper way to its begin was found later.
@@ -351,7 +368,9 @@ class _Search:
             taken = core.step(counts[k], counts[k + 1], price, self.tables)
             if not taken.any():
                 raise AssertionError("infermax: a step of the search cannot be found again")
+
             steps.append({int(a): int(taken[a]) for a in np.flatnonzero(taken)})
+
         return net.plan(steps)
 
 

@@ -101,12 +101,15 @@ def pack(counts: Any, row: Any, by_request: bool) -> None:
     if not by_request:
         for v in range(counts.shape[0]):
             row[v] = counts[v]
+
         return
+
     at = 0
     for v in range(counts.shape[0]):
         for _ in range(counts[v]):
             row[at] = v + 1
             at += 1
+
     while at < row.shape[0]:
         row[at] = 0
         at += 1
@@ -118,7 +121,9 @@ def unpack(row: Any, counts: Any, by_request: bool) -> None:
     if not by_request:
         for v in range(counts.shape[0]):
             counts[v] = row[v]
+
         return
+
     counts[:] = 0
     for at in range(row.shape[0]):
         if row[at] > 0:
@@ -131,11 +136,13 @@ def find(row: Any, rows: Any, table: Any) -> Any:
     h = np.uint64(1469598103934665603)
     for at in range(row.shape[0]):
         h = (h ^ np.uint64(row[at])) * np.uint64(1099511628211)
+
     h ^= h >> np.uint64(29)
     h *= np.uint64(0xBF58476D1CE4E5B9)
     h ^= h >> np.uint64(32)
     mask = table.shape[0] - 1
     place = np.int64(h & np.uint64(mask))
+
     while table[place] >= 0:
         known = table[place]
         same = True
@@ -143,9 +150,12 @@ def find(row: Any, rows: Any, table: Any) -> Any:
             if rows[known, k] != row[k]:
                 same = False
                 break
+
         if same:
             return known
+
         place = (place + 1) & mask
+
     return -1 - place
 
 
@@ -176,9 +186,11 @@ def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
     heap[size, 0], heap[size, 1], heap[size, 2] = f, -g, state
     at, new = size, size + 1
     _copy(heap, size, new)
+
     while at > 0 and _before(heap, new, (at - 1) >> 1):
         _copy(heap, (at - 1) >> 1, at)
         at = (at - 1) >> 1
+
     _copy(heap, new, at)
 
 
@@ -192,8 +204,10 @@ def _pop(heap: Any, size: int) -> None:
             down += 1
         if down >= last or not _before(heap, down, last):
             break
+
         _copy(heap, down, at)
         at = down
+
     _copy(heap, last, at)
 
 
@@ -216,13 +230,16 @@ def remaining_cost(
             size += 1
             own += counts[v] * node[v, OWN]
             chain = max(chain, node[v, LEFT])
+
     if not makespan or size == 0:
         return own
+
     batches, decoding, prefilling = chain, np.int64(0), np.int64(0)
     for d in range(weights.shape[0]):
         total = np.int64(0)
         for q in range(size):
             total += counts[occupied[q]] * weights[d, occupied[q]]
+
         need = -(-total // most[d, 0])
         if most[d, 1] == IN_ALL:
             batches = max(batches, need)
@@ -230,10 +247,12 @@ def remaining_cost(
             decoding = max(decoding, need)
         else:
             prefilling = max(prefilling, need)
+
     batches = max(batches, prefilling)
     base, decode_base, prefill_base = fixed[BASE], fixed[DECODE_BASE], fixed[PREFILL_BASE]
     if prefill_base < decode_base:
         return own + (base + prefill_base) * batches
+
     rest = batches - prefilling
     cost = own + base * batches + prefill_base * prefilling + decode_base * rest
     return cost + fixed[SWAP] * max(0, decoding - rest)
@@ -254,6 +273,7 @@ def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
     for v in range(counts.shape[0]):
         if counts[v] == 0:
             continue
+
         begin, end = arc_start[v], arc_start[v + 1]
         slots[total, REST] = counts[v]
         for a in range(begin, end):
@@ -262,6 +282,7 @@ def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
             slots[total, FIRST] = a == begin
             slots[total, LAST] = a == end - 1
             total += 1
+
     slots[0, TAKE] = -1
     return total
 
@@ -273,18 +294,22 @@ def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) 
         if s == total:
             if slots[s, TOKENS] > 0:
                 return True
+
             s -= 1
             continue
+
         last = slots[s, LAST] == 1
         if slots[s, TAKE] < 0:
             if slots[s, FIRST] == 0:
                 slots[s, REST] = slots[s - 1, REST] - slots[s - 1, TAKE]
+
             x = slots[s, REST] if last else 0
         elif last or slots[s, TAKE] >= slots[s, REST]:
             s -= 1
             continue
         else:
             x = slots[s, TAKE] + 1
+
         slots[s, TAKE] = x
         a = slots[s, ARC]
         for k in range(8):
@@ -300,9 +325,12 @@ def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) 
         ):
             if last or x > 0:  # more of the same only makes it worse
                 s -= 1
+
             continue
+
         s += 1
         slots[s, TAKE] = -1
+
     return False
 
 
@@ -314,6 +342,7 @@ def _length(slots: Any, total: int, fixed: Any) -> Any:
         length += fixed[DECODE_BASE]
     if slots[total, PREFILLS] > 0:
         length += fixed[PREFILL_BASE]
+
     return length
 
 
@@ -325,10 +354,12 @@ def _needless(
     refills, prefills = slots[total, REFILLS], slots[total, PREFILLS]
     if refills > 0 and refills == prefills and fixed[DECODE_BASE] <= fixed[PREFILL_BASE]:
         return True
+
     kv, runs = slots[total, KV], slots[total, RUNS]
     for q in range(total):
         if slots[q, TAKE] == 0:
             continue
+
         v, a = slots[q, NODE], slots[q, ARC]
         kind = arcs[a, KIND]
         if kind == EVICT:
@@ -347,6 +378,7 @@ def _needless(
                 <= limits[PREFILL_TOKENS]
             ):
                 return True
+
     return False
 
 
@@ -361,6 +393,7 @@ def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
             if target >= 0:
                 counts[target] += slots[q, TAKE]
                 unfinished = True
+
     return unfinished
 
 
@@ -370,6 +403,7 @@ def _rate(counts: Any, node: Any, makespan: bool) -> Any:
     rate = np.int64(makespan)
     for v in range(counts.shape[0]):
         rate += counts[v] * node[v, RATE]
+
     return rate
 
 
@@ -384,6 +418,7 @@ def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
     counts, found = np.empty_like(before), np.zeros(arcs.shape[0], np.int64)
     rate = _rate(before, tables.node, tables.makespan)
     total, s = _begin(before, tables.arc_start, slots), 0
+
     while _next(s, total, slots, arcs, limits, tables.hybrid):
         s = total - 1
         if _length(slots, total, fixed) * rate <= price:
@@ -392,6 +427,7 @@ def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
                 found[:] = 0
                 for q in range(total):
                     found[slots[q, ARC]] = slots[q, TAKE]
+
     return found
 
 
@@ -404,44 +440,53 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
     fresh, scratch = np.empty_like(counts), np.empty_like(counts)
     row = np.empty(rows.shape[1], rows.dtype)
     slots = np.zeros((arcs.shape[0] + 1, 14), np.int64)
+
     for _ in range(limit):
         if numbers[ENTRIES] == 0 or heap[0, 0] >= numbers[BEST]:
             return SOLVED
+
         f_here, g, state = heap[0, 0], -heap[0, 1], heap[0, 2]
         _pop(heap, numbers[ENTRIES])
         numbers[ENTRIES] -= 1
         if g > cost[state]:
             continue
+
         numbers[EXPANDED] += 1
         unpack(rows[state], counts, by_request)
         rate = _rate(counts, node, makespan)
         total, s = _begin(counts, arc_start, slots), 0
+
         while _next(s, total, slots, arcs, limits, hybrid):
             s = total - 1
             g2 = g + _length(slots, total, fixed) * rate
             if g2 >= numbers[BEST] or _needless(slots, total, arcs, node, limits, fixed, makespan):
                 continue
+
             unfinished = _after(slots, total, arcs, fresh)
             pack(fresh, row, by_request)
             known = find(row, rows, table)
             if known >= 0 and g2 >= cost[known]:
                 continue
+
             f = g2
             if unfinished:
                 f += remaining_cost(fresh, node, weights, most, fixed, makespan, scratch)
                 if f >= numbers[BEST]:
                     continue
+
             if known < 0:
                 table[-1 - known] = numbers[STATES]
                 known = numbers[STATES]
                 rows[known, :] = row
                 numbers[STATES] += 1
+
             cost[known] = g2
             parent[known] = state
             if not unfinished:
                 numbers[BEST] = g2
                 numbers[GOAL] = known
                 continue
+
             _push(heap, numbers[ENTRIES], f, g2, known)
             numbers[ENTRIES] += 1
             if (
@@ -453,4 +498,5 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
                 _push(heap, numbers[ENTRIES], f_here, g, state)
                 numbers[ENTRIES] += 1
                 return GROW
+
     return RUNNING

@@ -44,19 +44,24 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         built = Model(prob, max_batches(prob, times), start)
     except OutOfTimeError as late:
         return unbuilt(prob, start, late)
+
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
+
     build_s = work_time() - begin
     outcomes = _in_order(built, options.after(build_s), known_level(prob, times))
     found = [raw for raw in outcomes if raw.values is not None]
     plan, chosen = None, None
+
     if found:
         plan, starts = built.decisions(found[-1].values)
         if built.chosen_starts or built.late:
             chosen = _starts(prob, plan, starts)
+
     status = outcomes[0].status
     if status is Status.OPTIMAL and outcomes[-1].status is not Status.OPTIMAL:
         status = Status.FEASIBLE
+
     return answer(
         prob,
         Claim(status, plan, Scale.units().level(outcomes[0].bound), start=chosen),
@@ -79,6 +84,7 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
     model, read = built.model, built.read()
     left = Scale.units().told(left, built.prob)
     outcomes: list[RawOutcome] = []
+
     for name in built.prob.objectives:
         level = built.level(name)
         model.minimize(level)
@@ -87,11 +93,13 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
         left, known = replace(left.after(raw.solve_s), progress=None), None
         if raw.status is not Status.OPTIMAL or raw.objective is None or raw.values is None:
             break
+
         model.add(level <= round(raw.objective))
         model.clear_hints()
         for expression, value in zip(read, raw.values.tolist(), strict=True):
             if hasattr(expression, "proto") or hasattr(expression, "index"):
                 model.add_hint(expression, round(value))
+
     return outcomes
 
 
@@ -104,6 +112,7 @@ def _starts(prob: Problem, plan: Plan, starts: list[int]) -> list[float] | None:
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
     if prob.levels(exact_times(prob, plan)) <= prob.levels(exact_times(prob, plan, chosen)):
         return None
+
     return chosen
 
 

@@ -61,6 +61,7 @@ def entries_at_most(instance: Instance, batches: int | None = None) -> float:
     if batches is None:
         chunks = (output * instance.prompt_tokens + output * (output - 1) / 2).sum()
         batches = int(chunks if chunked else tokens)
+
     # Whole prefills: each token comes after the one before it, which is a row for every batch.
     rows = instance.n / 2 if chunked else tokens + instance.n
     return rows * float(batches) ** 2 + _TERMS * tokens * batches
@@ -88,6 +89,7 @@ class Model:
         self.produced, self.cached, self.hold, self.keep = (self._grid() for _ in range(4))
         self.tokens, self.work, self.prefill_tokens = (self._grid() for _ in range(3))
         self.ready = self._grid()
+
         for i in self.requests:
             tokens = range(prob.output[i])
             self.decode.append(
@@ -95,6 +97,7 @@ class Model:
             )
             self.prefill.append([[bools(f"p_{i}_{v}_{j}") for j in self.steps] for v in tokens])
             self._request(i)
+
         self._symmetry()
         self._batches()
         self._times()
@@ -113,6 +116,7 @@ class Model:
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]
         decode, prefill = self.decode[i], self.prefill[i]
+
         for j in self.steps:
             self.prob.budget.check(_DOING)
             before = self.produced[i][j - 1] if j else 0
@@ -131,15 +135,18 @@ class Model:
                 for literal in (decode[v][j], prefill[v][j]):
                     if not isinstance(literal, int):
                         model.add(before == v).only_enforce_if(literal)
+
             model.add(m == 0).only_enforce_if(~hold)
             decodes, prefills = sum(d[j] for d in decode), sum(p[j] for p in prefill)
             if prob.chunked:
                 self._in_chunks(i, j, decodes, prefills)
             else:
                 self._whole(i, j, decodes, prefills)
+
         if not prob.chunked:
             for v in range(o):
                 model.add_exactly_one(self.gain[i][v])
+
         model.add(self.produced[i][-1] == o)
 
     def _done(self, i: int, j: int) -> Any:
@@ -159,12 +166,14 @@ class Model:
         s, o = prob.prompt[i], prob.output[i]
         prefill = [p[j] for p in self.prefill[i]]
         self.gain[i][0].append(prefill[0])
+
         for v in range(1, o):
             gain = model.new_bool_var(f"g_{i}_{v}_{j}")
             model.add(gain == self.decode[i][v][j] + prefill[v])
             self.gain[i][v].append(gain)
             # Each token comes after the one before it.
             model.add(sum(self.gain[i][v]) <= sum(self.gain[i][v - 1][:j]))
+
         before = self.produced[i][j - 1] if j else 0
         model.add(self.produced[i][j] == before + decodes + prefills)
         # A request that keeps its KV without a decode pauses. A prefill starts without KV.
@@ -191,10 +200,12 @@ class Model:
         model.add(m >= 1).only_enforce_if(hold)
         ready = model.new_bool_var(f"r_{names}")  # decodes next, if its KV is kept
         stays = model.new_bool_var(f"rk_{names}")  # could decode now
+
         if j:
             model.add_multiplication_equality(stays, [self.ready[i][j - 1], keep])
         else:
             model.add(stays == 0)
+
         decodes, prefills = model.new_bool_var(f"dec_{names}"), model.new_bool_var(f"pre_{names}")
         model.add(decodes == decode)
         model.add(prefills == prefill)
@@ -217,6 +228,7 @@ class Model:
             model.add(before == v).only_enforce_if(gain)
             model.add(gain <= self.decode[i][v][j] + self.prefill[i][v][j])
             self.gain[i][v].append(gain)
+
         model.add(sum(self.gain[i][v][j] for v in range(o)) == decodes + whole)
         self.ready[i][j] = ready
         self.tokens[i][j] = tokens
@@ -233,8 +245,10 @@ class Model:
                 product = self.model.new_int_var(0, most * most, "")
                 self.model.add_multiplication_equality(product, [tokens, other])
                 work += factor * product
+
         if c["prefill_kv"]:
             work += c["prefill_kv"] * self._if(prefills, kv, most, "")
+
         return work
 
     def _if(self, literal: Any, value: Any, most: int, name: str) -> Any:
@@ -261,6 +275,7 @@ class Model:
         self.prefills = [model.new_bool_var(f"hp_{j}") for j in self.steps]
         net = outline(prob)
         needed, prefill_batches = net.batch_bound()
+
         for j in self.steps:
             self.prob.budget.check(_DOING)
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
@@ -268,15 +283,19 @@ class Model:
                 literals = [x[j] for own in variables for x in own if not isinstance(x[j], int)]
                 for literal in literals:
                     model.add_implication(literal, flag)
+
                 model.add_bool_or(*literals, ~flag)
+
             model.add_max_equality(used, [decodes, prefills])
             if j:
                 model.add_implication(used, self.used[j - 1])
             if not prob.hybrid:
                 model.add_at_most_one(decodes, prefills)
+
             off = prob.offset
             kv = sum(self.cached[i][j] + off * self.hold[i][j] for i in self.requests)
             model.add(kv <= prob.capacity)
+
             for grid, limit in (
                 (self.tokens, prob.batch_tokens),
                 (self.prefill_tokens, prob.prefill_tokens),
@@ -284,6 +303,7 @@ class Model:
             ):
                 if limit < UNLIMITED:
                     model.add(sum(grid[i][j] for i in self.requests) <= limit)
+
             for weight, most in net.functions[:_CUTS]:
                 model.add(
                     sum(
@@ -293,8 +313,10 @@ class Model:
                     )
                     <= most * used
                 )
+
         for j in range(min(needed, self.batches)):
             model.add(self.used[j] == 1)
+
         model.add(sum(self.prefills) >= prefill_batches)
 
     def _times(self) -> None:
@@ -302,13 +324,16 @@ class Model:
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
         spans, counted = set(SPANS) & wanted, COUNTED in wanted
+
         for slo in ("slo_tpot", "slo_gap"):
             if counted and any(prob.within(slo, i) is not None for i in self.requests):
                 spans |= {slo}  # to wait before a token may help
+
         origin = max(prob.arrival) if spans == wanted else 0
         apart = origin != max(prob.arrival)
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
+
         if prob.chunked:
             most = self.batches * sum(
                 c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes
@@ -317,6 +342,7 @@ class Model:
             most = sum(
                 max(c.prefill(s + v), c.decode(s + v)) for s, o in prob.sizes for v in range(o)
             )
+
         most += self.batches * c.fixed(True, True)
         self.horizon = max(prob.arrival) + most
         length = [
@@ -328,6 +354,7 @@ class Model:
         ]
         self.start: list[Any] = []
         self.end: list[Any] = []
+
         for j in self.steps:
             self.prob.budget.check(_DOING)
             previous = self.end[j - 1] if j else origin
@@ -340,17 +367,22 @@ class Model:
                     if prob.arrival[i] > origin:
                         for literal in self._processed(i, j):
                             model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
+
                 self.start.append(begin)
+
             end = model.new_int_var(origin, self.horizon, f"E_{j}")
             model.add(end == self.start[j] + length[j])
             self.end.append(end)
+
         model.add(self.end[-1] >= origin + least_makespan(prob))
         self.first: dict[int, Any] = {}
         self.finish: dict[int, Any] = {}
+
         if spans or counted or "mean_ttft" in wanted:
             self.first = {i: self._at(i, 0, f"T_{i}") for i in self.requests}
             for i, first in self.first.items():
                 model.add(first >= prob.arrival[i] + prob.least_span(prob.prompt[i], 0))
+
         if spans or counted or "tel" in wanted:
             self.finish = {
                 i: self._at(i, prob.output[i] - 1, f"F_{i}")
@@ -373,6 +405,7 @@ class Model:
         prob = self.prob
         spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
         self.missed = [self.model.new_bool_var(f"late_{i}") for i in self.requests]
+
         for i, missed in enumerate(self.missed):
             for slo, span in (
                 ("slo_ttft", self.first[i] - prob.arrival[i]),
@@ -383,6 +416,7 @@ class Model:
                 if limit is not None:
                     most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
                     self.model.add(span <= most).only_enforce_if(~missed)
+
             limit = prob.within("slo_gap", i)
             if limit is not None:
                 most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
@@ -396,6 +430,7 @@ class Model:
         for j in self.steps:
             self.prob.budget.check(_DOING)
             self.model.add(out == self.end[j]).only_enforce_if(self.gain[i][v][j])
+
         return out
 
     def level(self, name: str) -> Any:
@@ -409,6 +444,7 @@ class Model:
             return sum(self.finish.values()) - sum(prob.arrival)
         if name == "mean_ttft":
             return sum(self.first.values()) - sum(prob.arrival)
+
         rates = {
             i: (self.finish[i] - self.first[i]) * (prob.rate_unit // (prob.output[i] - 1))
             for i in self.requests
@@ -418,6 +454,7 @@ class Model:
             return sum(rates.values())
         for rate in rates.values():
             self.model.add(self._largest >= rate)
+
         return self._largest
 
     @cached_property
@@ -435,18 +472,22 @@ class Model:
             hint(self.used[j], bool(phase))
             hint(self.decodes[j], any(phase.values()))
             hint(self.prefills[j], not all(phase.values()))
+
             for i in self.requests:
                 hint(self.keep[i][j], now.cached[i] > 0)
                 for v in range(prob.output[i]):
                     here = i in phase and now.produced[i] == v
                     if v:
                         hint(self.decode[i][v][j], here and phase[i])
+
                     hint(self.prefill[i][v][j], here and not phase[i])
+
             held = {i: now.cached[i] + tokens for i, tokens in batch.entries}
             gained = now.process(batch.entries)
             for i in self.requests:
                 for v in range(0 if prob.chunked else 1, prob.output[i]):
                     hint(self.gain[i][v][j], i in gained and now.produced[i] == v + 1)
+
                 hint(self.produced[i][j], now.produced[i])
                 hint(self.cached[i][j], held.get(i, now.cached[i]))
                 hint(self.hold[i][j], held.get(i, now.cached[i]) > 0)
@@ -458,6 +499,7 @@ class Model:
             out += [self.used[j], self.start[j]]
             for i in self.requests:
                 out += [self.tokens[i][j], self.keep[i][j]]
+
         return out
 
     def decisions(self, values: Any) -> tuple[Plan, list[int]]:
@@ -468,9 +510,11 @@ class Model:
             used, start, tokens, keep = row[0], row[1], row[2::2], row[3::2]
             if not used:
                 break
+
             evicted = tuple(i for i in self.requests if now.cached[i] and not keep[i])
             plan.append(Batch(tuple((i, t) for i, t in enumerate(tokens) if t), evicted))
             starts.append(start)
             now.evict(evicted)
             now.process(plan[-1].entries)
+
         return plan, starts

@@ -119,17 +119,21 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
             f"method: found a flow model of {len(arcs)} arcs and {batches} batches; expected at "
             f"most {MAX_ENTRIES:.2g} nonzeros (astar has no model)"
         )
+
     width = len(arcs) + 3
     rows = Rows()
     into: list[list[int]] = [[] for _ in net.nodes]
     out: list[list[int]] = [[] for _ in net.nodes]
+
     for a, arc in enumerate(arcs):
         out[arc.source].append(a)
         if arc.target != DONE:
             into[arc.target].append(a)
+
     for v in range(len(net.nodes)):
         amount = net.counts[v] if v < len(net.counts) else 0
         rows.add(((a, 1) for a in out[v]), lower=amount, upper=amount)
+
     for j in range(batches):
         prob.budget.check("the model was built")
         at = j * width
@@ -137,10 +141,13 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
             entries = [(at + a, 1) for a in into[v]]
             if j + 1 < batches:
                 entries += [(at + width + a, -1) for a in out[v]]
+
             rows.add(entries, lower=0, upper=0)
+
         _batch_rows(net, rows, at)
         if j:
             rows.add([(at + len(arcs), 1), (at - 3, -1)], upper=0)
+
     needed, prefills = net.batch_bound()
     used = range(len(arcs), batches * width, width)
     rows.add(((k, 1) for k in used), lower=needed)
@@ -149,6 +156,7 @@ def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
     high = None
     if prob.cutoff is not None:
         high = math.ceil(prob.cutoff) - 1
+
     return Flow(
         net=net,
         batches=batches,
@@ -175,21 +183,26 @@ def _batch_rows(net: Network, rows: Rows, at: int) -> None:
     prefill = [a for a, arc in enumerate(arcs) if arc.prefills]
     held = [a for a, arc in enumerate(arcs) if arc.kv]
     rows.add([(at + a, arcs[a].kv) for a in held] + [(used, -prob.capacity)], upper=0)
+
     for weight, most in net.functions[:_CUTS]:
         for group, flag in ((held, used), (decode, decodes), (prefill, prefills)):
             entries = [(at + a, weight(arcs[a].kv)) for a in group]
             rows.add([*entries, (flag, -most)], upper=0)
+
     for group, flag in ((decode, decodes), (prefill, prefills)):
         for a in group:
             rows.add([(at + a, 1), (flag, -_most(net, a))], upper=0)
+
     for limit, group, flag in (
         (prob.batch_tokens, decode + prefill, used),
         (prob.prefill_tokens, prefill, prefills),
     ):
         if limit < UNLIMITED:
             rows.add([*((at + a, arcs[a].tokens) for a in group), (flag, -limit)], upper=0)
+
     if prob.running < prob.n:
         rows.add([(at + a, 1) for a in held] + [(used, -prob.running)], upper=0)
+
     rows.add([(used, 1)] + [(at + a, -1) for a in decode + prefill], upper=0)
     rows.add([(used, 1), (decodes, -1), (prefills, -1)], upper=0)
     for flag in (decodes, prefills):
@@ -205,24 +218,30 @@ def _start_values(net: Network, start: Plan, batches: int) -> NDArray[np.float64
     by_key = {(a.source, a.kind, a.tokens): k for k, a in enumerate(arcs)}
     now = Requests(prob)
     at = [0] * prob.n
+
     for v, members in enumerate(prob.classes):
         for i in members:
             at[i] = v
+
     for j in range(batches):
         batch = start[j] if j < len(start) else Batch(())
         tokens = dict(batch.entries)
         for i in range(prob.n):
             if at[i] == DONE:
                 continue
+
             kind = EVICT if i in batch.evicted else STAY
             if i in tokens:
                 kind = REFILL if i in batch.evicted else DECODE if now.ready[i] else PREFILL
                 values[j, -3] = values[j, -2 if kind == DECODE else -1] = 1
+
             a = by_key[at[i], kind, tokens.get(i, 0)]
             values[j, a] += 1
             at[i] = arcs[a].target
+
         now.evict(batch.evicted)
         now.process(batch.entries)
+
     return values.reshape(-1)
 
 
@@ -241,6 +260,7 @@ def _by_highs(flow: Flow, options: SolveOptions, unit: float) -> RawOutcome:
     model = flow.rows.model(
         cost=cost, lower=np.zeros(columns), upper=flow.most, integrality=np.ones(columns)
     )
+
     return solve_linear_model(model, options, start_values=flow.start)
 
 
@@ -256,6 +276,7 @@ def _by_cpsat(flow: Flow, options: SolveOptions, known: int | None) -> RawOutcom
     low, high = flow.range
     model.add_linear_constraint(total, low, cp.INT_MAX if high is None else high)
     begin = 0
+
     for end, lower, upper in zip(rows.end, rows.lower, rows.upper, strict=True):
         expression = cp.LinearExpr.weighted_sum(
             [variables[k] for k in rows.column[begin:end]], rows.value[begin:end]
@@ -266,9 +287,11 @@ def _by_cpsat(flow: Flow, options: SolveOptions, known: int | None) -> RawOutcom
             int(upper) if math.isfinite(upper) else cp.INT_MAX,
         )
         begin = end
+
     if flow.start is not None:
         for variable, value in zip(variables, flow.start.tolist(), strict=True):
             model.add_hint(variable, int(value))
+
     model.minimize(total)
     return solve_cp_model(model, options, read=variables, known=known)
 
@@ -281,10 +304,12 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
         flow = flow_model(network(prob), start, max_batches(prob, times))
     except OutOfTimeError as late:
         return unbuilt(prob, start, late)
+
     scale = Scale.units() if exact else Scale.milliseconds(prob)
     spent = work_time() - begin
     left = scale.told(options.after(spent), prob)
     versions: dict[str, Any]
+
     if exact:
         from optsched.optimize.solvers.cpsat import cpsat_version
 
@@ -294,6 +319,7 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
         from optsched.optimize.solvers.highs import highs_version
 
         raw, versions = _by_highs(flow, left, float(scale.unit)), {"highspy": highs_version()}
+
     raw = replace(raw, build_s=spent + raw.build_s)
     plan = claimed = None
     if raw.values is not None:
@@ -301,9 +327,11 @@ def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
         if raw.status is Status.OPTIMAL:
             counts = np.rint(raw.values).astype(np.int64).tolist()
             claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
+
     claim = Claim(raw.status, plan, scale.level(raw.bound), level=claimed)
     if not exact:
         claim = confirmed(prob, claim, left.after(raw.solve_s))
+
     return answer(
         prob,
         claim,

@@ -36,9 +36,11 @@ def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Time
             f"formulation infermax: found {prob.n} requests with {sum(prob.output)} output tokens, "
             "beyond the exact methods; expected the method search"
         )
+
     plans: Iterator[Plan] = islice(_greedy_plans(prob), _STEPS // per_plan)
     if given is not None and _admitted(prob, given):
         plans = chain([plan_of(given)], plans)
+
     candidates: list[Plan] = []
     times: list[Times] = []
     try:
@@ -49,10 +51,12 @@ def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Time
     except OutOfTimeError:
         if not candidates:
             raise
+
     levels = [prob.levels(t) for t in times]
     best = min(range(len(levels)), key=levels.__getitem__, default=None)
     if best is None or (prob.cutoff is not None and levels[best][0] / prob.shrink >= prob.cutoff):
         return prob, None, None
+
     return prob, candidates[best], times[best]
 
 
@@ -65,8 +69,10 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
         judged = evaluate(prob.instance, schedule, prob.model)
     except OptschedError:
         return False
+
     if judged.split_prefill and not prob.chunked:
         return False
+
     return not (prob.eviction_free and judged.evictions.any())
 
 
@@ -105,6 +111,7 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
     most = min(prob.n, prob.running)
     caps = sorted({most, *range(1, min(most, 4) + 1)}) if prob.n <= _LARGE else [most]
     switches = ((True, False), (False, True), (False, True), caps)
+
     for order, *chosen in product(distinct, *switches):
         rule = _Rule(*chosen)
         evicts = refill and not prob.eviction_free
@@ -120,29 +127,36 @@ def _greedy(prob: Problem, order: list[int], rule: _Rule, budget: Budget) -> Pla
     peak = [s + o - 1 + off for s, o in prob.sizes]
     clock, plan = Fraction(0), []
     queue = order
+
     while queue:
         budget.check("plans to start from were made")
         if not any(now.cached[i] or prob.exact_arrival[i] <= clock for i in queue):
             clock = min(prob.exact_arrival[i] for i in queue)
+
         running = [i for i in queue if now.cached[i]]
         entries: list[tuple[int, int]] = []
         evicted: list[int] = []
         kv = sum(peak[i] if rule.reserve else now.cached[i] + off for i in running)
         count, tokens = len(running), 0
+
         for i in queue:  # continue split prefills, then admit
             fresh, size = now.cached[i] == 0, now.rest(i)
             if now.ready[i] or prob.exact_arrival[i] > clock or (rule.waves and running and fresh):
                 continue
+
             need = size + off * fresh
             if rule.reserve:
                 need = peak[i] if fresh else 0
             if kv + need > room or count + fresh > min(rule.cap, prob.running):
                 continue
+
             share = prob.prefill_tokens - tokens
             if size > share and not (prob.chunked and share > 0 and not entries):
                 continue
+
             entries.append((i, min(size, share)))
             kv, count, tokens = kv + need, count + fresh, tokens + min(size, share)
+
         if not entries or rule.mixed:
             decodes = [i for i in running if now.ready[i]][: prob.batch_tokens - tokens]
             if not entries and not rule.reserve:
@@ -152,11 +166,14 @@ def _greedy(prob: Problem, order: list[int], rule: _Rule, budget: Budget) -> Pla
                     kv -= now.cached[victim] + off
                     decodes = [i for i in decodes if i != victim]
                     evicted.append(victim)
+
             if not entries or rule.reserve or kv + len(decodes) <= room:
                 entries += [(i, 1) for i in decodes]
+
         plan.append(Batch(tuple(entries), tuple(evicted)))
         now.evict(evicted)
         clock += now.length(entries)
         if any(now.done(i) for i in now.process(entries)):
             queue = [i for i in queue if not now.done(i)]
+
     return plan

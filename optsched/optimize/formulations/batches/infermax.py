@@ -36,13 +36,16 @@ def _choose(task: Task) -> str:
     instance = task.instance
     if task.workers > 1:
         return "split" if instance.n <= _SPLIT else "search"
+
     searched = len(task.names) == 1 and task.names[0] in SEARCHED
     if searched and instance.n * int(instance.output_tokens.sum()) > _EXACT:
         return "search"
+
     together = bool((instance.arrival == instance.arrival[0]).all())
     for_astar = len(task.names) == 1 and task.names[0] != "max_tpot"
     if together and for_astar and instance.chunked_prefill is not True:
         return "astar"
+
     return "search" if searched and entries_at_most(instance) > _QUICK_TERMS else "cpsat"
 
 

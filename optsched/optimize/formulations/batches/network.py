@@ -107,6 +107,7 @@ class Network:
         s, _ = self.sizes[v.cls]
         if v.ready:
             return self._work_from[v.cls][v.produced]
+
         work = self._work_from[v.cls][v.produced + 1]
         rest = s + v.produced - v.cached
         # A refill from nothing costs no less.
@@ -128,22 +129,26 @@ class Network:
         many = max(_FEW, _STEPS // (len(items) + sum(prob.output)))
         if len(thresholds) > many:
             thresholds = set(sorted(thresholds)[:: -(-len(thresholds) // many)])
+
         found: list[tuple[Callable[[int], int], int]] = [(lambda z: z, room)]
         found += [(partial(_keep_or_drop, room, t), room) for t in thresholds if 2 * t <= room + 1]
         found += [(partial(_round_parts, room, k), k * room) for k in range(1, 6)]
         found += [(lambda z: 1, min(prob.running, prob.batch_tokens, sum(self.counts)))]
         ranked: list[tuple[float, int]] = []
         seen = set()
+
         for index, (weight, most) in enumerate(found):
             values = [weight(z) for z in items]
             common = math.gcd(most, *values)
             key = (most // common, *(value // common for value in values))
+
             if key not in seen and any(values):
                 seen.add(key)
                 total = sum(
                     n * sum(map(weight, self.productions(v))) for v, n in enumerate(self.counts)
                 )
                 ranked.append((-total / most, index))
+
         return [found[index] for _, index in sorted(ranked)[:10]]
 
     @cached_property
@@ -157,6 +162,7 @@ class Network:
         for weight, most in self.functions:
             later = [_sums_from([weight(z) for z in self.productions(v)]) for v in self._fresh]
             found.append(([later[node.cls][node.produced] for node in self.nodes], most))
+
         return found
 
     @property
@@ -179,10 +185,12 @@ class Network:
         ]
         out = [(starts, min(prob.prefill_tokens, prob.capacity))]
         fresh = [not v.cached for v in self.nodes]
+
         if not prob.chunked:
             out.append(([(z + off) * f for z, f in zip(starts, fresh, strict=True)], prob.capacity))
             most = min(prob.prefill_tokens, prob.capacity - off)
             out.append(([int(2 * z > most) for z in starts], 1))
+
         out.append(([int(f) for f in fresh], min(prob.running, sum(self.counts))))
         return out
 
@@ -204,11 +212,13 @@ class Network:
         where: dict[int, deque[int]] = {v: deque() for v in range(len(self.nodes))}
         for v, members in enumerate(self.prob.classes):
             where[v].extend(members)
+
         batches = []
         for step in steps:
             entries: list[tuple[int, int]] = []
             evicted: list[int] = []
             moved: list[tuple[int, int]] = []
+
             for a in sorted(step, key=lambda a: -self.arcs[a].kind):
                 arc = self.arcs[a]
                 if arc.kind == STAY:
@@ -220,10 +230,13 @@ class Network:
                         evicted.append(i)
                     if arc.works:
                         entries.append((i, arc.tokens))
+
             for i, v in moved:
                 if v != DONE:
                     where[v].append(i)
+
             batches.append(Batch(tuple(sorted(entries)), tuple(sorted(evicted))))
+
         return batches
 
 
@@ -256,6 +269,7 @@ def least_makespan(prob: Problem) -> int:
     batches, prefills = outline(prob).batch_bound()
     if c.fixed(False, True) < c.fixed(True, False):
         prefills = batches
+
     decode_batches = batches - prefills
     fixed = prefills * c.fixed(False, True) + decode_batches * c.fixed(True, False)
     return prob.total_work + fixed
@@ -272,6 +286,7 @@ def network(prob: Problem) -> Network:
         if node not in index:
             index[node] = len(net.nodes)
             net.nodes.append(node)
+
         return index[node]
 
     done = 0
@@ -283,7 +298,9 @@ def network(prob: Problem) -> Network:
                 f"method: found more than {MAX_ARCS} arcs in the network of states; expected fewer "
                 "(chunked_prefill off), or the method cpsat, which has no network"
             )
+
         done += 1
+
     return net
 
 
@@ -302,15 +319,19 @@ def _arcs_of(net: Network, v: int, number: Callable[[Node | None], int]) -> list
         for tokens in range(1, rest + 1) if prob.chunked else [rest]:
             if tokens > most_tokens:
                 continue
+
             target = after if tokens == rest else Node(node.cls, k, cached + tokens, False)
             kv = cached + tokens + off
             arcs.append(Arc(v, number(target), kind, tokens, kv, c.prefill(tokens, cached)))
 
     if not node.ready:
         prefill(PREFILL, node.cached)
+
     refillable = prob.chunked or s + k <= prob.prefill_tokens  # else it must stay
     if node.cached and refillable and not prob.eviction_free:
         if node.ready:
             prefill(REFILL, 0)
+
         arcs.append(Arc(v, number(Node(node.cls, k, 0, False)), EVICT, 0, 0, 0))
+
     return arcs

@@ -46,6 +46,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     def inside(evaluation: Evaluation) -> bool:
         if evaluation.split_prefill and task.instance.chunked_prefill is not True:
             return False
+
         return not (task.extras.get("eviction_free") and evaluation.evictions.any())
 
     def search(budget: Budget) -> Answer:
@@ -67,10 +68,12 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
             )  # fmt: skip
         except NoIncumbentError as error:
             return Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error))
+
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
             limits = service_limits(task.objective)
             value = goal.of(evaluate(task.instance, schedule, cost, **limits))
+
         assert value is not None
         proved = bound is not None and not goal.better(bound, value)
         return Answer(

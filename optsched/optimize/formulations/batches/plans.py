@@ -74,6 +74,7 @@ class Requests:
                 gained.append(i)
                 if self.done(i):
                     self.evict([i])
+
         return gained
 
 
@@ -89,12 +90,14 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
     last: dict[int, Fraction] = {}
     gap = [Fraction(0)] * prob.n
     clock = Fraction(0)
+
     for j, batch in enumerate(plan):
         now.evict(batch.evicted)
         if start is None:
             begin = max(prob.exact_arrival[i] for i, _ in batch.entries)
         else:
             begin = Fraction(float(start[j])) / prob.exact.unit_s
+
         clock = max(clock, begin) + now.length(batch.entries)
         for i in now.process(batch.entries):
             first.setdefault(i, clock)
@@ -102,11 +105,13 @@ def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None)
             last[i] = clock
             if now.done(i):
                 finish[i] = clock
+
     for i in range(prob.n):
         if i not in finish:
             raise SolverError(
                 f"infermax: found no finish of request {i} in a plan; expected all its tokens"
             )
+
     return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)], gap)
 
 
@@ -163,6 +168,7 @@ class Scale(NamedTuple):
         if self.whole:  # a float may stand a little above the integer that it is
             exact = isinstance(number, int)
             return Fraction(number if exact else math.ceil(number - max(1e-3, 1e-15 * number)))
+
         return Fraction(number - BOUND_TOLERANCE * max(1.0, abs(number))) / self.unit
 
     def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
@@ -174,6 +180,7 @@ class Scale(NamedTuple):
         def value(number: float | None) -> float | None:
             if number is None or not math.isfinite(number) or number <= 0:
                 return None
+
             return prob.value(prob.objectives[0], Fraction(number) / self.unit)
 
         def told(progress: Progress) -> None:
@@ -223,18 +230,23 @@ def answer(
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
     objective = schedule = claim_value = None
+
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:
             raise SolverError(
                 f"infermax: found no schedule of {room} batches; expected one, as every request "
                 "can be served alone; the model or the solver is wrong"
             )
+
         bound = math.ceil(prob.cutoff)
+
     if status in (Status.FEASIBLE, Status.NO_INCUMBENT):
         least = _least_level(prob)
         bound = least if bound is None else max(least, bound)
+
     if plan is None and status is Status.NO_INCUMBENT and fallback is not None:
         plan, status = fallback, Status.FEASIBLE
+
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
         # In rounded costs the schedule may be below the value asked for. It is not.
@@ -242,19 +254,24 @@ def answer(
         status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
         bound = prob.cutoff if proved else bound
         level = None
+
     if plan is not None and level is not None:
         objective = claim_value = prob.value(name, level, exact=True)
         schedule = to_schedule(prob, plan, start)
         if name == COUNTED:
             objective = _judged_share(prob, schedule)
+
         _agree(prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None)
+
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:
         spare = 0 if name == COUNTED else prob.floored
         value = None if bound is None else prob.value(name, max(Fraction(0), bound - spare))
+
     if status is Status.OPTIMAL and prob.shrink > 1:
         status = Status.FEASIBLE  # optimal for rounded costs
+
     return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
 
 
@@ -276,6 +293,7 @@ def _judged_share(prob: Problem, schedule: Schedule) -> float:
     good = np.ones(prob.n, dtype=bool)
     for slo, limit in prob.slos.items():
         good &= ~(getattr(judged, SLOS[slo]) > limit)
+
     return float(good.mean())
 
 
@@ -302,6 +320,7 @@ def _least_level(prob: Problem) -> int:
     if name in ENDS:
         ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
         return max(least_makespan(prob), *ends)
+
     return sum(prob.least_latency) if name == "tel" else 0
 
 
@@ -312,6 +331,7 @@ def known_level(prob: Problem, times: Times | None) -> int | None:
     """
     if times is None or prob.cutoff is not None:
         return None
+
     return math.ceil(prob.level(prob.objectives[0], times) / prob.shrink) + prob.rounded
 
 
@@ -334,14 +354,17 @@ def max_batches(prob: Problem, best: Times | None) -> int:
     most = sum(prob.output)
     if prob.chunked:
         most = sum(s + k for s, o in prob.sizes for k in range(o))
+
     last = _latest_finish(prob, best)
     decode_batch, prefill_batch = prob.costs.fixed(True, False), prob.costs.fixed(False, True)
     least = min(decode_batch, prefill_batch)
+
     if last is not None and least > 0:
         prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
         spare = last - prob.total_work
         spare -= prefills * max(0, prefill_batch - decode_batch)
         most = min(most, max(0, math.floor(spare / least)))
+
     return max(most, max(prob.output))
 
 
@@ -352,9 +375,11 @@ def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
         # Rounding of costs and arrivals may add this to each request's times.
         value = prob.level(name, best) / prob.shrink + (prob.rounded + 1 if prob.rounded else 0)
         limit = value if limit is None else min(limit, value)
+
     if limit is None or name in ENDS:
         return limit
     if name != "tel":
         return None
+
     least = prob.least_latency
     return limit - sum(least) + max(least) + max(prob.arrival) + 1

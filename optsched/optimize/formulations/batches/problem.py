@@ -97,6 +97,7 @@ class Costs:
         ints = [int(part * whole) for part in parts]
         common = math.gcd(*ints)
         values = (0, *(value // common for value in ints))
+
         return cls(values, Fraction(model.layers * common, 1000 * whole))
 
     def __getitem__(self, coefficient: str) -> int:
@@ -251,6 +252,7 @@ class Problem:
         same = (self.instance.arrival.tolist(), *(v.tolist() for v in self.slos.values()))
         for i, key in enumerate(zip(self.prompt, self.output, *same, strict=True)):
             groups.setdefault(key, []).append(i)
+
         return list(groups.values())
 
     # Units
@@ -274,6 +276,7 @@ class Problem:
             since = _decimal(arrival) - first
             near = abs(since - Fraction(float(judged))) <= ARRIVAL_S
             found.append(since if near or not first else _decimal(judged))
+
         return found
 
     @cached_property
@@ -284,6 +287,7 @@ class Problem:
         factor = math.lcm(*(part.denominator for part in parts))
         if factor > _FINEST:
             factor = max(1, math.ceil(costs.unit_s / ARRIVAL_S))
+
         return costs.finer(factor)
 
     @cached_property
@@ -293,6 +297,7 @@ class Problem:
         for s, o in self.sizes:
             most = s + o
             total += o * (c.prefill(most, most) + c.decode(most) + c.fixed(True, True))
+
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
         total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
         return max(1, -(-total // _LARGEST_UNITS))
@@ -331,6 +336,7 @@ class Problem:
         refill = c.prefill(size)
         if self.chunked:
             refill = min(refill, c.prefill_in_chunks(size))
+
         return refill if k == 0 else min(refill, c.decode(size - 1))
 
     @cached_property
@@ -349,6 +355,7 @@ class Problem:
         refill = work + batches * c.fixed(False, True)
         if k == 0:
             return refill
+
         decode = c.decode(size - 1) + c.fixed(True, False)
         refillable = self.chunked or batches == 1
         return min(decode, refill) if refillable and not self.eviction_free else decode
@@ -370,11 +377,13 @@ class Problem:
         """``below`` as a level in the models' unit, which must not be reached. None without it."""
         if self.below is None:
             return None
+
         name, value = self.objectives[0], self.below
         if name == "tps":
             value = sum(self.output) / value
         if name == "makespan":
             value -= self.first_arrival
+
         return value / self._scale(name, self.costs.unit_s)
 
     def rate(self, name: str, output: int, produced: int) -> int:
@@ -385,6 +394,7 @@ class Problem:
             return 1
         if name == "mean_ttft":
             return int(produced == 0)
+
         return self.rate_unit // (output - 1) if produced else 0
 
     def level(self, name: str, times: Times) -> Fraction:
@@ -404,6 +414,7 @@ class Problem:
         if name in ("tel", "mean_ttft"):
             counted = times.finish if name == "tel" else times.first
             return sum(counted, Fraction(0)) - sum(self.exact_arrival)
+
         rates = [
             (f - t) * (self.rate_unit // (o - 1))
             for f, t, o in zip(times.finish, times.first, self.output, strict=True)
@@ -419,6 +430,7 @@ class Problem:
         limit, output = float(self.slos[slo][i]), self.output[i]
         if math.isinf(limit) or (slo in ("slo_tpot", "slo_gap") and output == 1):
             return None
+
         steps = output - 1 if slo == "slo_tpot" else 1
         return Fraction(limit) * steps * (1 + _SPARE) / self.exact.unit_s
 
@@ -427,6 +439,7 @@ class Problem:
         spans = {"slo_ttft": first - arrival, "slo_latency": finish - arrival}
         spans |= {"slo_tpot": finish - first, "slo_gap": times.gap[i]}
         limits = {slo: self.within(slo, i) for slo in spans}
+
         return any(limit is not None and spans[slo] > limit for slo, limit in limits.items())
 
     def levels(self, times: Times) -> tuple[Fraction, ...]:
@@ -437,9 +450,11 @@ class Problem:
         """Return an objective's value for a level in the models' unit, or in the exact unit."""
         if name == COUNTED:
             return float((self.n - Fraction(level)) / self.n)
+
         value = level * self._scale(name, self.exact.unit_s if exact else self.costs.unit_s)
         if name == "tps":
             return float(sum(self.output) / value)
+
         return float(value + self.first_arrival if name == "makespan" else value)
 
     def _scale(self, name: str, unit: Fraction) -> Fraction:
@@ -447,6 +462,7 @@ class Problem:
             return unit / self.n
         if name == "mean_tpot":
             return unit / (self.rate_unit * sum(o > 1 for o in self.output))
+
         return unit / self.rate_unit if name == "max_tpot" else unit
 
 
@@ -460,6 +476,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
         raise UsageError("formulation: found no cost model of batches; infermax expected one")
+
     objectives = task.names or ("makespan",)
     for name in objectives:
         if name in SPANS and not (instance.output_tokens > 1).any():
@@ -467,12 +484,14 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
                 f"objective: found {name} for requests of one output token each; expected a "
                 "request with more than one"
             )
+
     slos: Mapping[str, NDArray[np.float64]] = {}
     below = task.extras.get("below")
     if COUNTED in objectives:
         slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
         if below is not None:
             raise UsageError(f"below: found it with {COUNTED}; expected a minimized objective")
+
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
     if instance.chunked_prefill is not True:
@@ -485,6 +504,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
                     f"{instance.prompt_tokens[i]}, without chunked prefill; expected a larger "
                     "limit, or chunked_prefill = true"
                 )
+
     return Problem(
         instance,
         model,

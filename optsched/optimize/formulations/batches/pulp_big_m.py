@@ -90,17 +90,20 @@ class Program:
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
         largest = max(s + o - 1 for s, o in prob.sizes)
+
         if largest > LARGEST:
             raise UsageError(
                 f"method: found a request of {largest} tokens, a Big-M constant that solvers in "
                 f"floats confuse with its neighbours; expected at most {LARGEST} for pulp-bigm "
                 "(or the method cpsat)"
             )
+
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
                 "method: found prefill_cross in the cost model, a product of two decisions with "
                 "chunks; expected 0 for pulp-bigm (or the method cpsat)"
             )
+
         each = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
         check_size(
             prob.n * batches * each,
@@ -125,10 +128,12 @@ class Program:
                 prob.budget.check(_DOING)
                 for family in of_step:
                     self._add(family(i, j), i, j)
+
         for j in self.steps:
             prob.budget.check(_DOING)
             self._add(self._limits(j), j)
             self._add(self._batch(j), j)
+
         self._add(self._symmetry())
         self._add(self._needed())
 
@@ -137,6 +142,7 @@ class Program:
         name, i, j = key if len(key) == 3 else (key[0], None, key[1])
         if j == 0 and i is not None:
             return self.prob.prompt[i] if name == "I" else 0
+
         return self.var[key]
 
     def _add(self, rows: Rows, *places: int) -> None:
@@ -159,11 +165,14 @@ class Program:
                     self.var[name, i, j] = pulp.LpVariable(
                         f"{name}_{i}_{j}", low, high, cat=pulp.LpInteger
                     )
+
                 for name in _BINARIES:
                     self.var[name, i, j] = pulp.LpVariable(f"{name}_{i}_{j}", cat=pulp.LpBinary)
+
                 self.var["w", i, j] = pulp.LpVariable(f"w_{i}_{j}", 0)
                 self.var["q", i, j] = pulp.LpVariable(f"q_{i}_{j}", 0)
                 self.var["z", i, j] = pulp.LpVariable(f"z_{i}_{j}", 0)
+
         for j in self.steps:
             for name in ("u", "hd", "hp"):
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
@@ -175,6 +184,7 @@ class Program:
             prob.budget.check(_DOING)
             terms += [c["base"] * self["u", j], c["decode_base"] * self["hd", j]]
             terms.append(c["prefill_base"] * self["hp", j])
+
             for i in range(prob.n):
                 tokens, decodes, works = self["c", i, j], self["dg", i, j], self["cz", i, j]
                 terms += [
@@ -183,9 +193,11 @@ class Program:
                     c["decode_kv"] * self["w", i, j] + c["prefill_square"] * self["q", i, j],
                     c["prefill_kv"] * self["z", i, j],
                 ]
+
         unit = float(c.unit_s * 1000)
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
+
         if prob.cutoff is not None:
             below = float((prob.cutoff * prob.shrink - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(iter([("below", scaled <= below)]))
@@ -258,20 +270,25 @@ class Program:
         s, _, top, most = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
+
         if costs["decode_kv"]:
             yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
             yield "kv_read_least", self["w", i, j] >= s * dg
+
         if costs["prefill_kv"] and self.prob.chunked:
             gone = 1 - prefills + self["e", i, j]
             yield "kv_prefill", self["z", i, j] >= before - top * gone
+
         if not costs["prefill_square"]:
             return
+
         points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
                 f"method: found {len(points)} tangents of a square for request {i}; expected at "
                 f"most {_MAX_TANGENTS} for pulp-bigm (cpsat has no such limit)"
             )
+
         part = self["c", i, j] - dg
         for a in points:
             yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * part - a * (a + 1) * prefills
@@ -302,6 +319,7 @@ class Program:
         if prob.prefill_tokens < UNLIMITED:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
+
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
         capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
         yield "kv_capacity", kv <= capacity * self["u", j]
@@ -316,6 +334,7 @@ class Program:
             yield f"has_decode_{i}", decodes >= self["dg", i, j]
             yield f"has_prefill_{i}", prefills >= self["cz", i, j] - self["dg", i, j]
             yield f"evict_used_{i}", self["e", i, j] <= used
+
         yield "not_empty", used <= self.sum(self["cz", i, j] for i in requests)
         yield "some_phase", used <= decodes + prefills
         yield "decode_used", decodes <= used
@@ -355,10 +374,12 @@ class Program:
             now.evict(batch.evicted)
             kept = list(now.cached)
             gained = now.process(batch.entries)
+
             for i in range(prob.n):
                 c, d, e = tokens.get(i, 0), int(ready[i]), int(i in batch.evicted)
                 if d and e:
                     size[i] = before[i] + 1
+
                 decodes = int(d and not e and c > 0)
                 for name, value in (
                     ("I", size[i]), ("m", kept[i] + c), ("c", c), ("d", d), ("e", e),
@@ -368,8 +389,10 @@ class Program:
                     ("z", before[i] * int(c > 0 and not decodes and not e)),
                 ):  # fmt: skip
                     out[name, i, j] = value
+
                 out["hd", j] |= decodes
                 out["hp", j] |= int(c > 0 and not decodes)
+
         return [(self.var[key], value) for key, value in out.items()]
 
     def plan(self) -> Plan:
@@ -381,6 +404,7 @@ class Program:
             if entries:
                 evicted = tuple(i for i in requests if round(self["e", i, j].varValue))
                 out.append(Batch(entries, evicted))
+
         return out
 
 
@@ -398,6 +422,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
             "export: found requests that arrive at different times; expected all together, as the "
             "program has no arrivals (solve --method cpsat has them)"
         )
+
     from optsched.optimize.formulations import check_method, get
 
     check_method(get("infermax"), "pulp-bigm", task)
@@ -420,9 +445,11 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         program = Program(prob, max_batches(prob, times))
     except OutOfTimeError as late:
         return unbuilt(prob, start, late)
+
     scale = Scale.milliseconds(prob)
     left = scale.told(options.after(work_time() - begin), prob)
     versions = {"pulp": pulp.__version__}
+
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
     else:
@@ -430,6 +457,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
         versions["highspy"] = highs_version()
         raw = _by_highs(program, left, start)
+
     plan = None if raw.objective is None else program.plan()
     claim = Claim(raw.status, plan, scale.level(raw.bound))
     claim = confirmed(prob, claim, options.after(work_time() - begin))
@@ -464,6 +492,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
             f"solver: found {name!r}; expected one that PuLP has here: "
             f"{', '.join(sorted(available))}"
         )
+
     begin = work_time()
     problem = program.problem
     problem.solve(pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s))
@@ -472,6 +501,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     value = None
     if status in (Status.OPTIMAL, Status.FEASIBLE):
         value = float(pulp.value(problem.objective))
+
     bound = value if status is Status.OPTIMAL else None
     return RawOutcome(status, value, bound, None, native, 0.0, work_time() - begin)
 

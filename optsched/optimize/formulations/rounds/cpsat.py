@@ -40,6 +40,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     known = prog.data.tel(prog.warm)
     if prog.on_time:
         known = -int((prog.warm <= prog.last).sum())
+
     raw = solve_cp_model(model, told.after(build_s), read=read, known=known, build_s=build_s)
     starts = None
     if raw.values is not None:
@@ -47,6 +48,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         if prog.on_time:
             starts, present = np.split(starts, 2)
             starts = np.where(present == 1, starts, prog.last + 1)
+
     return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
 
 
@@ -54,10 +56,12 @@ def _check_sizes(data: RoundData) -> None:
     instance, instead = data.instance, "placement has no such limit"
     check_size(int(data.output.sum()), _INTERVAL_BYTES, "output tokens, an interval each", instead)
     pairs = int((np.bincount(data.block) ** 2).sum())
+
     if not data.hybrid_off:
         peak = np.sort(instance.peak_tokens)
         apart = len(peak) - np.searchsorted(peak, instance.kv_capacity - peak, side="right")
         pairs = min(pairs, int(apart.sum())) // 2
+
     check_size(pairs, _PAIR_BYTES, "pairs of requests that are kept apart", instead)
 
 
@@ -73,26 +77,32 @@ def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
         for i, (first, final) in enumerate(zip(data.arrival, prog.last, strict=True))
     ]
     present: list[Any] = [None] * len(start)
+
     if prog.on_time:
         present = [model.new_bool_var(f"present_{i}") for i in range(len(start))]
         for i in np.flatnonzero(prog.last < data.arrival).tolist():
             model.add(present[i] == 0)
+
     _memory(model, prog, start, present, budget)
     _separation(model, prog, start, present, budget)
     if not prog.on_time:
         _twins(model, prog, start)
+
     _limits(model, prog, start, present)
     if data.hybrid_off:
         _phases(model, prog, start, present, budget)
+
     held = (prog.warm <= prog.last).tolist()
     for i, value in enumerate(prog.warm.tolist()):
         if held[i]:
             model.add_hint(start[i], value)
         if prog.on_time:
             model.add_hint(present[i], held[i])
+
     if prog.on_time:
         model.minimize(-sum(present))
         return model, start + present
+
     model.minimize(sum(start) + int((data.output - data.arrival).sum()))
     return model, start
 
@@ -100,6 +110,7 @@ def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
 def _interval(model: Any, start: Any, size: int, name: str, present: Any) -> Any:
     if present is None:
         return model.new_fixed_size_interval_var(start, size, name)
+
     return model.new_optional_fixed_size_interval_var(start, size, present, name)
 
 
@@ -116,6 +127,7 @@ def _memory(
             for d in range(output)
         ]
         heights += [int(data.first_kv[i])] + [1] * (output - 1)
+
     model.add_cumulative(intervals, heights, int(data.instance.kv_capacity))
 
 
@@ -137,12 +149,14 @@ def _separation(
     peak, output = data.instance.peak_tokens, data.output
     capacity = data.instance.kv_capacity
     end = [variable + int(o) for variable, o in zip(start, output, strict=True)]
+
     for i in range(len(start)):
         budget.check(_DOING)
         for j in range(i + 1, len(start)):
             excess = int(peak[i] + peak[j]) - capacity
             if excess <= 0 or data.block[i] != data.block[j]:
                 continue
+
             first = model.new_bool_var(f"first_{i}_{j}")
             both = _both(present, i, j)
             after = min(int(output[j]), excess)
@@ -174,6 +188,7 @@ def _limits(model: Any, prog: Program, start: list[Any], present: list[Any]) -> 
     limits = data.instance.limits
     if not limits.as_dict():
         return
+
     run = [
         _interval(model, k, int(o), f"run_{i}", present[i])
         for i, (k, o) in enumerate(zip(start, data.output, strict=True))

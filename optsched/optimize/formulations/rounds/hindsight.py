@@ -55,6 +55,7 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
 
     if task.workers > 1:
         return solve_on_workers(task, options)
+
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model = linear_model(prog, budget)
@@ -66,6 +67,7 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
         raw.status, raw.objective, raw.bound, raw.values, raw.native_status,
         built_s + raw.build_s, raw.solve_s,
     )  # fmt: skip
+
     return answer(prog, raw, starts, versions={"highspy": highs_version()})
 
 
@@ -77,10 +79,12 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     begin = work_time()
     if task.names[:1] == ("slo_attainment",):
         return _placed_in_time(task, options, begin)
+
     data = round_data(task.instance)
     schedule = serial_schedule(task.instance)
     assert schedule.starts is not None
     objective, bound = data.tel(schedule.starts - data.shift), volume_bound(data)
+
     return Answer(
         status=Status.OPTIMAL if objective == bound else Status.FEASIBLE,
         schedule=schedule,
@@ -115,15 +119,18 @@ def _choose(task: Task) -> str:
     if task.workers > 1:
         small = task.instance.n <= _HIGHS_ON_WORKERS or task.names != ("tel",)
         return "highs" if small or demands(task.instance) & SWITCHES else "lns"
+
     if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
         if _suits_ramp(task.instance):
             return "ramp"
         if task.instance.n > _CPSAT_REQUESTS:
             return "lns" if data.end <= _SEARCH_ROUNDS else "placement"
+
     sizes = np.bincount(data.block)
     pairs = int((sizes * (sizes - 1)).sum()) // 2
     if int(data.output.sum()) <= _CPSAT_INTERVALS and pairs <= _CPSAT_PAIRS:
         return "cpsat"
+
     return (
         "highs"
         if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_BYTES
@@ -145,6 +152,7 @@ def _leaves_out(task: Task) -> frozenset[str]:
         kinds.add("pauses")
     if limited and instance.chunked_prefill is not False:
         kinds.add("split_prefills")
+
     return frozenset(kinds)
 
 
@@ -155,6 +163,7 @@ def _suits_ramp(instance: Instance) -> bool:
 
     if not _CPSAT_PROVES < instance.n <= RAMP_REQUESTS or instance.kv_capacity > RAMP_CAPACITY:
         return False
+
     return not any(unsupported(jobs) for jobs in periods(instance))
 
 

@@ -101,6 +101,7 @@ def round_data(instance: Instance) -> RoundData:
             "formulation: found hindsight for an instance in seconds; expected infermax, or an "
             "instance in rounds (`optsched import --rounds SECONDS` makes one)"
         )
+
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
@@ -110,6 +111,7 @@ def round_data(instance: Instance) -> RoundData:
                 f"{instance.prompt_tokens[i]}; expected at least the largest prompt, as hindsight "
                 "processes a prompt in one round"
             )
+
     blocks = blocks_of(instance)
     return RoundData(
         instance=instance,
@@ -136,6 +138,7 @@ def serial_schedule(instance: Instance) -> Schedule:
         np.lexsort((index, data.arrival, instance.volume)),
     )
     best = min((place(data, order) for order in orders), key=data.tel)
+
     return data.schedule(best)
 
 
@@ -153,19 +156,23 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
             f"formulation: found up to {end:.2g} rounds in hindsight; expected at most "
             f"{MAX_ROUNDS:.2g} (fewer requests or smaller outputs)"
         )
+
     starts = np.empty(data.instance.n, dtype=np.int64)
     order = np.asarray(order)
     grouped = order[np.argsort(data.block[order], kind="stable")]
+
     if not (data.instance.limits.as_dict() or data.hybrid_off):
         place_in_order(
             grouped, data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity,
             data.arrival, np.zeros(end, dtype=np.int64), starts,
         )  # fmt: skip
         return starts
+
     machine = Machine(data, end)
     for i in grouped.tolist():
         starts[i] = machine.earliest(i, int(data.arrival[i]))
         machine.add(i, int(starts[i]))
+
     return starts
 
 
@@ -200,12 +207,15 @@ class Machine:
             window = self.kv[start + 1 : start + 1 + output]
             bad = np.flatnonzero(window + grown > self.data.instance.kv_capacity)
             later = start
+
             if bad.size:
                 room = self.data.instance.kv_capacity - window[bad] - first_kv + 1
                 later = int((start + 1 + bad - np.maximum(room, 0)).max())
+
             later = max(later, self._past_limits(i, start, output))
             if later <= start:
                 return start
+
             start = later
 
     def _past_limits(self, i: int, start: int, output: int) -> int:
@@ -226,16 +236,20 @@ class Machine:
             own = np.ones(output, dtype=np.int64)
             own[0] = prompt
             blocked |= prefill + decodes + own > limits.max_batch_tokens
+
         if limits.max_prefill_tokens is not None:
             blocked[0] |= prefill[0] + prompt > limits.max_prefill_tokens
+
         later = start
         if self.data.hybrid_off:
             blocked[0] |= decodes[0] > 0
             beside = np.flatnonzero(prefills[1:] > 0)
             if beside.size:  # its own prefill may fall into the last such round
                 later = start + 1 + int(beside[-1])
+
         if blocked.any():
             later = max(later, start + 1 + int(np.flatnonzero(blocked)[-1]))
+
         return later
 
 
@@ -251,6 +265,7 @@ def without_idle(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64
         cut += max(int(starts[i]) - cut - busy_until, 0)
         moved[i] = starts[i] - cut
         busy_until = max(busy_until, int(moved[i] + data.output[i]))
+
     return moved
 
 
@@ -270,10 +285,12 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     volume = data.instance.volume.tolist()
     if leave_out is not None:
         del release[leave_out], volume[leave_out]
+
     total = sum(srpt_completions(release, volume)) - sum(release)
     outputs = int(data.output.sum())
     if leave_out is not None:
         outputs -= int(data.output[leave_out])
+
     return max(outputs, -(-total // capacity))
 
 
@@ -312,5 +329,7 @@ def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np
             others = np.array([volume_bound(data, leave_out=i) for i in range(data.instance.n)])
         else:
             others = data.output.sum() - data.output
+
         last = np.minimum(last, data.arrival - data.output + upper_bound - others)
+
     return np.asarray(np.maximum(last, data.arrival), dtype=np.int64)

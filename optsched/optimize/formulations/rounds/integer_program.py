@@ -95,10 +95,12 @@ def program(
     serial = serial_schedule(instance).starts
     assert serial is not None
     candidates = [serial - data.shift]
+
     if warm_start is not None and warm_start.starts is not None:
         given = without_idle(data, warm_start.starts - data.shift)
         if (given + data.output <= data.deadline).all():
             candidates.append(given)
+
     warm = min(candidates, key=data.tel)
     last = start_windows(data, data.tel(warm) if windows else None)
     return Program(data, last, _ordered_twins(data, warm))
@@ -108,6 +110,7 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     """Return the data of the integer program of a task."""
     if task.names[:1] != ("slo_attainment",):
         return program(task.instance, warm_start=warm_start)
+
     instance = task.instance
     data = round_data(instance)
     last = last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
@@ -115,6 +118,7 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     candidates = [place(data, by_last), program(instance, windows=False).warm]
     if warm_start is not None and warm_start.starts is not None:
         candidates.append(warm_start.starts - data.shift)
+
     best = max(candidates, key=lambda starts: int((starts <= last).sum()))
     return Program(data, last, best, on_time=True)
 
@@ -125,6 +129,7 @@ def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int
     by_start = np.lexsort((starts, data.output, data.prompt))
     ordered = np.empty_like(starts)
     ordered[by_arrival] = starts[by_start]
+
     return ordered
 
 
@@ -153,11 +158,13 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     cost = np.empty(columns, dtype=np.float64)
     counts = np.empty(columns, dtype=np.int64)
     filled = 0
+
     for i in range(n):
         budget.check("the model was built")
         starts = np.arange(data.arrival[i], last[i] + 1)
         if not len(starts):
             continue
+
         latency = starts + (output[i] - data.arrival[i])
         cost[before[i] : before[i + 1]] = -1 if prog.on_time else latency
         rows, values = families.entries(i, starts)
@@ -167,10 +174,12 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         value[filled : filled + size] = values[keep]
         counts[before[i] : before[i + 1]] = keep.sum(axis=1)
         filled += size
+
     phase_index, phase_value, phase_counts = families.phase_columns()
     start = np.zeros(columns + len(phase_counts) + 1, dtype=np.int32)
     np.cumsum(np.concatenate([counts, phase_counts]), out=start[1:])
     phases = len(phase_counts)
+
     return LinearModel(
         cost=np.concatenate([cost, np.zeros(phases)]),
         lower=np.zeros(columns + phases),
@@ -208,6 +217,7 @@ class _Families:
         needed: list[tuple[str, NDArray[np.bool_], int]] = [
             ("memory", kv > data.instance.kv_capacity, data.instance.kv_capacity)
         ]
+
         for name, use, limit in (
             ("running", running, limits.max_running),
             ("batch", tokens, limits.max_batch_tokens),
@@ -215,20 +225,24 @@ class _Families:
         ):
             if limit is not None:
                 needed.append((name, use > limit, limit))
+
         upper = [np.ones(n)]
         self.row_of: dict[str, NDArray[np.int32]] = {}
         rows = n
+
         for name, mask, limit in needed:
             self.row_of[name] = np.full(end + 1, -1, dtype=np.int32)
             count = int(mask.sum())
             self.row_of[name][mask] = np.arange(rows, rows + count, dtype=np.int32)
             upper.append(np.full(count, float(limit)))
             rows += count
+
         self.phase_row = rows
         if data.hybrid_off:
             # Two rows per request and round: x - y <= 0, decodes + y <= 1.
             upper.append(np.tile([0.0, 1.0], n * (end + 1)))
             rows += 2 * n * (end + 1)
+
         self.row_upper = np.concatenate(upper)
         once = np.full(n, 0.0 if prog.on_time else 1.0)
         self.row_lower = np.concatenate([once, np.full(rows - n, -np.inf)])
@@ -248,23 +262,28 @@ class _Families:
         rows[:, 0], values[:, 0] = i, 1.0
         at = 1
         first = int(starts[0]) + 1
+
         for name, row_of in self.row_of.items():
             width = 1 if name == "prefill" else output
             # A start k uses rounds k + 1 .. k + width, which is a sliding window over the rows.
             window = row_of[first : first + len(starts) + width - 1]
             rows[:, at : at + width] = np.lib.stride_tricks.sliding_window_view(window, width)
+
             if name == "memory":
                 values[:, at : at + width] = data.first_kv[i] + np.arange(width)
             else:
                 values[:, at : at + width] = 1.0
                 if name != "running":
                     values[:, at] = prompt
+
             at += width
+
         if data.hybrid_off:
             rounds = starts[:, None] + np.arange(1, output + 1)
             rows[:, at:] = self.phase_row + 2 * (i * (self.end + 1) + rounds) + 1
             rows[:, at] -= 1
             values[:, at:] = 1.0
+
         return rows, values
 
     def phase_columns(
@@ -274,10 +293,12 @@ class _Families:
         n = self.prog.data.instance.n
         if not self.prog.data.hybrid_off:
             return np.empty(0, np.int32), np.empty(0), np.empty(0, np.int64)
+
         rounds = np.arange(self.end + 1)
         pairs = self.phase_row + 2 * (np.arange(n) * (self.end + 1) + rounds[:, None])
         rows = np.stack([pairs, pairs + 1], axis=-1).reshape(-1)
         values = np.tile([-1.0, 1.0], len(rows) // 2)
+
         return rows.astype(np.int32), values, np.full(self.end + 1, 2 * n, dtype=np.int64)
 
 
@@ -290,6 +311,7 @@ def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
     data = prog.data
     kv = np.zeros(end + 1, dtype=np.int64)
     running, tokens, prefill = np.zeros_like(kv), np.zeros_like(kv), np.zeros_like(kv)
+
     for i in range(data.instance.n):
         first, final = int(data.arrival[i]) + 1, int(prog.last[i])
         output = int(data.output[i])
@@ -300,6 +322,7 @@ def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
         tokens[rounds] += 1
         tokens[first : final + 2] += data.prompt[i] - 1
         prefill[first : final + 2] += data.prompt[i]
+
     return kv, running, tokens, prefill
 
 
@@ -311,6 +334,7 @@ def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
     values[(before[:-1] + prog.warm - prog.data.arrival)[held]] = 1.0
     if prog.data.hybrid_off:
         values[before[-1] + prog.warm[held] + 1] = 1.0
+
     return values
 
 
@@ -319,12 +343,15 @@ def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1
+
     if prog.on_time and (np.diff(request) > 0).all():
         starts = prog.last + 1
         starts[request] = chosen - before[request] + prog.data.arrival[request]
         return starts
+
     if not np.array_equal(request, np.arange(prog.data.instance.n)):
         raise SolverError("solver: found a request without exactly one start; expected one each")
+
     return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
 
 
@@ -340,9 +367,11 @@ def answer(
         if starts is not None:
             schedule, count = with_late(prog.data, starts, prog.last)
             raw = replace(raw, objective=-count)
+
         objective, bound = as_shares(raw, prog.data.instance.n)
     elif starts is not None:
         schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
+
     return Answer(
         status=raw.status,
         schedule=schedule,

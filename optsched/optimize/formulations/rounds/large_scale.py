@@ -31,6 +31,7 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     """
     if task.workers > 1:
         return _on_workers(task, options)
+
     from optsched.optimize.search.anytime import explore
     from optsched.optimize.search.placement import room_of
 
@@ -76,6 +77,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         place_on_workers(
             order, room.arrival, room.output, room.base, room.capacity, use, starts, homes
         )
+
         return starts, homes
 
     def search(budget: Budget) -> Search:
@@ -83,10 +85,12 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         found = Search(room, starts, seed=options.seed, homes=homes, workers=workers)
         scale = float(room.output.mean())
         found.compact()
+
         while not budget.over and found.steps < most:
             share = max(found.steps / most, budget.spent_s / budget.limit_s)
             found.run(min(CHUNK, most - found.steps), heat_at(min(share, 1.0), scale))
             budget.tell(incumbent=float(found.best_value))
+
         return found
 
     begin = work_time()

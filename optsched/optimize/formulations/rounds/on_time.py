@@ -38,6 +38,7 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> NDArray[np.in
     wait = np.minimum(first, np.floor(limits["slo_latency"]) - data.output)
     most = (data.deadline - data.output - data.arrival).astype(np.float64)
     wait = np.where(slow, -1.0, np.clip(np.minimum(wait, most), -1.0, None))
+
     return data.arrival + wait.astype(np.int64)
 
 
@@ -52,21 +53,26 @@ def with_late(
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
     for i in np.flatnonzero(on_time).tolist():
         machine.add(i, int(starts[i]))
+
     real = starts + data.shift
     behind = []
     count = int(on_time.sum())
+
     for i in np.flatnonzero(~on_time).tolist():
         start = machine.earliest(i, int(data.arrival[i]))
         if start + data.output[i] > data.deadline[i]:
             behind.append(i)
             continue
+
         machine.add(i, start)
         real[i] = start + data.shift[i]
         count += start <= last[i]
+
     end = int(max((data.deadline + data.shift).max(), 0))
     for i in behind:
         real[i] = end
         end += int(data.output[i])
+
     return from_starts(real, data.instance), int(count)
 
 

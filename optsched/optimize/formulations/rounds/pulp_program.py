@@ -70,6 +70,7 @@ def _problem(
         budget.check(_DOING)
         starts = range(a[i], int(prog.last[i]) + 1)
         x.append({t: pulp.LpVariable(f"x_{i}_{t}", cat=pulp.LpBinary) for t in starts})
+
     problem = pulp.LpProblem("hindsight", pulp.LpMinimize)
     if prog.on_time:
         problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
@@ -78,6 +79,7 @@ def _problem(
             pulp.lpSum((t + o[i] - a[i]) * var for i in requests for t, var in x[i].items()),
             "total_latency",
         )
+
     for i in requests:
         started = pulp.lpSum(x[i].values())
         problem += (started <= 1 if prog.on_time else started == 1), f"once_{i}"
@@ -94,12 +96,15 @@ def _problem(
         problem += _at_most(load, data.instance.kv_capacity), f"memory_{t}"
         starting = [(i, x[i][t - 1]) for i in requests if t - 1 in x[i]]
         prompts = pulp.lpSum(s[i] * var for i, var in starting)
+
         if limits.max_running is not None:
             count = pulp.lpSum(var for i in requests for _, var in running(i, t))
             problem += _at_most(count, limits.max_running), f"running_{t}"
+
         if limits.max_batch_tokens is not None:
             decodes = pulp.lpSum(var for i in requests for _, var in running(i, t, first=2))
             problem += _at_most(prompts + decodes, limits.max_batch_tokens), f"batch_{t}"
+
         if limits.max_prefill_tokens is not None:
             problem += _at_most(prompts, limits.max_prefill_tokens), f"prefill_{t}"
 
@@ -111,10 +116,12 @@ def _problem(
             for i in requests:
                 if t - 1 in x[i]:
                     problem += x[i][t - 1] <= y[t], f"phase_prefill_{i}_{t}"
+
                 decodes = running(i, t, first=2)
                 if decodes:
                     both = pulp.lpSum(var for _, var in decodes) + y[t]
                     problem += both <= 1, f"phase_decode_{i}_{t}"
+
     return problem, x, y
 
 
@@ -146,6 +153,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     told = in_shares(options, task.instance.n) if prog.on_time else options
+
     try:
         problem, x, y = pulp_problem(prog, budget)
         built_s = budget.spent_s
@@ -158,6 +166,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         known = -int((prog.warm <= prog.last).sum()) if prog.on_time else prog.data.tel(prog.warm)
         raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why), budget.spent_s)
         return answer(prog, raw, prog.warm, versions=versions)
+
     raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
     starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))
     return answer(prog, raw, starts, versions=versions)

@@ -22,6 +22,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
         raise UsageError(
             "formulation: found hindsight for an instance in seconds; expected one in rounds"
         )
+
     begin = work_time()
     from optsched.optimize.ramp.prove import prove_all
 
@@ -29,6 +30,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
     starts = None
     if options.warm_start is not None and options.warm_start.starts is not None:
         starts = np.asarray(options.warm_start.starts, dtype=np.int64)
+
     best: list[Any] = []
 
     def report(bound: int, value: int) -> None:
@@ -57,11 +59,13 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
         timer = threading.Timer(min(left, threading.TIMEOUT_MAX), cancel)
         timer.daemon = True
         timer.start()
+
     try:
         run_interruptibly(work, cancel=cancel, stop=options.stop)
     finally:
         if timer is not None:
             timer.cancel()
+
     return _answer(task, best, work_time() - begin)
 
 
@@ -76,6 +80,7 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     for proof in proofs:
         index = proof.jobs.index
         starts[index] = proof.starts + instance.arrival[index] - proof.jobs.arrival
+
     schedule = from_starts(starts, instance)
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
@@ -84,6 +89,7 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
         instance, leaf, value=bound, schedule=schedule if closed else None
     )  # fmt: skip
     notes = sorted({p.note for p in proofs if p.note})
+
     return Answer(
         Status.OPTIMAL if closed else Status.FEASIBLE,
         schedule=schedule,

@@ -38,6 +38,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     workers = min(task.workers, instance.n)
     # On one worker fewer last starts are of use, since others take up its time.
     prog = program_of(task) if counted else program(instance, windows=False)
+
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
@@ -52,6 +53,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
         told = in_shares(options, instance.n) if counted else options
         raw = solve_linear_model(model, told.after(built_s))
         raw = replace(raw, build_s=built_s + raw.build_s)
+
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
         before = prog.columns_before
@@ -60,6 +62,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
             request = np.searchsorted(before, chosen, side="right") - 1
             starts[request] = chosen - before[request] + prog.data.arrival[request]
             place[request] = worker
+
     schedule: Schedule | None = None
     objective, bound = raw.objective, raw.bound
     if counted:
@@ -68,10 +71,13 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
         begin = starts + prog.data.shift
         late = starts > prog.last
         end = int((begin + instance.output_tokens)[~late].max(initial=instance.arrival.max()))
+
         for i in np.flatnonzero(late).tolist():
             begin[i] = end
             end += int(instance.output_tokens[i])
+
         schedule = runs_on(instance, begin, place)
+
     return Answer(
         raw.status, schedule, objective, bound, raw.native_status, raw.build_s, raw.solve_s,
         versions={"highspy": highs_version()},
