@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from optsched.cli.options import (
     NO_SLOS,
@@ -30,40 +28,20 @@ if TYPE_CHECKING:
 def capacity(
     instance_file: InstanceFile,
     slos: Slos = NO_SLOS,
-    attainment: Annotated[
-        float, option("--attainment", "A", "The share of requests within all their SLOs.")
-    ] = 0.99,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SPEC", help="A policy to run (repeatable)."),
-    ] = None,
-    workers: Annotated[
-        str,
-        option("--workers", "N|auto", "Equal workers. With auto the fewest are searched for."),
-    ] = "1",
-    router: Annotated[
-        str, option("--router", "NAME", "The router in front of several workers.")
-    ] = "least-requests",
-    rate_scale: Annotated[
-        float,
-        option("--rate-scale", "X", "The rate, as a multiple of the instance's.", callback=above_0),
-    ] = 1.0,
+    attainment: float = option("A", "The share of requests within all their SLOs.", 0.99),
+    policy: list[str] | None = option("SPEC", "A policy to run (repeatable)."),
+    workers: str = option("N|auto", "Equal workers. With auto the fewest are searched for.", "1"),
+    router: str = option("NAME", "The router in front of several workers.", "least-requests"),
+    rate_scale: float = option(
+        "X", "The rate, as a multiple of the instance's.", 1.0, callback=above_0
+    ),
     cost_model: CostModelName = None,
-    time_limit: Annotated[
-        float | None,
-        option(
-            "--time-limit", "S", "The time limit in seconds, without the search.", callback=above_0
-        ),
-    ] = None,
-    search: Annotated[
-        float,
-        typer.Option(
-            "--search",
-            metavar="S",
-            min=0.0,
-            help="Seconds for the offline search, which knows lengths and arrivals.",
-        ),
-    ] = 0.0,
+    time_limit: float | None = option(
+        "S", "The time limit in seconds, without the search.", callback=above_0
+    ),
+    search: float = option(
+        "S", "Seconds for the offline search, which knows lengths and arrivals.", 0.0, min=0.0
+    ),
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:

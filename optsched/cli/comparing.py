@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import (
     NO_SLOS,
     CostModelName,
     InstanceFile,
     JsonOut,
+    Policies,
     Seed,
     Slos,
     TimeLimit,
-    check_folder,
-    check_number,
-    check_outputs,
-    cost_model_for,
+    flag,
+    option,
+    read_checked,
     takes_slos,
 )
 from optsched.cli.output import (
@@ -42,42 +40,22 @@ if TYPE_CHECKING:
 @takes_slos
 def compare(
     instance_file: InstanceFile,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="A policy to run (repeatable). By default all run that the instance allows. "
-            "`optsched policies` lists them.",
-        ),
-    ] = None,
+    policy: Policies = None,
     cost_model: CostModelName = None,
-    bound: Annotated[
-        bool, typer.Option(help="Whether to look for a bound and a better schedule.")
-    ] = True,
+    bound: bool = flag(
+        "--bound/--no-bound", "Whether to look for a bound and a better schedule.", True
+    ),
     time_limit: TimeLimit = 60.0,
     slos: Slos = NO_SLOS,
     seed: Seed = 0,
-    schedules_out: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Write every policy's schedule into this folder."),
-    ] = None,
-    measured: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Add a row of times that a server measured, from `import --measured-out`.",
-        ),
-    ] = None,
+    schedules_out: str | None = option("DIR", "Write every policy's schedule into this folder."),
+    measured: str | None = option(
+        "FILE", "Add a row of times that a server measured, from `import --measured-out`."
+    ),
     json_out: JsonOut = None,
 ) -> None:
     """Compare policies with the best known schedule and with a bound."""
-    check_number(time_limit, "--time-limit", 0.0)
-    from optsched.files.read_write import read_instance
-
-    instance = read_instance(instance_file)
-    check_outputs(json_out)
-    check_folder(schedules_out)
-    cost = cost_model_for(instance, cost_model)
+    instance, cost = read_checked(instance_file, cost_model, json_out, folder=schedules_out)
     from optsched.analysis.compare import compare as run
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:

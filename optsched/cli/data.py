@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Annotated
 
 import typer
 
@@ -33,32 +32,15 @@ def list_datasets() -> None:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, argument("NAME", "The dataset. `optsched data list` lists them.")],
-    to: Annotated[
-        str | None,
-        option("--to", "DIR", "The folder for the file. By default it is the user's cache."),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        option(
-            "--base-url",
-            "URL",
-            "The address of a mirror. By default it is OPTSCHED_DATA_URL, or the publisher's.",
-        ),
-    ] = None,
-    retries: Annotated[
-        int,
-        option("--retries", "N", "How often to try again after a failure.", callback=at_least_0),
-    ] = 2,
-    timeout: Annotated[
-        float,
-        option(
-            "--timeout",
-            "S",
-            "The max time in seconds without an answer of the server.",
-            callback=above_0,
-        ),
-    ] = 30.0,
+    name: str = argument("NAME", "The dataset. `optsched data list` lists them."),
+    to: str | None = option("DIR", "The folder for the file. By default it is the user's cache."),
+    base_url: str | None = option(
+        "URL", "The address of a mirror. By default it is OPTSCHED_DATA_URL, or the publisher's."
+    ),
+    retries: int = option("N", "How often to try again after a failure.", 2, callback=at_least_0),
+    timeout: float = option(
+        "S", "The max time in seconds without an answer of the server.", 30.0, callback=above_0
+    ),
 ) -> None:
     """Download a public trace, check it, and print the name of its file.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +13,7 @@ from optsched.cli.options import (
     argument,
     check_folder,
     check_outputs,
+    flag,
     key_values,
     option,
 )
@@ -24,50 +25,29 @@ if TYPE_CHECKING:
 
 
 def experiment(
-    name: Annotated[
-        str, argument("NAME|list", "The experiment's name, or list to list all experiments.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        option("--set", "KEY=VALUE", "Set a parameter (repeatable). A list is given as a,b,c."),
-    ] = None,
-    trials: Annotated[
-        int | None, option("--trials", "N", "How many trials to run, counted from the first.")
-    ] = None,
-    jobs: Annotated[int, option("--jobs", "N", "How many trials to run at a time.")] = 1,
-    engine: Annotated[
-        str,
-        option("--engine", "local|dask", "Where trials run: on this machine or on a Dask cluster."),
-    ] = "local",
-    scheduler: Annotated[
-        str | None,
-        option("--scheduler", "ADDRESS", "The address of a running Dask cluster's scheduler."),
-    ] = None,
-    memory_limit: Annotated[
-        str | None, option("--memory-limit", "SIZE", "The max memory of a trial, such as 4GiB.")
-    ] = None,
-    isolate: Annotated[
-        bool,
-        option(
-            "--isolate/--in-process",
-            None,
-            "Whether trials run in processes of their own or in this one.",
-        ),
-    ] = True,
+    name: str = argument("NAME|list", "The experiment's name, or list to list all experiments."),
+    settings: list[str] | None = option(
+        "KEY=VALUE", "Set a parameter (repeatable). A list is given as a,b,c.", names="--set"
+    ),
+    trials: int | None = option("N", "How many trials to run, counted from the first."),
+    jobs: int = option("N", "How many trials to run at a time.", 1),
+    engine: str = option(
+        "local|dask", "Where trials run: on this machine or on a Dask cluster.", "local"
+    ),
+    scheduler: str | None = option("ADDRESS", "The address of a running Dask cluster's scheduler."),
+    memory_limit: str | None = option("SIZE", "The max memory of a trial, such as 4GiB."),
+    isolate: bool = flag(
+        "--isolate/--in-process",
+        "Whether trials run in processes of their own or in this one.",
+        True,
+    ),
     seed: Seed = 0,
-    out: Annotated[
-        str | None,
-        option("--out", "DIR", "The folder for the store of trials, the results and the figures."),
-    ] = None,
-    resume: Annotated[
-        bool, option("--resume/--fresh", None, "Whether to keep finished trials in --out.")
-    ] = True,
-    retry_failed: Annotated[
-        bool, option("--retry-failed", None, "Run the trials again that have failed.")
-    ] = False,
-    parquet: Annotated[
-        bool, option("--parquet", None, "Write results.parquet too, which needs pyarrow.")
-    ] = False,
+    out: str | None = option(
+        "DIR", "The folder for the store of trials, the results and the figures."
+    ),
+    resume: bool = flag("--resume/--fresh", "Whether to keep finished trials in --out.", True),
+    retry_failed: bool = flag("--retry-failed", "Run the trials again that have failed."),
+    parquet: bool = flag("--parquet", "Write results.parquet too, which needs pyarrow."),
     json_out: JsonOut = None,
 ) -> None:
     """Run the experiment of a paper, and print the paper's statements with our values.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -17,13 +16,14 @@ from optsched.cli.options import (
     above_0,
     argument,
     at_least_0,
-    check_number,
     check_outputs,
     check_rounds,
+    flag,
     in_range,
     key_values,
     option,
     required,
+    shared,
 )
 from optsched.cli.output import LiveLine, emit_json, unit
 from optsched.problem.errors import UsageError
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 Out = Annotated[
     str | None,
-    option("-o --out", "FILE", "Write the instance to this file. The default is standard output."),
+    shared(
+        "FILE",
+        "Write the instance to this file. The default is standard output.",
+        names="-o --out",
+    ),
 ]
 GENERATORS = (
     "The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed or "
@@ -42,12 +46,11 @@ GENERATORS = (
 
 
 def generate(
-    name: Annotated[str, argument("NAME", GENERATORS)],
+    name: str = argument("NAME", GENERATORS),
     seed: Seed = 0,
-    settings: Annotated[
-        list[str] | None,
-        option("--set", "KEY=VALUE", "Set a parameter of the generator (repeatable)."),
-    ] = None,
+    settings: list[str] | None = option(
+        "KEY=VALUE", "Set a parameter of the generator (repeatable).", names="--set"
+    ),
     out: Out = None,
 ) -> None:
     """Draw a random instance."""
@@ -73,120 +76,60 @@ class ImportCommand(TyperCommand):
 
 
 def import_trace(
-    format_name: Annotated[str, argument("FORMAT", "")],
-    file: Annotated[str, argument("FILE", "The file of the trace.")],
-    offset: Annotated[
-        int, option("--offset", "N", "The number of rows to skip.", callback=at_least_0)
-    ] = 0,
-    limit: Annotated[
-        int | None, option("--limit", "N", "The max number of rows to take.", callback=in_range(1))
-    ] = None,
-    sample: Annotated[
-        int | None,
-        option("--sample", "N", "Keep N of the rows, drawn at random.", callback=in_range(1)),
-    ] = None,
+    format_name: str = argument("FORMAT", ""),
+    file: str = argument("FILE", "The file of the trace."),
+    offset: int = option("N", "The number of rows to skip.", 0, callback=at_least_0),
+    limit: int | None = option("N", "The max number of rows to take.", callback=in_range(1)),
+    sample: int | None = option("N", "Keep N of the rows, drawn at random.", callback=in_range(1)),
     seed: Seed = 0,
-    kv_capacity: Annotated[
-        int | None,
-        option(
-            "--kv-capacity",
-            "N",
-            "The KV capacity in tokens. The default in seconds is 100000, Llama-2-7B on one A100.",
-        ),
-    ] = None,
-    cost_model: Annotated[
-        str | None,
-        option("--cost-model", "NAME|FILE.toml", "Take the KV capacity of this model's machine."),
-    ] = None,
-    kv_block_tokens: Annotated[
-        int,
-        option(
-            "--kv-block-tokens",
-            "B",
-            "The tokens of a KV block. A request holds whole blocks.",
-            callback=in_range(1),
-        ),
-    ] = 1,
-    rate: Annotated[
-        float | None,
-        option(
-            "--rate",
-            "R",
-            "Draw Poisson arrivals of R per second. With inf all arrive at 0. "
-            "By default the trace's own arrivals are kept.",
-        ),
-    ] = None,
-    rate_scale: Annotated[
-        float, option("--rate-scale", "X", "Make arrivals X times as fast.", callback=above_0)
-    ] = 1.0,
-    rounds: Annotated[
-        float | None,
-        option(
-            "--rounds",
-            "SECONDS",
-            "Make an instance in rounds, each of this length.",
-            callback=above_0,
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        option(
-            "--column",
-            "FIELD=NAME",
-            "For csv and jsonl, the name of the column of a field (repeatable): arrival, "
-            "prompt_tokens, output_tokens, ttft and latency from the arrival, first_token_at and "
-            "finished_at as points in time, status, and rows, the list of requests in a JSON "
-            "document. In JSON a point leads into an object: usage.prompt_tokens.",
-        ),
-    ] = None,
-    units: Annotated[
-        list[str] | None,
-        option(
-            "--unit",
-            "UNIT|FIELD=UNIT",
-            "The unit of times, or of one field (repeatable): s, ms, us, ns or datetime. By "
-            "default it is the format's; s for csv and jsonl.",
-        ),
-    ] = None,
-    success: Annotated[
-        list[str] | None,
-        option(
-            "--success",
-            "WORD",
-            "For csv and jsonl, a further word of the status that means success (repeatable).",
-        ),
-    ] = None,
-    run: Annotated[
-        int | None,
-        option("--run", "N", "Of a file with several runs, the run to read; -1 is the last."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        option(
-            "--tokenizer",
-            "NAME|FILE",
-            "For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a Hugging "
-            "Face name. By default words are counted.",
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        option("--strict", None, "Refuse rows that must be dropped or moved, and what is odd."),
-    ] = False,
-    measured_out: Annotated[
-        str | None,
-        option(
-            "--measured-out",
-            "FILE",
-            "Write the times that the server measured, for `compare --measured`.",
-        ),
-    ] = None,
+    kv_capacity: int | None = option(
+        "N", "The KV capacity in tokens. The default in seconds is 100000, Llama-2-7B on one A100."
+    ),
+    cost_model: str | None = option(
+        "NAME|FILE.toml", "Take the KV capacity of this model's machine."
+    ),
+    kv_block_tokens: int = option(
+        "B", "The tokens of a KV block. A request holds whole blocks.", 1, callback=in_range(1)
+    ),
+    rate: float | None = option(
+        "R",
+        "Draw Poisson arrivals of R per second. With inf all arrive at 0. "
+        "By default the trace's own arrivals are kept.",
+        callback=in_range(0.0, strict=True, infinite=True),
+    ),
+    rate_scale: float = option("X", "Make arrivals X times as fast.", 1.0, callback=above_0),
+    rounds: float | None = option(
+        "SECONDS", "Make an instance in rounds, each of this length.", callback=above_0
+    ),
+    column: list[str] | None = option(
+        "FIELD=NAME",
+        "For csv and jsonl, the name of the column of a field (repeatable): arrival, "
+        "prompt_tokens, output_tokens, ttft and latency from the arrival, first_token_at and "
+        "finished_at as points in time, status, and rows, the list of requests in a JSON "
+        "document. In JSON a point leads into an object: usage.prompt_tokens.",
+    ),
+    units: list[str] | None = option(
+        "UNIT|FIELD=UNIT",
+        "The unit of times, or of one field (repeatable): s, ms, us, ns or datetime. By "
+        "default it is the format's; s for csv and jsonl.",
+        names="--unit",
+    ),
+    success: list[str] | None = option(
+        "WORD", "For csv and jsonl, a further word of the status that means success (repeatable)."
+    ),
+    run: int | None = option("N", "Of a file with several runs, the run to read; -1 is the last."),
+    tokenizer: str | None = option(
+        "NAME|FILE",
+        "For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a Hugging "
+        "Face name. By default words are counted.",
+    ),
+    strict: bool = flag("--strict", "Refuse rows that must be dropped or moved, and what is odd."),
+    measured_out: str | None = option(
+        "FILE", "Write the times that the server measured, for `compare --measured`."
+    ),
     out: Out = None,
 ) -> None:
     """Make an instance from a trace."""
-    if rate != math.inf:
-        check_number(rate, "--rate", 0.0, strict=True)
-
     columns = key_values(column, "--column")
     by_field = key_values([text for text in units or () if "=" in text], "--unit")
     for text in units or ():
@@ -245,23 +188,15 @@ def import_trace(
 
 def export(
     instance_file: InstanceFile,
-    format_name: Annotated[
-        str,
-        required(
-            "--format",
-            "lp|mps|json",
-            "The format: lp or mps for the mathematical model, json for the instance itself.",
-        ),
-    ],
-    out: Annotated[str, required("-o --out", "FILE", "Write to this file.")],
-    formulation: Annotated[
-        str | None,
-        option(
-            "--formulation",
-            "NAME",
-            "The formulation for lp and mps. `optsched formulations` lists them.",
-        ),
-    ] = None,
+    format_name: str = required(
+        "lp|mps|json",
+        "The format: lp or mps for the mathematical model, json for the instance itself.",
+        names="--format",
+    ),
+    out: str = required("FILE", "Write to this file.", names="-o --out"),
+    formulation: str | None = option(
+        "NAME", "The formulation for lp and mps. `optsched formulations` lists them."
+    ),
     cost_model: CostModelName = None,
 ) -> None:
     """Write an instance's mathematical model, or the instance itself."""

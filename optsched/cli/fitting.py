@@ -5,96 +5,67 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import JsonOut, Seed, above_0, argument, check_outputs, key_values, option
+from optsched.cli.options import (
+    JsonOut,
+    Seed,
+    above_0,
+    argument,
+    check_outputs,
+    flag,
+    key_values,
+    option,
+    shared,
+)
 from optsched.cli.output import emit_json, show_table
 
 if TYPE_CHECKING:
     from optsched.costs.cost import BatchCost
     from optsched.costs.fit import Fit
 
-Out = Annotated[str | None, option("-o --out", "FILE.toml", "Write the cost model to this file.")]
+Out = Annotated[
+    str | None, shared("FILE.toml", "Write the cost model to this file.", names="-o --out")
+]
 _DEVICE = "The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks. "
-DeviceName = Annotated[
-    str, option("--device", "NAME", _DEVICE + "No time may beat its published peaks.")
-]
-ModelName = Annotated[
-    str | None, option("--model", "NAME", "A known model, or a config.json or its folder.")
-]
-Degree = Annotated[
-    int, option("--tensor-parallel", "N", "The number of devices that share every layer.")
-]
-Usable = Annotated[
-    float, option("--usable", "SHARE", "The share of the memory that weights and KV may use.")
-]
+_BEATEN = "No time may beat its published peaks."
+Degree = Annotated[int, shared("N", "The number of devices that share every layer.")]
+Usable = Annotated[float, shared("SHARE", "The share of the memory that weights and KV may use.")]
 
 
 def fit(
-    profile_dir: Annotated[str, argument("PROFILE_DIR", "The folder of profiles.")],
-    model: Annotated[
-        str | None,
-        option(
-            "--model",
-            "NAME",
-            "The model that was profiled: a known name, or a config.json or its folder. The "
-            "default is the one that the files or the folder name.",
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        int | None,
-        option(
-            "--tensor-parallel",
-            "N",
-            "The number of devices that share every layer. The default is the profile's, or 1.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        option(
-            "--device",
-            "NAME",
-            _DEVICE + "By default it is the one that the files or the folder name, or else "
-            "a100-80gb. No time may beat its published peaks.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        option(
-            "--only", "COLUMN=VALUE", "Use the rows of the files that have a value (repeatable)."
-        ),
-    ] = None,
-    partial: Annotated[
-        bool,
-        option("--partial", None, "Accept a profile without attention, which then costs nothing."),
-    ] = False,
-    link_gb_s: Annotated[
-        float | None,
-        option(
-            "--link-gb-s",
-            "GB/S",
-            "The bandwidth between devices, both directions together. The default is the peak.",
-            callback=above_0,
-        ),
-    ] = None,
-    name: Annotated[str | None, option("--name", "NAME", "The name of the cost model.")] = None,
-    held_out: Annotated[
-        float, option("--held-out", "SHARE", "The share of shapes that are held out for testing.")
-    ] = 0.2,
-    target: Annotated[
-        float, option("--target", "ERROR", "The mean relative error that is wanted.")
-    ] = 0.08,
-    against: Annotated[
-        list[str] | None,
-        option(
-            "--against",
-            "NAME|FILE.toml",
-            "Evaluate another cost model on the same rows (repeatable).",
-        ),
-    ] = None,
+    profile_dir: str = argument("PROFILE_DIR", "The folder of profiles."),
+    model: str | None = option(
+        "NAME",
+        "The model that was profiled: a known name, or a config.json or its folder. The "
+        "default is the one that the files or the folder name.",
+    ),
+    tensor_parallel: int | None = option(
+        "N", "The number of devices that share every layer. The default is the profile's, or 1."
+    ),
+    device: str | None = option(
+        "NAME",
+        _DEVICE + "By default it is the one that the files or the folder name, or else "
+        "a100-80gb. No time may beat its published peaks.",
+    ),
+    only: list[str] | None = option(
+        "COLUMN=VALUE", "Use the rows of the files that have a value (repeatable)."
+    ),
+    partial: bool = flag(
+        "--partial", "Accept a profile without attention, which then costs nothing."
+    ),
+    link_gb_s: float | None = option(
+        "GB/S",
+        "The bandwidth between devices, both directions together. The default is the peak.",
+        callback=above_0,
+    ),
+    name: str | None = option("NAME", "The name of the cost model."),
+    held_out: float = option("SHARE", "The share of shapes that are held out for testing.", 0.2),
+    target: float = option("ERROR", "The mean relative error that is wanted.", 0.08),
+    against: list[str] | None = option(
+        "NAME|FILE.toml", "Evaluate another cost model on the same rows (repeatable)."
+    ),
     seed: Seed = 0,
     out: Out = None,
-    plot: Annotated[
-        str | None, option("--plot", "FILE", "Plot predicted against measured times to this file.")
-    ] = None,
+    plot: str | None = option("FILE", "Plot predicted against measured times to this file."),
     json_out: JsonOut = None,
 ) -> None:
     """Fit a cost model to a profile.
@@ -209,10 +180,10 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
 
 
 def roofline(
-    model: Annotated[
-        str, argument("MODEL", "The model, for example llama2-7b, or a config.json or its folder.")
-    ],
-    device: DeviceName = "a100-80gb",
+    model: str = argument(
+        "MODEL", "The model, for example llama2-7b, or a config.json or its folder."
+    ),
+    device: str = option("NAME", _DEVICE + _BEATEN, "a100-80gb"),
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
     out: Out = None,
@@ -236,17 +207,11 @@ def roofline(
 
 
 def kv_capacity(
-    model: ModelName = None,
-    device: Annotated[str | None, option("--device", "NAME", _DEVICE)] = None,
-    memory_gib: Annotated[
-        float | None, option("--memory-gib", "GIB", "The memory of one device in GiB.")
-    ] = None,
-    model_gib: Annotated[
-        float | None, option("--model-gib", "GIB", "The weights in GiB, over all devices.")
-    ] = None,
-    bytes_per_token: Annotated[
-        float | None, option("--bytes-per-token", "N", "The bytes of KV of one token.")
-    ] = None,
+    model: str | None = option("NAME", "A known model, or a config.json or its folder."),
+    device: str | None = option("NAME", _DEVICE),
+    memory_gib: float | None = option("GIB", "The memory of one device in GiB."),
+    model_gib: float | None = option("GIB", "The weights in GiB, over all devices."),
+    bytes_per_token: float | None = option("N", "The bytes of KV of one token."),
     tensor_parallel: Degree = 1,
     usable: Usable = 0.9,
     json_out: JsonOut = None,

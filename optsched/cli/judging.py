@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import (
     NO_SLOS,
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 @takes_slos
 def simulate(
     instance_file: InstanceFile,
-    policy: Annotated[
-        str, required("--policy", "SPEC", "The policy. `optsched policies` lists them.")
-    ],
+    policy: str = required("SPEC", "The policy. `optsched policies` lists them."),
     cost_model: CostModelName = None,
     seed: Seed = 0,
     slos: Slos = NO_SLOS,
@@ -142,7 +140,7 @@ def _on_workers(evaluation: Evaluation) -> str:
 
 def verify(
     instance_file: InstanceFile,
-    file: Annotated[str, argument("FILE", "The schedule or certificate: a JSON file.")],
+    file: str = argument("FILE", "The schedule or certificate: a JSON file."),
     cost_model: CostModelName = None,
 ) -> None:
     """Check a schedule or a certificate. The exit status is 5 if it fails."""

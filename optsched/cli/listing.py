@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
 
 from optsched.cli.options import argument
 from optsched.cli.output import emit_json, show_table
@@ -65,10 +64,9 @@ def models() -> None:
 
 
 def schema(
-    name: Annotated[
-        str,
-        argument("NAME", "The format: instance, schedule, result, comparison or certificate."),
-    ],
+    name: str = argument(
+        "NAME", "The format: instance, schedule, result, comparison or certificate."
+    ),
 ) -> None:
     """Print the JSON Schema of a file format."""
     from optsched.files.read_write import json_schema

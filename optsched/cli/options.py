@@ -24,24 +24,44 @@ if TYPE_CHECKING:
 
 def argument(metavar: str, words: str) -> Any:
     """Declare an argument that has no default."""
-    return typer.Argument(metavar=metavar, show_default=False, help=words)
+    return typer.Argument(..., metavar=metavar, show_default=False, help=words)
 
 
-def option(names: str, metavar: str | None, words: str, **more: Any) -> Any:
-    """Declare an option by its names, which spaces separate, and its help."""
-    return typer.Option(*names.split(), metavar=metavar, help=words, **more)
+def option(metavar: str, words: str, default: Any = None, *, names: str = "", **more: Any) -> Any:
+    """Declare an option of a command, as the default of a parameter.
+
+    Its name is the parameter's, unless `names` gives others, which spaces separate.
+    """
+    return typer.Option(default, *names.split(), metavar=metavar, help=words, **more)
 
 
-def required(names: str, metavar: str, words: str) -> Any:
+def required(metavar: str, words: str, *, names: str = "") -> Any:
     """Declare an option that must be given."""
-    return option(names, metavar, words, show_default=False)
+    return option(metavar, words, ..., names=names, show_default=False)
 
 
-def in_range(low: float, *, strict: bool = False) -> Callable[[typer.CallbackParam, Any], Any]:
-    """Return an option's callback that checks that its number is finite and >=, or >, a limit."""
+def flag(names: str, words: str, default: bool = False) -> Any:
+    """Declare an option without a value. A name after ``/`` switches it off."""
+    return typer.Option(default, *names.split(), help=words)
+
+
+def shared(metavar: str, words: str, **more: Any) -> Any:
+    """Declare an option of several commands, each of which gives its own default."""
+    return option(metavar, words, ..., **more)
+
+
+def in_range(
+    low: float, *, strict: bool = False, infinite: bool = False
+) -> Callable[[typer.CallbackParam, Any], Any]:
+    """Return an option's callback that checks that its number is >=, or >, a limit, and finite."""
 
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
-        check_number(value, max(parameter.opts, key=len), low, strict=strict)
+        finite = value is None or math.isfinite(value) or (infinite and value == math.inf)
+        if not finite or (value is not None and (value < low or (strict and value == low))):
+            least = f"{'>' if strict else '>='} {low:g}"
+            name = max(parameter.opts, key=len)
+            raise UsageError(f"{name}: found {value!r}; expected a number {least}")
+
         return value
 
     return check
@@ -53,35 +73,31 @@ InstanceFile = Annotated[
     str, argument("INSTANCE", "The instance: a JSON file, or the name of a shipped instance.")
 ]
 ScheduleFile = Annotated[str, argument("SCHEDULE", "The schedule: a JSON file.")]
-CostModelName = Annotated[
-    str | None,
-    option(
-        "--cost-model",
-        "NAME|FILE.toml",
-        "The cost model, which an instance in seconds needs. `optsched models` lists names.",
+_MODELS = "The cost model, which an instance in seconds needs. `optsched models` lists names."
+CostModelName = Annotated[str | None, shared("NAME|FILE.toml", _MODELS)]
+Policies = Annotated[
+    list[str] | None,
+    shared(
+        "SPEC",
+        "A policy to run (repeatable). By default all run that the instance allows. "
+        "`optsched policies` lists them.",
+        names="--policy",
     ),
 ]
-TimeLimit = Annotated[
-    float, option("--time-limit", "S", "The time limit in seconds.", callback=at_least_0)
-]
-Seed = Annotated[int, option("--seed", "N", "The seed of all random choices.", min=0)]
+TimeLimit = Annotated[float, shared("S", "The time limit in seconds.", callback=at_least_0)]
+Seed = Annotated[int, shared("N", "The seed of all random choices.", min=0)]
 JsonOut = Annotated[
     str | None,
-    option("--json", "FILE|-", "Write the result as JSON. With - nothing else is printed."),
+    shared("FILE|-", "Write the result as JSON. With - nothing else is printed.", names="--json"),
 ]
-ScheduleOut = Annotated[
-    str | None, option("--schedule-out", "FILE", "Write the schedule to this file.")
-]
+ScheduleOut = Annotated[str | None, shared("FILE", "Write the schedule to this file.")]
 RequestsOut = Annotated[
-    str | None,
-    option("--requests-out", "FILE", "Write a row per request to this .csv or .parquet file."),
+    str | None, shared("FILE", "Write a row per request to this .csv or .parquet file.")
 ]
-TtftWeight = Annotated[
-    float | None,
-    option("--ttft-weight", "A", "The weight of TTFT beside latency, from 0 to 1."),
-]
+TtftWeight = Annotated[float | None, shared("A", "The weight of TTFT beside latency, from 0 to 1.")]
 EngineSettings = Annotated[
-    list[str] | None, option("--set", "KEY=VALUE", "An argument of vllm.LLM (repeatable).")
+    list[str] | None,
+    shared("KEY=VALUE", "An argument of vllm.LLM (repeatable).", names="--set"),
 ]
 
 _SLO_WORDS = {
@@ -108,30 +124,17 @@ def takes_slos(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for one in inspect.signature(command).parameters.values():
         if one.name != "slos":
-            parameters.append(one.replace(annotation=hints[one.name], kind=one.KEYWORD_ONLY))
+            parameters.append(one.replace(annotation=hints[one.name]))
             continue
 
         for name, words in _SLO_WORDS.items():
-            kind = Annotated[
-                float | None,
-                option("--" + name.replace("_", "-"), "S", words, callback=above_0),
-            ]
-            parameters.append(
-                inspect.Parameter(name, one.KEYWORD_ONLY, default=None, annotation=kind)
-            )
+            given = option("S", words, callback=above_0)
+            parameters.append(one.replace(name=name, default=given, annotation=float | None))
 
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
-
-
-def check_number(value: float | None, option: str, low: float, *, strict: bool = False) -> None:
-    """Raise UsageError unless an option's number is finite and in range."""
-    if value is None or (math.isfinite(value) and value >= low and not (strict and value == low)):
-        return
-
-    least = f"{'>' if strict else '>='} {low:g}"
-    raise UsageError(f"{option}: found {value!r}; expected a number {least}")
 
 
 def check_suffix(path: str, option: str, *suffixes: str) -> None:
@@ -143,7 +146,11 @@ def check_suffix(path: str, option: str, *suffixes: str) -> None:
 
 
 def read_checked(
-    instance_file: str, cost_model: str | None, *outputs: str | None
+    instance_file: str,
+    cost_model: str | None,
+    *outputs: str | None,
+    folder: str | None = None,
+    formulation: str | None = None,
 ) -> tuple[Instance, CostModel | None]:
     """Return a command's instance and cost model, and check that its outputs can be written.
 
@@ -153,6 +160,8 @@ def read_checked(
 
     instance = read_instance(instance_file)
     check_outputs(*outputs)
+    check_folder(folder)
+    check_rounds(instance, formulation)
     return instance, cost_model_for(instance, cost_model)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import (
     CostModelName,
@@ -41,18 +41,15 @@ KINDS = (
 
 
 def plot(
-    source: Annotated[
-        str, argument(SOURCES, "The file or folder to draw. Its format says what it is.")
-    ],
-    out: Annotated[
-        str, required("-o --out", "FILE", "Write the figure to this .png, .svg or .pdf file.")
-    ],
-    instance_file: Annotated[
-        str | None,
-        option("--instance", "FILE", "The instance that the schedules were made for."),
-    ] = None,
+    source: str = argument(SOURCES, "The file or folder to draw. Its format says what it is."),
+    out: str = required(
+        "FILE", "Write the figure to this .png, .svg or .pdf file.", names="-o --out"
+    ),
+    instance_file: str | None = option(
+        "FILE", "The instance that the schedules were made for.", names="--instance"
+    ),
     cost_model: CostModelName = None,
-    kind: Annotated[str | None, option("--kind", "KIND", KINDS)] = None,
+    kind: str | None = option("KIND", KINDS),
 ) -> None:
     """Draw a schedule, a result, a comparison, a certificate, a tradeoff or an experiment."""
     from optsched.show.plot import style
@@ -72,9 +69,9 @@ def plot(
 def trace(
     instance_file: InstanceFile,
     schedule_file: ScheduleFile,
-    out: Annotated[
-        str, required("-o --out", "FILE", "Write the trace to this .json or .json.gz file.")
-    ],
+    out: str = required(
+        "FILE", "Write the trace to this .json or .json.gz file.", names="-o --out"
+    ),
     cost_model: CostModelName = None,
 ) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev)."""
@@ -91,14 +88,11 @@ def trace(
 
 
 def report(
-    files: Annotated[
-        list[str],
-        argument(
-            "FILE...",
-            "Results, comparisons, capacities, certificates, schedules, instances, in any order.",
-        ),
-    ],
-    out: Annotated[str, required("-o --out", "FILE.html", "Write the report to this .html file.")],
+    files: list[str] = argument(
+        "FILE...",
+        "Results, comparisons, capacities, certificates, schedules, instances, in any order.",
+    ),
+    out: str = required("FILE.html", "Write the report to this .html file.", names="-o --out"),
     cost_model: CostModelName = None,
 ) -> None:
     """Write one HTML file about results, comparisons and schedules, which needs no network."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from optsched.cli.options import InstanceFile, Seed, argument, check_outputs, required
 
@@ -17,8 +17,8 @@ PREDICTORS = (
 
 def predict(
     instance_file: InstanceFile,
-    predictor: Annotated[str, argument("NAME[:key=value,...]", PREDICTORS)],
-    out: Annotated[str, required("-o --out", "FILE", "Write the instance to this file.")],
+    predictor: str = argument("NAME[:key=value,...]", PREDICTORS),
+    out: str = required("FILE", "Write the instance to this file.", names="-o --out"),
     seed: Seed = 0,
 ) -> None:
     """Add predictions of output lengths, which policies then see instead of the true lengths."""

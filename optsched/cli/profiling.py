@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 from optsched.cli.options import EngineSettings, Seed, argument, engine_settings, option, required
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
@@ -11,19 +10,13 @@ from optsched.problem.errors import UsageError
 
 
 def profile(
-    engine: Annotated[str, argument("ENGINE", "The engine: vllm.")],
-    folder: Annotated[str, argument("MODEL_FOLDER", "The model's folder, with config.json.")],
-    out: Annotated[str, required("-o --out", "PROFILE_DIR", "The folder of the profile.")],
-    max_tokens: Annotated[
-        int, option("--max-tokens", "N", "Batches of up to N tokens.", min=1)
-    ] = 2048,
-    max_requests: Annotated[
-        int, option("--max-requests", "N", "Batches of up to N requests.", min=1)
-    ] = 64,
-    max_kv: Annotated[int, option("--max-kv", "N", "Requests of up to N tokens.", min=1)] = 4096,
-    repeats: Annotated[
-        int, option("--repeats", "N", "Measure each batch N times after a warm-up.", min=1)
-    ] = 5,
+    engine: str = argument("ENGINE", "The engine: vllm."),
+    folder: str = argument("MODEL_FOLDER", "The model's folder, with config.json."),
+    out: str = required("PROFILE_DIR", "The folder of the profile.", names="-o --out"),
+    max_tokens: int = option("N", "Batches of up to N tokens.", 2048, min=1),
+    max_requests: int = option("N", "Batches of up to N requests.", 64, min=1),
+    max_kv: int = option("N", "Requests of up to N tokens.", 4096, min=1),
+    repeats: int = option("N", "Measure each batch N times after a warm-up.", 5, min=1),
     setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import (
     CostModelName,
@@ -25,42 +25,22 @@ if TYPE_CHECKING:
 
 
 def replay(
-    instance_files: Annotated[
-        list[str],
-        argument("INSTANCE...", "Instances: JSON files, or names of shipped instances."),
-    ],
-    engine: Annotated[
-        str,
-        required("--engine", "ADDRESS", "http://HOST:PORT of a server, or vllm:MODEL_FOLDER."),
-    ],
-    outs: Annotated[
-        list[str],
-        required(
-            "-o --out", "FILE", "Write the measured times, for `compare --measured`; one each."
-        ),
-    ],
-    model: Annotated[
-        str | None, option("--model", "NAME", "The server's model. The default is its first.")
-    ] = None,
-    priority: Annotated[
-        str | None,
-        option("--priority", "ORDER", "Send priorities: arrival, prompt, output, total, work, ..."),
-    ] = None,
+    instance_files: list[str] = argument(
+        "INSTANCE...", "Instances: JSON files, or names of shipped instances."
+    ),
+    engine: str = required("ADDRESS", "http://HOST:PORT of a server, or vllm:MODEL_FOLDER."),
+    outs: list[str] = required(
+        "FILE", "Write the measured times, for `compare --measured`; one each.", names="-o --out"
+    ),
+    model: str | None = option("NAME", "The server's model. The default is its first."),
+    priority: str | None = option(
+        "ORDER", "Send priorities: arrival, prompt, output, total, work, ..."
+    ),
     cost_model: CostModelName = None,
-    rate_scale: Annotated[
-        float,
-        option("--rate-scale", "X", "Send requests X times as fast.", callback=above_0),
-    ] = 1.0,
-    instance_out: Annotated[
-        str | None,
-        option("--instance-out", "FILE", "Write the instance as sent, with its own arrivals."),
-    ] = None,
-    timeout: Annotated[
-        float, option("--timeout", "S", "Give a request up after S seconds.", callback=above_0)
-    ] = 600.0,
-    vocabulary: Annotated[
-        int, option("--vocabulary", "N", "Token ids of the random prompts are less than N.")
-    ] = 10_000,
+    rate_scale: float = option("X", "Send requests X times as fast.", 1.0, callback=above_0),
+    instance_out: str | None = option("FILE", "Write the instance as sent, with its own arrivals."),
+    timeout: float = option("S", "Give a request up after S seconds.", 600.0, callback=above_0),
+    vocabulary: int = option("N", "Token ids of the random prompts are less than N.", 10_000),
     setting: EngineSettings = None,
     seed: Seed = 0,
 ) -> None:

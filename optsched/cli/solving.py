@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -13,14 +13,16 @@ from optsched.cli.options import (
     CostModelName,
     InstanceFile,
     JsonOut,
+    Policies,
     ScheduleOut,
     Seed,
     Slos,
     TimeLimit,
-    check_number,
-    check_outputs,
-    check_rounds,
-    cost_model_for,
+    above_0,
+    at_least_0,
+    flag,
+    option,
+    read_checked,
     takes_slos,
 )
 from optsched.cli.output import (
@@ -61,113 +63,72 @@ if TYPE_CHECKING:
 @takes_slos
 def solve(
     instance_file: InstanceFile,
-    formulation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The formulation. The default is hindsight in rounds and infermax in seconds.",
-        ),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|NAME", help="The method of solving. `optsched methods` lists them."
-        ),
-    ] = "auto",
+    formulation: str | None = option(
+        "NAME", "The formulation. The default is hindsight in rounds and infermax in seconds."
+    ),
+    method: str = option(
+        "auto|NAME", "The method of solving. `optsched methods` lists them.", "auto"
+    ),
     cost_model: CostModelName = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[,NAME...]",
-            help="The objective. Several are lexicographic. The default is tel in rounds and "
-            "makespan in seconds.",
-        ),
-    ] = None,
+    objective: str | None = option(
+        "NAME[,NAME...]",
+        "The objective. Several are lexicographic. The default is tel in rounds and "
+        "makespan in seconds.",
+    ),
     slos: Slos = NO_SLOS,
-    workers: Annotated[
-        int, typer.Option(metavar="N", help="Equal workers. Who runs where is searched for, too.")
-    ] = 1,
-    pulp_solver: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Another solver of PuLP for the method pulp-bigm."),
-    ] = None,
-    eviction_free: Annotated[
-        bool, typer.Option("--eviction-free", help="Forbid evictions.")
-    ] = False,
-    below: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PHI",
-            help="Ask whether a schedule exists below PHI times a policy's value; needs --than.",
-        ),
-    ] = None,
-    than: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="The policy that --below refers to.")
-    ] = None,
+    workers: int = option("N", "Equal workers. Who runs where is searched for, too.", 1),
+    pulp_solver: str | None = option("NAME", "Another solver of PuLP for the method pulp-bigm."),
+    eviction_free: bool = flag("--eviction-free", "Forbid evictions."),
+    below: float | None = option(
+        "PHI",
+        "Ask whether a schedule exists below PHI times a policy's value; needs --than.",
+        callback=above_0,
+    ),
+    than: str | None = option("POLICY", "The policy that --below refers to."),
     time_limit: TimeLimit = 60.0,
-    mip_rel_gap: Annotated[
-        float, typer.Option(metavar="G", help="The relative gap at which the solver may stop.")
-    ] = 0.0,
-    threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The number of threads. By default all are used."),
-    ] = None,
+    mip_rel_gap: float = option(
+        "G", "The relative gap at which the solver may stop.", 0.0, callback=at_least_0
+    ),
+    threads: int | None = option("N", "The number of threads. By default all are used."),
     seed: Seed = 0,
-    warm_start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SCHEDULE|POLICY", help="The schedule file or the policy to start from."
-        ),
-    ] = None,
+    warm_start: str | None = option(
+        "SCHEDULE|POLICY", "The schedule file or the policy to start from."
+    ),
     schedule_out: ScheduleOut = None,
     json_out: JsonOut = None,
-    log: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the solver's log to this file.")
-    ] = None,
+    log: str | None = option("FILE", "Write the solver's log to this file."),
 ) -> None:
     """Find an optimal schedule, or the best one within the time limit and a bound."""
-    check_number(time_limit, "--time-limit", 0.0)
-    check_number(mip_rel_gap, "--mip-rel-gap", 0.0)
-    check_number(below, "--below", 0.0, strict=True)
-
     if (below is None) != (than is None):
         raise UsageError(
             "--below, --than: found one of them; expected both --below PHI and --than POLICY, or "
             "neither"
         )
 
-    from optsched.files.read_write import read_instance
-
-    instance = read_instance(instance_file)
-    check_outputs(json_out, schedule_out, log)
-    check_rounds(instance, formulation)
-    cost = cost_model_for(instance, cost_model)
+    instance, cost = read_checked(
+        instance_file, cost_model, json_out, schedule_out, log, formulation=formulation
+    )
     goals = _goals(objective, slos)
     options: dict[str, Any] = {}
-    if eviction_free:
-        _check_eviction_free(instance, formulation, options)
+    # The hindsight program has uninterrupted runs only, which never evict.
+    if (
+        eviction_free
+        and (formulation or ("hindsight" if instance.in_rounds else "")) != "hindsight"
+    ):
+        options["eviction_free"] = True
     if pulp_solver is not None:
         options["solver"] = pulp_solver
 
-    start = (
-        None
-        if warm_start is None
-        else _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
-    )
-    asked = question = None
+    start = asked = question = None
+    if warm_start is not None:
+        start = _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
     if below is not None and than is not None:
         from optsched.optimize.question import below as ask
 
+        budget = Budget(time_limit)
         asked = ask(
-            instance,
-            below,
-            than,
-            objective=goals,
-            cost_model=cost,
-            seed=seed,
-            budget=Budget(time_limit),
+            instance, below, than, objective=goals, cost_model=cost, seed=seed, budget=budget
         )
-        question = asked.to_dict()
         if not instance.in_rounds:
             options["below"] = asked.value
 
@@ -193,12 +154,12 @@ def solve(
         )
 
     data = result.to_dict()
-    if question is not None and asked is not None:
-        question["answer"] = asked.answer(result)
+    if asked is not None:
+        question = {**asked.to_dict(), "answer": asked.answer(result)}
+        # After an error there is no answer to the question.
+        if question["answer"] != "yes" and data["status"] != "error":
+            _end_unanswered(instance, data, question, result.scope, json_out)
 
-    failed = data["status"] == "error"  # then there is no answer to the question
-    if question is not None and question["answer"] != "yes" and not failed:
-        _end_unanswered(instance, data, question, result.scope, json_out)
     if result.schedule is not None and schedule_out is not None:
         save_schedule(result.schedule, schedule_out)
         data["schedule"] = schedule_out
@@ -206,68 +167,47 @@ def solve(
     if question is not None:
         data["below"] = question
 
-    emit_json(data, json_out)
-    if json_out != "-":
+    if not emit_json(data, json_out):
         _show_result(instance, data)
         if question is not None:
             print(_question_text(question, result.scope))
 
-    status = str(data["status"])
-    if status == "infeasible":
-        raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
-    if status == "no_incumbent" and stop.is_set():
-        raise NoIncumbentError("interrupted before a first schedule was found")
-    if status == "no_incumbent":
-        raise NoIncumbentError(
-            f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
-            "--warm-start"
-        )
-
-    if status == "error":
-        raise SolverError(f"{data['method']} failed; --log FILE writes its log")
+    limit = f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
+    match data["status"]:
+        case "infeasible":
+            raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
+        case "no_incumbent" if stop.is_set():
+            raise NoIncumbentError("interrupted before a first schedule was found")
+        case "no_incumbent":
+            raise NoIncumbentError(limit + "--warm-start")
+        case "error":
+            raise SolverError(f"{data['method']} failed; --log FILE writes its log")
 
 
 @takes_slos
 def bound(
     instance_file: InstanceFile,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|NAME", help="The name of a bound. With auto the best bound is taken."
-        ),
-    ] = "auto",
-    objective: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The objective to bound, for example makespan."),
-    ] = TOTAL_LATENCY.name,
+    method: str = option(
+        "auto|NAME", "The name of a bound. With auto the best bound is taken.", "auto"
+    ),
+    objective: str = option(
+        "NAME", "The objective to bound, for example makespan.", TOTAL_LATENCY.name
+    ),
     slos: Slos = NO_SLOS,
     cost_model: CostModelName = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
-    certificate_out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")
-    ] = None,
+    certificate_out: str | None = option("FILE", "Write the certificate to this file."),
     json_out: JsonOut = None,
 ) -> None:
     """Compute what no schedule beats: a bound on total latency, or on another objective."""
-    check_number(time_limit, "--time-limit", 0.0)
-    from optsched.files.read_write import read_instance
-
-    instance = read_instance(instance_file)
-    check_outputs(json_out, certificate_out)
-    cost = cost_model_for(instance, cost_model)
+    instance, cost = read_checked(instance_file, cost_model, json_out, certificate_out)
     from optsched.bounds import bounds
     from optsched.optimize.bound import bound as run
 
-    if certificate_out is not None and not _certifies(method):
-        raise UsageError(
-            f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
-            "--method auto"
-        )
-
     (goal,) = _goals(parse_objective(objective), slos) or ()
     if certificate_out is not None:
-        _check_certified(goal, instance)
+        _check_certified(method, goal, instance)
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(
             instance,
@@ -331,26 +271,14 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
 
 def tradeoff(
     instance_file: InstanceFile,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="A policy to run (repeatable). By default all run that the instance allows. "
-            "`optsched policies` lists them.",
-        ),
-    ] = None,
+    policy: Policies = None,
     cost_model: CostModelName = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
     """Bound mean latency and mean TTFT together, beside what policies reach."""
-    check_number(time_limit, "--time-limit", 0.0)
-    from optsched.files.read_write import read_instance
-
-    instance = read_instance(instance_file)
-    check_outputs(json_out)
-    cost = cost_model_for(instance, cost_model)
+    instance, cost = read_checked(instance_file, cost_model, json_out)
     from optsched.optimize.tradeoff import tradeoff as run
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
@@ -384,15 +312,16 @@ def tradeoff(
     print(f"the bounds hold for {ONE_WORKER}")
 
 
-def _certifies(method: str) -> bool:
-    from optsched.bounds import bounds
-
-    return method not in bounds() or bounds()[method].certifies
-
-
-def _check_certified(goal: Objective, instance: Instance) -> None:
+def _check_certified(method: str, goal: Objective, instance: Instance) -> None:
+    """Raise UsageError if the bound, or every bound on the objective, has no certificate."""
     from optsched.bounds import bounds
     from optsched.bounds.certificate import CERTIFIED
+
+    if method in bounds() and not bounds()[method].certifies:
+        raise UsageError(
+            f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
+            "--method auto"
+        )
 
     there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
     certified = CERTIFIED[instance.time_unit]
@@ -403,14 +332,6 @@ def _check_certified(goal: Objective, instance: Instance) -> None:
             f"--certificate-out: found the objective {goal.name} in {instance.time_unit}s, whose "
             f"bounds have no certificates; expected one of {', '.join(sorted(certified))}"
         )
-
-
-def _check_eviction_free(
-    instance: Instance, formulation: str | None, options: dict[str, Any]
-) -> None:
-    # The hindsight program has uninterrupted runs only, which never evict.
-    if formulation != "hindsight" and not (formulation is None and instance.in_rounds):
-        options["eviction_free"] = True
 
 
 def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ...] | None:
@@ -464,13 +385,11 @@ def _end_unanswered(
         "status": "infeasible" if no else "no_incumbent",
         "below": {**question, "best_known": data["objective"]},
     }
-    emit_json({**data, **changed}, json_out)
-
-    if json_out == "-":
-        print(_question_text(question, scope), file=sys.stderr)
-    else:
+    alone = emit_json({**data, **changed}, json_out)
+    if not alone:
         _show_result(instance, data)
-        print(_question_text(question, scope))
+
+    print(_question_text(question, scope), file=sys.stderr if alone else sys.stdout)
 
     raise typer.Exit(InfeasibleError.exit_code if no else NoIncumbentError.exit_code)
 
