@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -32,6 +32,7 @@ from optsched.cli import (
     replaying,
     solving,
 )
+from optsched.cli.options import flag
 from optsched.cli.output import only_json
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError
@@ -88,11 +89,8 @@ class Commands(TyperGroup):
 
                 _fail(message, int(getattr(error, "exit_code", 2)), debug)
 
-            text = f"{type(error).__name__}: {error}"
-            if debug:
-                _fail(f"internal error: {text}", 1, debug, prefix="")
-
-            _fail(f"internal error: {text} (--debug for the traceback)", 1, debug, prefix="")
+            hint = "" if debug else " (--debug for the traceback)"
+            _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug, prefix="")
         finally:
             _at_ctrl_c(before or signal.SIG_DFL)
 
@@ -153,13 +151,8 @@ def _version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show a traceback for errors. It may stand anywhere."),
-    ] = False,
+    version: bool = flag("--version", "Print the version.", callback=_version, is_eager=True),
+    debug: bool = flag("--debug", "Show a traceback for errors. It may stand anywhere."),
 ) -> None:
     """Compute how good an LLM-serving schedule could have been, with a proof.
 

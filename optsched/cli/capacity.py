@@ -94,27 +94,26 @@ def _words(row: Reach, rates: bool) -> str:
 def _show(found: Capacity) -> None:
     rates = found.searched == "rate_scale"
     what = "rate scale" if rates else "workers"
+    limit = "missed\nfrom" if rates else "missed\nwith"
+    headers = ("policy", "", what, "SLO\nattainment", limit, "wall\n[s]")
     rows = [
-        [row.policy, "clairvoyant" if row.clairvoyant else "", row.value, row.attainment,
-         row.missed, row.wall_s]
-        for row in found.rows
-    ]  # fmt: skip
-
+        (r.policy, ("", "clairvoyant")[r.clairvoyant], r.value, r.attainment, r.missed, r.wall_s)
+        for r in found.rows
+    ]
     if rows:
-        limit = "missed\nfrom" if rates else "missed\nwith"
-        show_table(["policy", "", what, "SLO\nattainment", limit, "wall\n[s]"], rows,
-                   text_columns=(0, 1), drop=["wall\n[s]", limit, ""])  # fmt: skip
+        show_table(headers, rows, text_columns=(0, 1), drop=["wall\n[s]", limit, ""])
         print()
 
-    best = found.best
-    nobody = "no policy attains it" + (" so far" if found.interrupted else "")
-    reached = nobody if best is None else (
-        f"{best.policy} attains it {_words(best, rates)} {what} {number(best.value)}"
-    )  # fmt: skip
-    proved = "nothing is proved impossible" if found.impossible is None else (
-        f"impossible for any schedule {'from' if rates else 'with'} {what} "
-        f"{number(found.impossible)} {'on' if rates else 'or fewer'}"
-    )  # fmt: skip
+    best, proved = found.best, "nothing is proved impossible"
+    reached = "no policy attains it" + (" so far" if found.interrupted else "")
+    if best is not None:
+        reached = f"{best.policy} attains it {_words(best, rates)} {what} {number(best.value)}"
+    if found.impossible is not None:
+        proved = (
+            f"impossible for any schedule {'from' if rates else 'with'} {what} "
+            f"{number(found.impossible)} {'on' if rates else 'or fewer'}"
+        )
+
     print(f"attainment {found.question.attainment:g}: {reached}; {proved}")
     if rates and found.impossible is not None:
         print(f"the bound holds for {found.scope}")

@@ -91,8 +91,7 @@ def compare(
                 save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
 
-    emit_json(data, json_out)
-    if json_out != "-":
+    if not emit_json(data, json_out):
         _show(comparison, bound)
 
     policies = [row for row in comparison.rows if not row.measured]
@@ -107,10 +106,8 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     tel = TOTAL_LATENCY.name
     goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
     keys = [*(["slo_goodput"] if goals else []), *COMPARED]
-    headers = [
-        "policy", "", TABLE[tel].header(instance.time_unit), "/ best", "/ bound",
-        *(TABLE[key].header(instance.time_unit) for key in keys), "wall\n[ms]",
-    ]  # fmt: skip
+    of, *others = (TABLE[key].header(instance.time_unit) for key in (tel, *keys))
+    headers = ["policy", "", of, "/ best", "/ bound", *others, "wall\n[ms]"]
     rows = []
     ranked = sorted(
         (r for r in comparison.rows if r.metrics is not None),
@@ -143,22 +140,16 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
 
         print()
 
-    if comparison.bound is None:
-        print("bound: " + ("none known" if bound_wanted else "not asked for"))
-    else:
-        print(
-            f"bound {number(comparison.bound)} {times} from {comparison.bound_origin}; "
-            f"best known {number(comparison.best_known)} {times} from "
-            f"{comparison.best_known_origin}; gap {percent(comparison.gap)}"
-            + (" (optimal)" if comparison.status == "optimal" else "")
-        )
+    best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"
+    if comparison.bound is not None:
+        found = f"bound {number(comparison.bound)} {times} from {comparison.bound_origin}"
+        optimal = " (optimal)" if comparison.status == "optimal" else ""
+        print(f"{found}; {best}; gap {percent(comparison.gap)}{optimal}")
         print(f"the bound holds for {comparison.scope}")
-
-    if comparison.bound is None and comparison.best_known is not None:
-        print(
-            f"best known {number(comparison.best_known)} {times} from "
-            f"{comparison.best_known_origin}"
-        )
+    else:
+        print("bound: " + ("none known" if bound_wanted else "not asked for"))
+        if comparison.best_known is not None:
+            print(best)
 
     if comparison.predictor == "oracle":
         print("predictor: oracle (the instance carries no predictions)")

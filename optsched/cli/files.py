@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 Out = Annotated[
     str | None,
     shared(
-        "FILE",
-        "Write the instance to this file. The default is standard output.",
-        names="-o --out",
+        "FILE", "Write the instance to this file. The default is standard output.", names="-o --out"
     ),
 ]
 GENERATORS = (

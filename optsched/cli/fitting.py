@@ -148,9 +148,9 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
     rows = []
 
     for r in found.rows():
-        verdict = "outside" if r["mean_error"] is None else f"above {target:.0%}"
+        missed = "outside" if r["mean_error"] is None else f"above {target:.0%}"
+        verdict = "ok" if r["reached"] else missed
         sizes = (r["rows"], r["held_out"], r["outside"])
-        verdict = "ok" if r["reached"] else verdict
         rows.append((r["operator"], *sizes, *_percents(r, *errors), r["r2"], verdict))
 
     headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
@@ -165,10 +165,12 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
         print()
         show_table(
             ("cost model", "operator", "held-out\nrows", *titles, "bias [%]"),
-            [(c["model"], c["operator"], c["rows"], *_percents(c, *errors, "bias"))
-             for c in compared],
+            [
+                (c["model"], c["operator"], c["rows"], *_percents(c, *errors, "bias"))
+                for c in compared
+            ],
             text_columns=(0, 1),
-        )  # fmt: skip
+        )
 
     if found.rejected:
         beaten = found.profile.hardware.name
@@ -244,9 +246,13 @@ def kv_capacity(
 
     tokens = run(memory, weights, each, usable=usable, devices=tensor_parallel)
     data = {
-        "kv_capacity_tokens": tokens, "memory_gib": memory, "model_bytes": weights,
-        "bytes_per_token": each, "usable": usable, "devices": tensor_parallel,
-    }  # fmt: skip
+        "kv_capacity_tokens": tokens,
+        "memory_gib": memory,
+        "model_bytes": weights,
+        "bytes_per_token": each,
+        "usable": usable,
+        "devices": tensor_parallel,
+    }
     if not emit_json(data, json_out):
         print(f"{tokens} tokens")
 

@@ -40,9 +40,9 @@ def required(metavar: str, words: str, *, names: str = "") -> Any:
     return option(metavar, words, ..., names=names, show_default=False)
 
 
-def flag(names: str, words: str, default: bool = False) -> Any:
+def flag(names: str, words: str, default: bool = False, **more: Any) -> Any:
     """Declare an option without a value. A name after ``/`` switches it off."""
-    return typer.Option(default, *names.split(), help=words)
+    return typer.Option(default, names, help=words, **more)
 
 
 def shared(metavar: str, words: str, **more: Any) -> Any:
@@ -96,8 +96,7 @@ RequestsOut = Annotated[
 ]
 TtftWeight = Annotated[float | None, shared("A", "The weight of TTFT beside latency, from 0 to 1.")]
 EngineSettings = Annotated[
-    list[str] | None,
-    shared("KEY=VALUE", "An argument of vllm.LLM (repeatable).", names="--set"),
+    list[str] | None, shared("KEY=VALUE", "An argument of vllm.LLM (repeatable).", names="--set")
 ]
 
 _SLO_WORDS = {

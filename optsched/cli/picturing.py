@@ -25,7 +25,6 @@ from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from optsched.judge.timeline import Timeline
@@ -125,7 +124,6 @@ class _Source:
         """Draw a schedule over time, or the distributions of several. Files are by label."""
         from optsched.judge.evaluate import evaluate
         from optsched.judge.timeline import timeline
-        from optsched.show import plot as pictures
 
         instance = instance_for(digest, self.instance_file, self.path)
         made = {
@@ -139,9 +137,7 @@ class _Source:
             return draw_timeline(timeline(instance, *one), kind)
 
         judged = {label: evaluate(instance, *one) for label, one in made.items()}
-        canvas, ax = _canvas(instance.name)
-        pictures.plot_distribution(judged, kind, ax=ax)
-        return canvas
+        return _picture("distribution", judged, kind, title=instance.name)
 
 
 def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
@@ -154,36 +150,41 @@ def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
     return kind
 
 
-def _canvas(title: str, size: tuple[float, float] = (8.0, 4.5)) -> tuple[Figure, Axes]:
+def _canvas(title: str, size: tuple[float, float]) -> Figure:
     from optsched.show.plot import style
 
     canvas = style.figure(size)
     if title:
         canvas.suptitle(style.plain(title, 80), fontsize="medium")
 
-    return canvas, canvas.subplots()
+    return canvas
+
+
+def _picture(
+    name: str, *data: Any, title: str, size: tuple[float, float] = (8.0, 4.5), **more: Any
+) -> Figure:
+    """Draw one picture by the name that its function has after ``plot_``."""
+    from optsched.show import plot as pictures
+
+    canvas = _canvas(title, size)
+    getattr(pictures, f"plot_{name}")(*data, ax=canvas.subplots(), **more)
+    return canvas
 
 
 def draw_timeline(found: Timeline, kind: str) -> Figure:
     """Return the figure of a timeline: gantt, states, kv or batches."""
-    from optsched.show import plot as pictures
-
     n, name = found.instance.n, found.instance.name
     size = (9.5, min(7.0, 1.8 + 0.18 * n) if kind == "gantt" else 4.5)
-    if kind == "batches":
-        from optsched.show.plot import style
+    if kind != "batches":
+        return _picture(kind, found, title=name, size=size)
 
-        canvas = style.figure(size)
-        canvas.suptitle(style.plain(name, 80), fontsize="medium")
-        upper, lower = canvas.subplots(2, 1, sharex=True)
-        pictures.plot_batches(found, ax=upper)
-        upper.set_xlabel("")
-        pictures.plot_batch_times(found, ax=lower)
+    from optsched.show import plot as pictures
 
-        return canvas
-
-    canvas, ax = _canvas(name, size)
-    getattr(pictures, f"plot_{kind}")(found, ax=ax)
+    canvas = _canvas(name, size)
+    upper, lower = canvas.subplots(2, 1, sharex=True)
+    pictures.plot_batches(found, ax=upper)
+    upper.set_xlabel("")
+    pictures.plot_batch_times(found, ax=lower)
     return canvas
 
 
@@ -221,7 +222,6 @@ def _result(source: _Source) -> Figure:
 
 
 def _progress(path: str, data: dict[str, Any]) -> Figure:
-    from optsched.show import plot as pictures
     from optsched.show.plot import style
 
     if len({len(column) for column in data["progress"].values()}) != 1:
@@ -230,15 +230,11 @@ def _progress(path: str, data: dict[str, Any]) -> Figure:
     metric = first_metric(data.get("objective_name"))
     label = "objective" if metric is None else metric.header(data.get("time_unit"), " ")
     title = f"{data['instance']['name']}: {data.get('formulation') or 'bound'} by {data['method']}"
-    canvas, ax = _canvas(title, (8.0, 4.0))
-    pictures.plot_progress(data["progress"], ax=ax, ylabel=style.plain(label))
-
-    return canvas
+    columns = data["progress"]
+    return _picture("progress", columns, title=title, size=(8.0, 4.0), ylabel=style.plain(label))
 
 
 def _comparison(source: _Source) -> Figure:
-    from optsched.show import plot as pictures
-
     path, data = source.path, source.data
     kind = source.pick(("policies", *DISTRIBUTIONS), "a comparison")
     if kind in DISTRIBUTIONS:
@@ -251,44 +247,38 @@ def _comparison(source: _Source) -> Figure:
 
     ratios = ("ratio_to_best_known", "ratio_to_bound")
     known = data.get("best_known") is not None or data.get("bound") is not None
-    canvas, ax = _canvas(data["instance"]["name"], (9.5, 1.6 + 0.32 * len(rows)))
-    pictures.plot_comparison(
+    return _picture(
+        "comparison",
         [(row["policy"], row["metrics"][tel]) for row in rows],
         best_known=data.get("best_known"),
         bound=data.get("bound"),
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
         outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
         unit=time_words(data.get("time_unit") or "round"),
-        ax=ax,
+        title=data["instance"]["name"],
+        size=(9.5, 1.6 + 0.32 * len(rows)),
     )
-
-    return canvas
 
 
 def _capacity(source: _Source) -> Figure:
-    from optsched.show import plot as pictures
     from optsched.show.data import capacity_of
 
-    data = source.data
     source.pick(("attainment",), "a capacity")
-    found = capacity_of(data)
-    canvas, ax = _canvas(data["instance"]["name"], (8.0, 4.5))
-    pictures.plot_capacity(
+    found = capacity_of(source.data)
+    return _picture(
+        "capacity",
         found.policies,
         found.bound,
         attainment=found.attainment,
         impossible=found.impossible,
         xlabel=found.axis,
-        ax=ax,
+        title=source.data["instance"]["name"],
     )
-
-    return canvas
 
 
 def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy, from its schedule's file or by a new simulation."""
     from optsched.judge.evaluate import evaluate
-    from optsched.show import plot as pictures
     from optsched.show.again import NotAgainError, cost_model_again, simulate_again
 
     path, data = source.path, source.data
@@ -320,14 +310,10 @@ def _distributions(source: _Source, kind: str) -> Figure:
     for line in refused:
         print(f"note: {line}", file=sys.stderr)
 
-    canvas, ax = _canvas(instance.name)
-    pictures.plot_distribution(judged, kind, ax=ax)
-    return canvas
+    return _picture("distribution", judged, kind, title=instance.name)
 
 
 def _certificate(source: _Source) -> Figure:
-    from optsched.show import plot as pictures
-
     source.pick(("prices",), "a certificate")
     tree = source.data["tree"]
     if not isinstance(tree, dict) or tree.get("relaxation") != "prices":
@@ -348,27 +334,23 @@ def _certificate(source: _Source) -> Figure:
             "lists of integers of one length"
         ) from None
 
-    canvas, ax = _canvas("")
-    pictures.plot_shadow_prices(prices, ax=ax)
-    return canvas
+    return _picture("shadow_prices", prices, title="")
 
 
 def _tradeoff(source: _Source) -> Figure:
-    from optsched.show import plot as pictures
-
     path, data = source.path, source.data
     source.pick(("tradeoff",), "a tradeoff")
     corners = data["curve"]
     if not corners["mean_latency"] or len({len(column) for column in corners.values()}) != 1:
         raise InputError(f"{path}: curve: found no columns of one length; expected corners in them")
 
-    canvas, ax = _canvas(data["instance"]["name"], (8.0, 5.0))
-    pictures.plot_tradeoff(
+    return _picture(
+        "tradeoff",
         list(zip(corners["mean_latency"], corners["mean_ttft"], strict=True)),
         [(row["policy"], row["mean_latency"], row["mean_ttft"]) for row in data["policies"]],
-        ax=ax,
+        title=data["instance"]["name"],
+        size=(8.0, 5.0),
     )
-    return canvas
 
 
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import (
@@ -88,7 +88,7 @@ def replay(
                 timeout_s=timeout,
                 vocabulary=vocabulary,
                 seed=seed,
-                progress=_shown(line, instance.n),
+                progress=partial(_show_progress, line, instance.n),
                 stop=stop,
             )
 
@@ -101,8 +101,8 @@ def replay(
         raise NoIncumbentError("replay: found no request that was served; expected at least one")
 
 
-def _shown(line: LiveLine, of: int) -> Callable[[int, int], None]:
-    return lambda ended, failed: line.show(f"{ended} of {of} requests, {failed} failed")
+def _show_progress(line: LiveLine, of: int, ended: int, failed: int) -> None:
+    line.show(f"{ended} of {of} requests, {failed} failed")
 
 
 def _priorities(instance: Instance, order: str | None, cost_model: str | None) -> Any:

@@ -56,6 +56,7 @@ from optsched.problem.scope import ONE_WORKER, Scope
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
     from optsched.optimize.bound import BoundResult
+    from optsched.optimize.question import Question
     from optsched.problem.instance import Instance
     from optsched.problem.schedule import Schedule
 
@@ -111,26 +112,16 @@ def solve(
     goals = _goals(objective, slos)
     options: dict[str, Any] = {}
     # The hindsight program has uninterrupted runs only, which never evict.
-    if (
-        eviction_free
-        and (formulation or ("hindsight" if instance.in_rounds else "")) != "hindsight"
-    ):
+    hindsight = formulation == "hindsight" or (formulation is None and instance.in_rounds)
+    if eviction_free and not hindsight:
         options["eviction_free"] = True
     if pulp_solver is not None:
         options["solver"] = pulp_solver
 
-    start = asked = question = None
-    if warm_start is not None:
-        start = _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
-    if below is not None and than is not None:
-        from optsched.optimize.question import below as ask
-
-        budget = Budget(time_limit)
-        asked = ask(
-            instance, below, than, objective=goals, cost_model=cost, seed=seed, budget=budget
-        )
-        if not instance.in_rounds:
-            options["below"] = asked.value
+    start = _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
+    asked = _asked(instance, below, than, goals, cost, seed, Budget(time_limit))
+    if asked is not None and not instance.in_rounds:
+        options["below"] = asked.value
 
     from optsched.optimize.solve import solve as run
 
@@ -153,7 +144,7 @@ def solve(
             **options,
         )
 
-    data = result.to_dict()
+    data, question = result.to_dict(), None
     if asked is not None:
         question = {**asked.to_dict(), "answer": asked.answer(result)}
         # After an error there is no answer to the question.
@@ -172,16 +163,25 @@ def solve(
         if question is not None:
             print(_question_text(question, result.scope))
 
-    limit = f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
-    match data["status"]:
-        case "infeasible":
-            raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
-        case "no_incumbent" if stop.is_set():
-            raise NoIncumbentError("interrupted before a first schedule was found")
-        case "no_incumbent":
-            raise NoIncumbentError(limit + "--warm-start")
-        case "error":
-            raise SolverError(f"{data['method']} failed; --log FILE writes its log")
+    _check_status(data, instance_file, time_limit, stop.is_set())
+
+
+def _check_status(
+    data: dict[str, Any], instance_file: str, time_limit: float, stopped: bool
+) -> None:
+    """Raise the error of a result without a schedule."""
+    if data["status"] == "infeasible":
+        raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
+    if data["status"] == "no_incumbent":
+        raise NoIncumbentError(
+            "interrupted before a first schedule was found"
+            if stopped
+            else f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
+            "--warm-start"
+        )
+
+    if data["status"] == "error":
+        raise SolverError(f"{data['method']} failed; --log FILE writes its log")
 
 
 @takes_slos
@@ -221,8 +221,7 @@ def bound(
             stop=stop,
         )
 
-    data = found.to_dict()
-    data["method"] = found.name or method
+    data = {**found.to_dict(), "method": found.name or method}
     if found.certificate is not None and certificate_out is not None:
         from optsched.files.read_write import write_json
 
@@ -342,14 +341,36 @@ def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ..
     return with_service_limits(parse_objectives(objective or TOTAL_LATENCY), slos)
 
 
+def _asked(
+    instance: Instance,
+    phi: float | None,
+    policy: str | None,
+    goals: tuple[Objective, ...] | None,
+    cost: CostModel | None,
+    seed: int,
+    budget: Budget,
+) -> Question | None:
+    """Return the question of --below and --than, or None without them."""
+    if phi is None or policy is None:
+        return None
+
+    from optsched.optimize.question import below
+
+    return below(instance, phi, policy, objective=goals, cost_model=cost, seed=seed, budget=budget)
+
+
 def _warm_start(
     instance: Instance,
-    text: str,
+    text: str | None,
     cost: CostModel | None,
     seed: int,
     slos: Slos,
     budget: Budget,
-) -> Schedule:
+) -> Schedule | None:
+    """Return the schedule of a file or of a policy, evaluated, or None without a text."""
+    if text is None:
+        return None
+
     from optsched.files.read_write import read_schedule
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
