@@ -33,6 +33,7 @@ from optsched.bounds.certificate import certified_value, certify
 from optsched.costs.cost import BatchCost
 from optsched.optimize.search.offline import improve
 from optsched.policies import allows, policies
+from optsched.policies.engine.simulate import completions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import canonical_json
@@ -95,7 +96,8 @@ def row(
     for objective, metric in (("tel", "mean_latency"), ("makespan",) * 2, ("mean_ttft",) * 2):
         begin = time.process_time()
         for name, bound in bounds().items():
-            task = BoundTask(instance, cost, parse_objective(objective))
+            goal = parse_objective(objective)
+            task = BoundTask(instance, cost, goal, completions=completions)
             if not bound.applies(task) or not bound.suits(task):
                 continue
             before, begin_s = time.process_time(), time.perf_counter()
@@ -174,7 +176,7 @@ def main() -> None:
     whole = trace(1.0, options)
     small = whole.subset(np.arange(20))  # loads what is compiled
     improve(small, cost, Budget(1.0))
-    lower_bound(small, cost_model=cost, time_limit_s=2.0)
+    lower_bound(small, cost_model=cost, time_limit_s=2.0, completions=completions)
     rates = [float(rate) for rate in options.rates.split(",")]
     if options.loads is not None:
         rates = [rate_at(float(load), whole, cost) for load in options.loads.split(",")]

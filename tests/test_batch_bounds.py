@@ -16,25 +16,21 @@ from exhaustive_batches import Exhaustive
 from sweeps import parts
 
 from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
-from optsched.bounds import (
-    bounds,
-    busy_time as busy,
-    lower_bound,
-    paths as paths_module,
-    pieces as pieces_module,
-)
+from optsched.bounds import bounds, busy_time as busy, lower_bound, pieces as pieces_module
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_prices, tokens_of
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.paths import completions_of, value_at
 from optsched.bounds.paths_kernel import Shared
 from optsched.bounds.shares_kernel import scale_to_one
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.optimize.strategies import allowed_policies
 from optsched.policies.base import own_work
+from optsched.policies.engine.simulate import completions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
 from optsched.workloads.generate import generate
@@ -64,7 +60,7 @@ def value_of(
 ) -> float:
     value, origin = lower_bound(
         instance, method=name, cost_model=cost, objective=objective or OBJECTIVE[name],
-        time_limit_s=time_limit_s,
+        time_limit_s=time_limit_s, completions=completions,
     )  # fmt: skip
     assert origin == name
     assert value is not None
@@ -244,12 +240,10 @@ def check_tiny(seed: int, count: int) -> None:
             assert busy.value_at(tokens, width, p1, p2) <= tel * (1 + 1e-12), about
             if not p1.any():
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
-                assert paths_module.value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
+                assert value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
                 shared, centre = wild_shares(generator, tokens, width, len(p2))
                 for _ in range(2):  # the second time around the multipliers that were best
-                    found = paths_module.value_at(
-                        tokens, width, p2, levels, shared=shared, centre=centre
-                    )
+                    found = value_at(tokens, width, p2, levels, shared=shared, centre=centre)
                     assert found <= tel * (1 + 1e-12), about
         piece = piece_of(BoundTask(instance, cost))
         for nodes in (1, 4, 40):
@@ -308,7 +302,7 @@ def check_joint(seed: int, count: int) -> None:
                     levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                     shared, centre = wild_shares(generator, tokens, width, len(p2))
                     for given in ({}, {"shared": shared, "centre": centre}):
-                        found = paths_module.value_at(tokens, width, p2, levels, **weight, **given)
+                        found = value_at(tokens, width, p2, levels, **weight, **given)
                         assert found <= most, f"{a}: {about}"
 
 
@@ -330,7 +324,13 @@ def test_no_policy_beats_a_joint_bound_in_either_mode_of_eviction() -> None:
         instance = predict(small, "noisy:mae=60")
         for weight in (0.3, 0.9):
             objective = f"latency_and_ttft:ttft_weight={weight}"
-            bound, _ = lower_bound(instance, cost_model=cost, objective=objective, time_limit_s=2.0)
+            bound, _ = lower_bound(
+                instance,
+                cost_model=cost,
+                objective=objective,
+                time_limit_s=2.0,
+                completions=completions,
+            )
             assert bound is not None
             for policy in allowed_policies(instance):
                 try:
@@ -370,7 +370,11 @@ def test_each_bound_is_the_best_where_it_should_be(rate: float, n: int, name: st
     assert max(by_name, key=by_name.__getitem__) == name
     told: list[str] = []
     value, origin = lower_bound(
-        instance, cost_model=cost, time_limit_s=20.0, progress=lambda n, v: told.append(n)
+        instance,
+        cost_model=cost,
+        time_limit_s=20.0,
+        progress=lambda n, v: told.append(n),
+        completions=completions,
     )
     assert origin == "pieces"
     assert told == ["work", "pieces"]
@@ -485,7 +489,7 @@ def test_requests_that_share_a_fixed_cost_pay_all_of_it() -> None:
     for share, expected in ((0.5, 0.103), (0.0, 0.056)):
         shared = Shared(price, begin, np.full(2 * cells, share))
         levels = np.linspace(0.02, 30, 200)
-        value = paths_module.value_at(tokens, width, np.zeros(cells), levels, shared=shared)
+        value = value_at(tokens, width, np.zeros(cells), levels, shared=shared)
         assert value == pytest.approx(expected, rel=0.01)
         assert value <= expected
 
@@ -518,19 +522,21 @@ def test_warnings_are_as_before_after_the_bound_by_pieces(monkeypatch: pytest.Mo
     )  # fmt: skip
     calls = count()
 
-    def slowly(*given: Any) -> Any:
-        time.sleep(0.02 * next(calls))
-        return simulate(*given)
+    def slowly(instance: Instance, cost: BatchCost) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            time.sleep(0.02 * next(calls))
+            return completions(instance, cost)
 
     def simulates(task: BoundTask, _: Budget) -> Proof:
-        paths_module.finish_online(task.instance, task.batch_cost, np.zeros(task.instance.n))
+        completions_of(task, task.instance, np.zeros(task.instance.n))
         return Proof(0.0)
 
-    monkeypatch.setattr(paths_module, "simulate", slowly)
     for name in ("busy_time", "clock", "shares"):
         monkeypatch.setattr(pieces_module, name, simulates)
     before = list(warnings.filters)
-    pieces_module.pieces(BoundTask(two, load_cost_model("llama2-7b-a100-infermax")), Budget(60.0))
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    pieces_module.pieces(BoundTask(two, cost, completions=slowly), Budget(60.0))
     assert next(calls) >= 1 + 2 * 3
     assert warnings.filters == before
 

@@ -147,6 +147,6 @@ def test_the_twin_is_near_the_measured_runs(name: str, within: float) -> None:
     # The RTX 4090 preempts often, and vLLM's prefix cache, which the twin lacks, helped it there.
     instance, times, cost = vllm_measured.run_of("", name)
     found = evaluate(instance, simulate(instance, "vllm-v1", cost_model=cost), cost)
-    real_times = vllm_measured._of_measured(instance, times)
+    real_times = vllm_measured.of_measured(instance, times)
     for metric in ("mean_latency", "mean_ttft", "mean_tpot"):
         assert found.metrics[metric] == pytest.approx(real_times[metric], rel=within), metric

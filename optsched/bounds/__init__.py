@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import REGISTRY, Bound, BoundTask, Proof, features_of
-from optsched.costs.cost import BatchCost, CostModel, UnitCost
+from optsched.bounds.base import REGISTRY, Bound, BoundTask, Completions, Proof, features_of
+from optsched.bounds.relaxations import relax
+from optsched.costs.cost import CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import TooLargeError, UsageError
-from optsched.problem.instance import Instance, Limits
+from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
 __all__ = [
@@ -27,15 +26,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-_FURTHER = ("optsched.optimize.bound",)
-"""Modules above this package that add bounds of their own to the registry when they are loaded."""
-
-
 def bounds() -> dict[str, Bound]:
-    """Return every bound by name, sorted by name."""
-    for module in _FURTHER:
-        import_module(module)
+    """Return every bound by name, sorted by name.
 
+    Those of `optsched.optimize` are among them once it is loaded.
+    """
     return REGISTRY.all()
 
 
@@ -60,7 +55,11 @@ def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
         it is not proved for a feature of the instance or of its cost model.
     """
     applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
-    able = {name: bound for name, bound in applying.items() if not bound.lacks(task)}
+    lacks = {
+        name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
+        for name, bound in applying.items()
+    }
+    able = {name: bound for name, bound in applying.items() if not lacks[name]}
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
     if method not in bounds():
@@ -74,10 +73,9 @@ def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
         )
 
     if method not in able:
-        lacks = ", ".join(applying[method].lacks(task))
         raise UsageError(
-            f"method: found the bound {method!r}, which is not proved for {lacks}; expected one of "
-            f"those that are: {others}"
+            f"method: found the bound {method!r}, which is not proved for "
+            f"{', '.join(lacks[method])}; expected one of those that are: {others}"
         )
 
     return [able[method]]
@@ -88,12 +86,8 @@ def raise_bound(
 ) -> None:
     """Run one bound, or all bounds that are proved for a task, and hand over each proof.
 
-    Under a tabulated cost model each bound runs once for every minorant.
-
-    In rounds, several workers are replaced by one with the room of all: N times the KV capacity and
-    the limits, and batches that hold both phases. What the workers process in a round is one batch
-    of it, so every schedule on them is one on it, with the same times. Proofs come without
-    certificates and schedules then, since these are of another instance.
+    Features that a bound is not proved for are left out by `optsched.bounds.relaxations`, where
+    that is proved. Under a tabulated cost model each bound runs once for every minorant.
 
     Parameters
     ----------
@@ -112,19 +106,12 @@ def raise_bound(
     UsageError
         As `usable`.
     """
-    if task.workers > 1 and task.instance.in_rounds:
-        task, given = _on_one(task), take
-
-        def take(name: str, proof: Proof) -> None:
-            given(name, Proof(proof.value))
-
-    queue = usable(task, method)
-    if method == "auto":
-        queue = [bound for bound in queue if not bound.searches or bound.suits(task)]
-
-    cost = task.cost_model
-    costs = cost.minorants if isinstance(cost, BatchCost) else (cost,)
-    runs = [(bound, replace(task, cost_model=one)) for bound in queue for one in costs]
+    runs = [
+        (bound, question)
+        for bound in usable(task, method)
+        for question in relax(task, bound.features)
+        if method != "auto" or not bound.searches or bound.suits(question.task)
+    ]
 
     for place, (bound, question) in enumerate(runs):
         started = place > 0
@@ -135,25 +122,14 @@ def raise_bound(
 
         share = 1.0 / (len(runs) - place) if bound.searches else 1.0
         try:
-            proof = bound.function(question, budget.part(share))
+            proof = bound.function(question.task, budget.part(share))
         except TooLargeError:
             if method != "auto":
                 raise
 
             continue  # others may need less memory
 
-        take(bound.name, proof)
-
-
-def _on_one(task: BoundTask) -> BoundTask:
-    """Return the task of one machine with the room of all workers of an instance in rounds."""
-    instance, times = task.instance, task.workers
-    limits = {name: times * value for name, value in instance.limits.as_dict().items()}
-    merged = replace(
-        instance, kv_capacity=times * instance.kv_capacity, limits=Limits(**limits),
-        hybrid_batching=None, known=None,
-    )  # fmt: skip
-    return replace(task, instance=merged, workers=1, known=None)
+        take(bound.name, question.answer(proof))
 
 
 def lower_bound(
@@ -166,6 +142,8 @@ def lower_bound(
     progress: Callable[[str, float], None] | None = None,
     stop: threading.Event | None = None,
     workers: int = 1,
+    found_tokens: int = 0,
+    completions: Completions | None = None,
 ) -> tuple[float | None, str | None]:
     """Return the largest of the bounds that apply, and its name.
 
@@ -192,6 +170,10 @@ def lower_bound(
         When set, no further bound starts.
     workers : int
         Number of equal workers; each request is on one of them.
+    found_tokens : int
+        Prompt tokens that requests may find in a prefix cache, as in `BoundTask`.
+    completions : callable, optional
+        Where some bounds start, as in `BoundTask`.
 
     Returns
     -------
@@ -216,7 +198,9 @@ def lower_bound(
                 progress(name, proof.value)
 
     goal = parse_objective(objective)
-    task = BoundTask(instance, cost_model or UnitCost(), goal, workers=workers)
+    task = BoundTask(
+        instance, cost_model or UnitCost(), goal, None, 0, workers, completions, found_tokens
+    )
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, further_fields
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
@@ -14,6 +17,8 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.registry import Registry
 from optsched.problem.schedule import Schedule
+
+Completions: TypeAlias = Callable[[Instance, BatchCost], NDArray[np.float64] | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +38,13 @@ class BoundTask:
         Seed of everything that is random.
     workers : int
         Number of equal workers. Each request is on one of them.
+    completions : callable, optional
+        ``completions(instance, cost_model)`` returns when requests end in a schedule that is
+        quickly made, in seconds from the first arrival, or None if there is none. Prices start from
+        it. Without one, requests are taken to be alone.
+    found_tokens : int
+        Prompt tokens that requests may find in a prefix cache, of all prompts together, so that no
+        schedule has to hold or process them.
     """
 
     instance: Instance
@@ -41,6 +53,14 @@ class BoundTask:
     known: Schedule | None = None
     seed: int = 0
     workers: int = 1
+    completions: Completions | None = None
+    found_tokens: int = 0
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that a proof must allow for, see `features_of`."""
+        found = features_of(self.instance, self.cost_model, self.workers)
+        return found | PREFIX_CACHE if self.found_tokens else found
 
     @property
     def batch_cost(self) -> BatchCost:
@@ -148,8 +168,7 @@ class Bound:
         list of str
             Sorted by name; empty if the bound is proved for all.
         """
-        needed = features_of(task.instance, task.cost_model, task.workers) - MINORANTS
-        return sorted(needed - self.features)
+        return sorted(task.features - self.features)
 
     def applies(self, task: BoundTask) -> bool:
         """Return whether the bound is one for the task's objective and the instance's time unit.
@@ -180,13 +199,14 @@ WHOLE_BLOCKS = LESS_ROOM
 that uses no schedule of its own allows for it. A method that finds schedules must count blocks."""
 
 WORKERS = frozenset({"workers"})
-"""The feature of several workers. In rounds no bound needs it: `optsched.bounds.raise_bound` asks
-for one machine with the room of all of them."""
+"""The feature of several workers."""
 
 MINORANTS = frozenset({"cost.table"})
-"""The feature of a tabulated cost model. Bounds run under its minorants, which are linear
-(`optsched.costs.table` says why that is right), so every bound on the times of tokens allows for
-it. A method that prices batches itself must not."""
+"""The feature of a tabulated cost model."""
+
+PREFIX_CACHE = frozenset({"prefix_cache"})
+"""The feature of prompt tokens that are found in a cache (`BoundTask.found_tokens`). No bound needs
+these three: `optsched.bounds.relaxations` asks without them, workers in seconds excepted."""
 
 
 def features_of(

@@ -64,17 +64,12 @@ of `optsched.bounds.busy_time`.
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.base import BoundTask
 from optsched.bounds.busy_time import Floats, Tokens, margin
 from optsched.bounds.paths_kernel import WINDOW, Shared, Use, costs_of_paths
-from optsched.costs.cost import BatchCost
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 
 
@@ -144,33 +139,25 @@ def nothing_shared(tokens: Tokens, price: Floats) -> Shared:
     return Shared(np.zeros(len(price)), none, np.zeros(0))
 
 
-def finish_online(instance: Instance, cost: BatchCost, chain: Floats) -> Floats:
-    """Return the completions of an online schedule.
+def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
+    """Return when requests of an instance in seconds may end, from the first arrival on.
 
-    The schedule is that of ``least-work``. Where it cannot run, every request is taken to be
-    alone.
+    That is in the caller's schedule, or `chain` after their arrival if there is none.
 
     Parameters
     ----------
+    task : BoundTask
     instance : Instance
-        An instance in seconds.
-    cost : BatchCost
+        The task's instance, its requests in any order.
     chain : ndarray of float64, shape (n,)
-        Time of all batches of each request if it were alone, in seconds.
+        Seconds that each request takes alone.
 
     Returns
     -------
     ndarray of float64, shape (n,)
-        Seconds from the first arrival.
     """
-    try:
-        with warnings.catch_warnings():  # about the cost model's range, since no claim is made here
-            warnings.simplefilter("ignore")
-            finish = evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
-    except OptschedError:  # a prompt beyond a hard limit that it does not split
-        finish = instance.release + chain
-
-    return np.asarray(finish, dtype=np.float64)
+    found = None if task.completions is None else task.completions(instance, task.batch_cost)
+    return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
 
 
 def in_system(arrival: Floats, finish: Floats, width: float, cells: int) -> NDArray[np.int64]:

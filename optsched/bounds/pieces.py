@@ -27,7 +27,7 @@ from optsched.bounds.busy_time import busy_time, tokens_of
 from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.paths import finish_online
+from optsched.bounds.paths import completions_of
 from optsched.bounds.shares import shares
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
@@ -61,7 +61,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     order = np.argsort(instance.arrival, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
     arrived = np.sort(instance.release)
-    finished = finish_online(instance, task.batch_cost, chain)
+    finished = completions_of(task, instance, chain)
 
     def prove(ends: tuple[int, int]) -> list[Proof]:
         first, last = ends

@@ -66,7 +66,7 @@ from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
 from optsched.bounds.batch import PROVED_FOR, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
 from optsched.bounds.certificate import shares_leaf, work_leaf
-from optsched.bounds.paths import finish_online, in_system, value_at
+from optsched.bounds.paths import completions_of, in_system, value_at
 from optsched.bounds.paths_kernel import Shared, Use
 from optsched.bounds.shares_kernel import improve_shares, scale_to_one
 from optsched.problem.budget import Budget, work_time
@@ -225,7 +225,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     chain = tokens.chain * (1 - margin(3))
     least = float(chain.sum()) * (1 - margin(instance.n))
     least = (1 - weight) * least + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
-    finish = finish_online(instance, task.batch_cost, chain)
+    finish = completions_of(task, instance, chain)
     latency = finish - tokens.arrival
     best, tree = least, work_leaf()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.bounds import bounds, usable
-from optsched.bounds.base import ANY_INSTANCE, REGISTRY, Bound, BoundTask, Proof
+from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import CERTIFIED, certified_value, certify as make
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import result_dict
@@ -18,6 +18,7 @@ from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import accept, attempt, choose, in_terms_of
 from optsched.optimize.formulations.base import Task, demands
 from optsched.optimize.interval import Interval
+from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
@@ -385,9 +386,9 @@ def _stronger(instance: Instance, names: set[str]) -> str | None:
 
     The ramp relaxation ignores limits on batches; CP-SAT honours them.
     """
-    if instance.n > _ramp_sizes()[0]:
+    if instance.n > RAMP_REQUESTS:
         return None
-    if _suits_ramp(instance) and not _limited(instance):
+    if suits_ramp(instance) and not _limited(instance):
         return "ramp" if "ramp" in names else None
     try:
         return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
@@ -414,61 +415,3 @@ def _run_exact(interval: Interval, seed: int) -> None:
         return  # the method does not handle these limits or sizes
 
     accept(exact, interval, answer)
-
-
-def prove_by_ramp(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound of the ramp relaxation, its certificate and its schedule.
-
-    The proof is in `optsched.optimize.ramp.relaxation`. The relaxation ignores limits on batches.
-    The bound holds all the same, since limits only rule schedules out. The schedule may break them.
-
-    Parameters
-    ----------
-    task : BoundTask
-        An instance in rounds, and the schedule to start from if there is one.
-    budget : Budget
-        The time limit, the stop event and the callback for progress.
-
-    Returns
-    -------
-    Proof
-        A bound on the total latency in rounds, its certificate, and the best schedule found.
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds.
-    """
-    from optsched.optimize.formulations.rounds.ramp import solve_by_ramp
-
-    options = SolveOptions(
-        time_limit_s=budget.left_s,
-        seed=task.seed,
-        warm_start=task.known,
-        progress=budget.progress,
-        stop=budget.stop,
-    )
-    answer = solve_by_ramp(Task(task.instance, objective=(TOTAL_LATENCY,)), options)
-    return Proof(int(answer.certificate["value"]), answer.certificate, answer.schedule)
-
-
-def _ramp_sizes() -> tuple[int, int]:
-    from optsched.optimize.formulations.rounds.hindsight import RAMP_CAPACITY, RAMP_REQUESTS
-
-    return RAMP_REQUESTS, RAMP_CAPACITY
-
-
-def _suits_ramp(instance: Instance) -> bool:
-    requests, capacity = _ramp_sizes()
-    return instance.n <= requests and instance.kv_capacity <= capacity
-
-
-RAMP = REGISTRY.add(
-    "ramp",
-    Bound(
-        "ramp", "reverse-time ramp relaxation; for up to about 60 requests", "round", ("tel",),
-        prove_by_ramp, ANY_INSTANCE, searches=True, certifies=True,
-        suits=lambda task: _suits_ramp(task.instance),
-    ),
-)  # fmt: skip
-"""The ramp bound. It is registered here since its relaxation uses the searches of this package."""

@@ -14,7 +14,7 @@ from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.interval import Interval
 from optsched.policies import allows, policies as registry
-from optsched.policies.engine.simulate import simulate
+from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import NO_LIMIT, Budget, work_time
 from optsched.problem.errors import (
     LoopError,
@@ -43,7 +43,9 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     task = interval.task
-    question = BoundTask(task.instance, task.cost_model, interval.goal, known, seed, task.workers)
+    question = BoundTask(
+        task.instance, task.cost_model, interval.goal, known, seed, task.workers, completions
+    )
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     def take(name: str, proof: Proof) -> None:

@@ -24,6 +24,7 @@ from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import reconcile
 from optsched.optimize.strategies import POLICY_SHARE, allowed_policies, outside_reason, run_policy
+from optsched.policies.engine.simulate import completions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InputError,
@@ -296,7 +297,7 @@ def tradeoff(
                 found[weight] = WeightedBound(weight, proof.value, name)
 
         tell(f"bound with {weight:g} of the weight on TTFT")
-        raise_bound(BoundTask(instance, cost, goal, seed=seed), budget, take)
+        raise_bound(BoundTask(instance, cost, goal, None, seed, 1, completions), budget, take)
 
     for goal in goals:
         if not found or not budget.stopped:

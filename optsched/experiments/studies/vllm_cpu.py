@@ -33,11 +33,13 @@ from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.costs.fit import fit
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.figures import Figure
+from optsched.experiments.studies.vllm_measured import of_measured
 from optsched.experiments.study import distinct, judged, mean, measured, over, picked, quiet, select
 from optsched.files.measured import read_measured
 from optsched.files.read_write import write_bytes, write_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.offline import improve
+from optsched.policies.engine.simulate import completions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, Limits
@@ -101,20 +103,12 @@ def run(trial: Row) -> Row:
 
         times = read_measured(out)
         times.check(instance)
-        assert times.ttft is not None
-        later = instance.output_tokens - 1
-        tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
-
-        return {
-            "mean_latency": float(times.latency.mean()), "mean_ttft": float(times.ttft.mean()),
-            "mean_tpot": float(tpot.mean()),
-            "makespan": float((instance.release + times.latency).max()),
-        }  # fmt: skip
+        return of_measured(instance, times)
 
     cost = _cost(folder, "all")
     if scheduler == "bound":
         total, origin = lower_bound(
-            instance, cost_model=cost, objective="tel", time_limit_s=trial["bound_s"]
+            instance, cost_model=cost, time_limit_s=trial["bound_s"], completions=completions
         )
         return {"mean_latency": None if total is None else total / instance.n, "origin": origin}
 

@@ -4,15 +4,7 @@ The runs are those of LLMServingSim (Cho et al. 2026), and the cost models are f
 the same GPUs alone. vLLM's prefix cache was on. The published runs do not say which request found
 what in the cache, only what share of all prompt tokens could be found.
 
-*The bound allows for the cache.* Let H be the prompt tokens that requests may find, of all prompts
-together, so that no schedule has to hold or process them. Take any schedule with the cache, under a
-minorant (`optsched.costs.table`). Let every request process what it found in its first batch, and
-let there be room for H more tokens and no maximum of tokens per batch. The batches are then those
-of a schedule without the cache. Each token found adds at most ``token + prefill_token`` and, with
-a prompt of s tokens, ``2 s prefill_square`` to one batch. So no token comes later by more than the
-sum D of that over H tokens with the longest prompt, and a bound for this schedule less D is one
-for the first. Terms with KV cached before only become smaller. What vLLM's cache still holds of a
-preempted request is not free here: a schedule that evicts must recompute the whole input.
+The bound allows for the cache as `optsched.bounds.relaxations` proves.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ from optsched.experiments.study import measured, over, picked, quiet, select
 from optsched.files.measured import Measured
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.offline import improve
-from optsched.policies.engine.simulate import simulate
+from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.instance import Instance, Limits
@@ -114,7 +106,7 @@ def run(trial: Row) -> Row:
     instance, times, cost = run_of(trial["folder"], trial["run"], trial["link_gb_s"])
     scheduler = trial["scheduler"]
     if scheduler == "measured":
-        return _of_measured(instance, times)
+        return of_measured(instance, times)
     if scheduler == "bound":
         value, origin = _bound(instance, cost, trial["found"], trial["bound_s"])
         return {"mean_latency": value, "origin": origin}
@@ -143,7 +135,8 @@ def _scheduled(instance: Instance, policy: str, cost: BatchCost, seed: int) -> S
         return in_parts(simulate(roomier, policy, cost, seed=seed), instance)
 
 
-def _of_measured(instance: Instance, times: Measured) -> Row:
+def of_measured(instance: Instance, times: Measured) -> Row:
+    """Return the metrics of a measured run. Its makespan is when the last token comes."""
     assert times.ttft is not None
     later = instance.output_tokens - 1
     last = float((instance.release + times.latency).max())
@@ -158,27 +151,13 @@ def _of_measured(instance: Instance, times: Measured) -> Row:
 def _bound(
     instance: Instance, cost: BatchCost, found: float, limit_s: float
 ) -> tuple[float | None, str | None]:
-    """Return the bound on mean latency with a prefix cache; the module's text has the proof."""
+    """Return the bound on mean latency with a prefix cache."""
     free = int(np.ceil(found * instance.prompt_tokens.sum()))
-    block = instance.kv_block_tokens
-    roomier = replace(
-        instance,
-        kv_capacity=instance.kv_capacity + -(-free // block) * block,
-        limits=replace(instance.limits, max_batch_tokens=None),
+    roomier = replace(instance, limits=replace(instance.limits, max_batch_tokens=None))
+    total, origin = lower_bound(
+        roomier, cost_model=cost, time_limit_s=limit_s, found_tokens=free, completions=completions
     )
-    best: tuple[float | None, str | None] = (None, None)
-    longest = int(instance.prompt_tokens.max())
-
-    for one in cost.minorants:
-        total, origin = lower_bound(
-            roomier, cost_model=one, objective="tel", time_limit_s=limit_s / len(cost.minorants)
-        )
-        each = one["token"] + one["prefill_token"] + 2 * longest * one["prefill_square"]
-        value = (total or 0.0) / instance.n - one.layers * each * free / 1000
-        if best[0] is None or value > best[0]:
-            best = max(0.0, value), origin
-
-    return best
+    return max(0.0, (total or 0.0) / instance.n), origin
 
 
 def summarize(rows: Sequence[Row]) -> list[Claim]:

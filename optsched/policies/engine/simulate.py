@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from optsched.costs.cost import CostModel, cost_for
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import BatchCost, CostModel, cost_for
+from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import PolicyError
+from optsched.problem.errors import OptschedError, PolicyError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
@@ -98,3 +103,26 @@ def simulate(
 
     # The schedule is one of the instance without the predictions and the SLOs that were given.
     return runner.run(Job(told, instance, cost, seed, name, budget))
+
+
+def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | None:
+    """Return when requests end under ``least-work``, in seconds from the first arrival.
+
+    None where it cannot run: a prompt is beyond a hard limit that it does not split.
+
+    Parameters
+    ----------
+    instance : Instance
+        An instance in seconds.
+    cost : BatchCost
+
+    Returns
+    -------
+    ndarray of float64, shape (n,), or None
+    """
+    try:
+        with warnings.catch_warnings():  # about the cost model's range, since no claim is made here
+            warnings.simplefilter("ignore")
+            return evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
+    except OptschedError:
+        return None

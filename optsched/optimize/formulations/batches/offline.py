@@ -39,6 +39,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     """
     from optsched.bounds import lower_bound
     from optsched.optimize.search.offline import improve
+    from optsched.policies.engine.simulate import completions
 
     problem(task)  # for its checks
     goal, cost = task.objective[0], task.cost_model
@@ -54,6 +55,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
         bound, origin = lower_bound(
             task.instance, cost_model=cost, objective=goal, stop=budget.stop, workers=task.workers,
             time_limit_s=_PATIENT_S if limit is None else _BOUND_SHARE * limit,
+            completions=completions,
         )  # fmt: skip
         bound_s = budget.spent_s
 

@@ -26,6 +26,7 @@ from optsched.optimize.formulations.rounds.integer_program import (
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
+from optsched.optimize.ramp.bound import suits_ramp
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
@@ -44,8 +45,6 @@ _CPSAT_PAIRS = 50_000
 _CPSAT_REQUESTS = 32
 _CPSAT_PROVES = 10
 _HIGHS_ON_WORKERS = 12
-RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
-"""The max requests and KV tokens for which the ramp relaxation has few enough states."""
 _SEARCH_ROUNDS = 1 << 27
 
 
@@ -161,7 +160,7 @@ def _suits_ramp(instance: Instance) -> bool:
     from optsched.optimize.ramp.jobs import periods
     from optsched.optimize.ramp.kinds import unsupported
 
-    if not _CPSAT_PROVES < instance.n <= RAMP_REQUESTS or instance.kv_capacity > RAMP_CAPACITY:
+    if instance.n <= _CPSAT_PROVES or not suits_ramp(instance):
         return False
 
     return not any(unsupported(jobs) for jobs in periods(instance))
