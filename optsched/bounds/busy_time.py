@@ -248,7 +248,17 @@ def margin(terms: int) -> float:
 
 @njit
 def cell_at(moment: float, width: float) -> int:
-    """Return the cell c with fl(c width) <= moment < fl((c + 1) width)."""
+    """Return the cell c with fl(c width) <= moment < fl((c + 1) width).
+
+    Parameters
+    ----------
+    moment, width : float
+        Time and width of a cell, in seconds.
+
+    Returns
+    -------
+    int
+    """
     c = int(moment / width)
     while c > 0 and c * width > moment:
         c -= 1
@@ -281,7 +291,22 @@ def _least(
 
 @njit(nogil=True)
 def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: float) -> float:
-    """Return sum_i sum_k min F_k by chords over the decode steps (module's text)."""
+    """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
+
+    Parameters
+    ----------
+    tokens : Tokens
+    chords : int
+        Number of chords over a request's decode steps.
+    prices : Prices
+    ttft_weight : float
+        The weight a of first tokens.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     arrival, prefill, prefill_paid = tokens.arrival, tokens.prefill, tokens.prefill_paid
     first, steps, work, paid = tokens.first, tokens.steps, tokens.work, tokens.paid
     work_slope, paid_slope = tokens.work_slope, tokens.paid_slope

@@ -40,7 +40,22 @@ def extremes(
     evicted: NDArray[np.int64],
     restart: bool,
 ) -> Any:
-    """Return the extremes of a feasible schedule, in the order of `WORDS`."""
+    """Return the extremes of a feasible schedule, in the order of `WORDS`.
+
+    Parameters
+    ----------
+    prompt : ndarray of int64, shape (n,)
+        Prompt tokens.
+    offsets, request, tokens, evicted_offsets, evicted : ndarray of int64
+        Columns of the schedule; see `optsched.Schedule`.
+    restart : bool
+        Whether an evicted request loses the tokens that it has produced.
+
+    Returns
+    -------
+    ndarray of int64, shape (7,)
+        0 where the schedule has no such batch or prefill.
+    """
     n = prompt.shape[0]
     cached = np.zeros(n, dtype=np.int64)
     produced = np.zeros(n, dtype=np.int64)
