@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.budget import Budget, Progress
+from optsched.problem.budget import Budget, Progress, work_time
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import Schedule
 
@@ -210,9 +210,13 @@ class RawOutcome:
 
 
 def run_interruptibly(
-    work: Callable[[], None], *, cancel: Callable[[], None], stop: threading.Event | None
+    work: Callable[[], None],
+    *,
+    cancel: Callable[[], None],
+    stop: threading.Event | None,
+    deadline: float = math.inf,
 ) -> None:
-    """Run ``work`` in a thread, and call ``cancel`` at Ctrl-C or once ``stop`` is set.
+    """Run ``work`` in a thread, and call ``cancel`` at Ctrl-C, once ``stop`` is set, or in time.
 
     Python delivers Ctrl-C only between bytecodes of the main thread. If the solver ran in the main
     thread, Ctrl-C would wait for it. A second Ctrl-C gives up waiting. It is ignored if it follows
@@ -225,6 +229,8 @@ def run_interruptibly(
     cancel : callable
         Asks ``work`` to end. It is called repeatedly until ``work`` ends.
     stop : threading.Event, optional
+    deadline : float
+        A time of `work_time`.
 
     Raises
     ------
@@ -259,7 +265,8 @@ def run_interruptibly(
 
             interrupted = now if interrupted is None else interrupted
 
-        if interrupted is not None or (stop is not None and stop.is_set()):
+        stopped = interrupted is not None or (stop is not None and stop.is_set())
+        if stopped or work_time() >= deadline:
             cancel()
 
     if failure:

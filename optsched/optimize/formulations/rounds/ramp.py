@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -53,19 +51,7 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
             threads=options.thread_count,
         )
 
-    timer = None
-    if math.isfinite(options.time_limit):
-        left = max(0.0, options.time_limit - (work_time() - begin))
-        timer = threading.Timer(min(left, threading.TIMEOUT_MAX), cancel)
-        timer.daemon = True
-        timer.start()
-
-    try:
-        run_interruptibly(work, cancel=cancel, stop=options.stop)
-    finally:
-        if timer is not None:
-            timer.cancel()
-
+    run_interruptibly(work, cancel=cancel, stop=options.stop, deadline=begin + options.time_limit)
     return _answer(task, best, work_time() - begin)
 
 
