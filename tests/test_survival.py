@@ -304,6 +304,7 @@ def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: 
 @needs_dask
 def test_a_trial_that_takes_its_dask_worker_with_it_has_failed(log: Path) -> None:
     import dask
+    import distributed  # noqa: F401 - or its defaults would go with what is set here
 
     # Dask gives up after as many lost workers as it is told, here the first.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
