@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from studies.trail import ALPACA
 
-from optsched.experiments.studies.trail import ALPACA
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance

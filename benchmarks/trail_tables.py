@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from studies.trail import BURST, POLICIES, SETTINGS, mean
+
 from optsched.experiments import Row
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.studies.trail import BURST, POLICIES, SETTINGS, mean
 
 NAMES = {spec: name for name, spec in {**POLICIES, **BURST}.items()}
 

@@ -41,8 +41,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.experiments.studies.vllm_measured import run_of
+from optsched.experiments import load_studies
 from optsched.show.plot import plot_comparison
+
+load_studies()
+from optsched_studies.vllm_measured import run_of
 
 warnings.filterwarnings("ignore", message="cost model .* is used outside its range")
 folder = Path(tempfile.mkdtemp())

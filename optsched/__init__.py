@@ -18,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from optsched.analysis import queueing as queueing
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
     from optsched.costs.cost import (
@@ -95,7 +94,7 @@ _PUBLIC = {
 """The public names of every module. A test checks that type checkers see the same names above."""
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-_MODULES = {"plot": "show.plot", "queueing": "analysis.queueing"}
+_MODULES = {"plot": "show.plot"}
 """Modules that are public by a name of their own."""
 
 __all__ = [*sorted(_HOMES), *_MODULES]

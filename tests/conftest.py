@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from command_line import run
 
+from optsched.experiments import load_studies
+
+load_studies()  # tests import them from optsched_studies
+
 # A shell starts background jobs with interrupts ignored; the tests of Ctrl-C need them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # An empty variable names no folder of traces.

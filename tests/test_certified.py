@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optsched_studies import vllm_measured
 from test_bounds import PAIR, PaddedInstance
 from test_certificate import sealed
 from test_vllm_measured import folder  # noqa: F401 (a fixture)
@@ -30,7 +31,6 @@ from optsched.bounds.checker.fields import (
 from optsched.bounds.checker.parts import Rejected
 from optsched.cli import app
 from optsched.costs.batch import COEFFICIENTS
-from optsched.experiments.studies import vllm_measured
 from optsched.files.read_write import write_instance, write_json
 from optsched.problem.errors import UsageError
 from optsched.problem.forecast import Forecast

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from optsched_studies.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
 
 from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.studies.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, UsageError

@@ -13,8 +13,8 @@ import pytest
 from pages import ROOT, Block, blocks, commands, missing_line, name
 
 GUIDES = sorted((ROOT / "docs" / "develop").glob("add-*.md"))
-COPIED = ("optsched", "tests", "docs", "models", "instances", "mkdocs.yml", "pyproject.toml",
-          "README.md", "CHANGELOG.md", "CONTRIBUTING.md")  # fmt: skip
+COPIED = ("optsched", "tests", "benchmarks", "docs", "models", "instances", "mkdocs.yml",
+          "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")  # fmt: skip
 RUN = {"optsched": ["-m", "optsched"], "python": [], "ruff": ["-m", "ruff"]}
 """Commands that are run, and how; the others are for people."""
 STYLE = ("ruff check", "ruff format --check",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import optsched
+from optsched.experiments.store import read
 
 ROOT = Path(optsched.__file__).resolve().parent
 
@@ -185,9 +187,36 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
         assert {f"optsched/_data/{folder}/{name}" for name in shipped} <= names
     modules = {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob("*.py")}
     assert modules <= names
+    studies = ROOT.parent / "benchmarks" / "studies"
+    inside = {p.relative_to(studies).as_posix() for p in studies.rglob("*.py")}
+    assert {f"optsched/_data/studies/{name}" for name in inside} <= names
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
     metadata = next(n for n in names if n.endswith("entry_points.txt"))
     assert "optsched = optsched.cli:main" in zipfile.ZipFile(wheel).read(metadata).decode()
+    experiments_run_from(wheel, tmp_path)
+
+
+def experiments_run_from(wheel: Path, folder: Path) -> None:
+    """Run the same trials from the unpacked wheel, in an empty folder, and in this checkout."""
+    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
+    words = ["experiment", "infermax-memory", "--trials", "2", "--set", "requests=8"]
+    printed = []
+    for name, home in (("wheel", folder / "unpacked"), ("checkout", ROOT.parent)):
+        (folder / name).mkdir()
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "optsched", *words, "--out", "out"],
+            cwd=folder / name, env={**os.environ, "PYTHONPATH": str(home)},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        printed.append(result.stdout)
+
+    assert printed[0] == printed[1]
+    wheels, ours = (folder / name / "out" / "results.csv" for name in ("wheel", "checkout"))
+    assert wheels.read_bytes() == ours.read_bytes()
+    # The code has one digest, so that either goes on with the other's store.
+    stores = [read(folder / name / "out")[0] for name in ("wheel", "checkout")]
+    assert stores[0].code == stores[1].code
 
 
 @pytest.mark.skipif(not (ROOT.parent / "Makefile").is_file(), reason="not a checkout")

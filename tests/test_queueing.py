@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from optsched.analysis.queueing import (
+from optsched_studies.queueing import (
     Jobs,
     Sizes,
     exponential,
@@ -27,9 +26,10 @@ from optsched.analysis.queueing import (
     simulate_refined,
     weibull,
 )
-from optsched.analysis.queueing.events import limited_preemption, stepwise_ranks
-from optsched.analysis.queueing.refined import components
-from optsched.analysis.queueing.simulation import estimate
+from optsched_studies.queueing.events import limited_preemption, stepwise_ranks
+from optsched_studies.queueing.refined import components
+from optsched_studies.queueing.simulation import estimate
+
 from optsched.experiments.runner import run_experiment
 from optsched.problem.errors import InputError
 

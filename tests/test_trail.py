@@ -9,11 +9,11 @@ from random import Random
 
 import numpy as np
 import pytest
+from optsched_studies.queueing import exponential, mean_response_time, perfect
 from slow_judge import TIMED, random_instance
 from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
 
 from optsched.analysis.compare import compare
-from optsched.analysis.queueing import exponential, mean_response_time, perfect
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import is_clairvoyant, make_policy

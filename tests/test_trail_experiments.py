@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from optsched.experiments.runner import run_experiment
-from optsched.experiments.studies.trail import (
+from optsched_studies.trail import (
     POLICIES,
     SETTINGS,
     errors,
@@ -17,6 +15,8 @@ from optsched.experiments.studies.trail import (
     summarize_rates,
     workload,
 )
+
+from optsched.experiments.runner import run_experiment
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from optsched_studies.trail import ALPACA, errors
 
-from optsched.experiments.studies.trail import ALPACA, errors
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optsched_studies import vllm_cpu
 from test_profile import write
 
 from optsched import Measured, evaluate, read_instance, simulate, write_measured
 from optsched.costs.fit import fit
 from optsched.engines.profiling import shapes
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.studies import vllm_cpu
 
 SETTINGS = {"requests": "60", "loads": "1,3", "repetitions": "2", "search_s": "0.1",
             "bound_s": "0.1"}  # fmt: skip

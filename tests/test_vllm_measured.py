@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from optsched_studies import vllm_measured
 from test_table import write_profile
 from trace_files import put, read
 
 from optsched import Instance, Limits, evaluate, simulate
 from optsched.bounds import lower_bound
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.studies import vllm_measured
 from optsched.optimize.search.offline import improve
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError

@@ -1,1 +1,1 @@
-"""Analysis of policies: comparison with the optimum, competitive ratios, theory and queueing."""
+"""Analysis of policies: comparison with the optimum, competitive ratios and theory."""

@@ -1,12 +1,21 @@
 """Named experiments, which run trial by trial and keep their results in a durable store.
 
-A module of `optsched.experiments.studies` defines `Experiment` objects at its top level. The
-registry finds them there, so that no other file needs editing. `run_experiment` (in
+The studies are files in ``benchmarks/studies`` that define `Experiment` objects at their top level.
+The registry finds them there, so that no other file needs editing. `run_experiment` (in
 `optsched.experiments.runner`) runs an experiment, and `load` reads its results.
 """
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.registry import experiments, get_experiment
+from optsched.experiments.registry import experiments, get_experiment, load_studies
 from optsched.experiments.results import load
 
-__all__ = ["Claim", "Experiment", "Figure", "Row", "experiments", "get_experiment", "load"]
+__all__ = [
+    "Claim",
+    "Experiment",
+    "Figure",
+    "Row",
+    "experiments",
+    "get_experiment",
+    "load",
+    "load_studies",
+]

@@ -9,6 +9,7 @@ trials in this process.
 
 from __future__ import annotations
 
+import pickle
 import signal
 import threading
 from asyncio import CancelledError
@@ -23,6 +24,7 @@ from typing import Any
 
 from optsched.experiments.base import Row, Run
 from optsched.experiments.isolation import Answer, Isolation, attempt
+from optsched.experiments.registry import load_studies
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
 MAX_JOBS = 1024
@@ -74,7 +76,9 @@ def on_dask(
 
     def ask(trial: Row) -> Answer:
         try:
-            future = client.submit(_beside_worker, run, trial, code, memory_limit, pure=False)
+            future = client.submit(
+                _beside_worker, pickle.dumps(run), trial, code, memory_limit, pure=False
+            )
             answer: Answer = future.result()
             return answer
         except distributed.scheduler.KilledWorker:
@@ -168,6 +172,7 @@ def _isolation(code: str, memory_limit: int | None) -> Isolation:
     return Isolation(code, memory_limit)
 
 
-def _beside_worker(run: Run, trial: Row, code: str, memory_limit: int | None) -> Answer:
+def _beside_worker(packed: bytes, trial: Row, code: str, memory_limit: int | None) -> Answer:
     """Run a trial in a process of its own; the caller is a Dask worker."""
-    return _isolation(code, memory_limit).run(run, trial)
+    load_studies()  # or their functions cannot be unpickled
+    return _isolation(code, memory_limit).run(pickle.loads(packed), trial)

@@ -19,6 +19,7 @@ from typing import Any
 
 from optsched import __version__
 from optsched.costs.cost import models_folder
+from optsched.experiments.registry import studies_folder
 from optsched.files.read_write import example_instances
 from optsched.problem.errors import InputError
 from optsched.problem.instance import canonical_json
@@ -32,7 +33,7 @@ APPLICATION_ID = 0x6F707473
 VERSION = 1
 """The version of the tables, which the file's header has as ``user_version``."""
 
-WITHOUT_EFFECT = ("cli", "show", "experiments/figures.py")
+WITHOUT_EFFECT = ("_data", "cli", "show", "experiments/figures.py")
 """Folders and files whose code no trial runs. They may change while an experiment goes on."""
 
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
@@ -44,13 +45,15 @@ _TRIALS = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
 def counted_files() -> dict[str, Path]:
     """Return the files on which a trial's result may depend, by name.
 
-    They are the package's sources without those of `WITHOUT_EFFECT`, and the shipped cost models
-    and instances.
+    They are the package's sources without those of `WITHOUT_EFFECT`, the studies, and the shipped
+    cost models and instances.
     """
     root = Path(__file__).resolve().parents[1]
+    studies = studies_folder()
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
     return {
         **{n: f for n, f in sources.items() if not {n, n.split("/")[0]} & set(WITHOUT_EFFECT)},
+        **{f"studies/{f.relative_to(studies).as_posix()}": f for f in studies.rglob("*.py")},
         **{f"models/{file.name}": file for file in models_folder().glob("*.toml")},
         **{f"instances/{file.name}": file for file in example_instances().values()},
     }

@@ -25,6 +25,7 @@ from typing import Any
 
 from optsched.experiments.base import Row
 from optsched.experiments.isolation import attempt
+from optsched.experiments.registry import load_studies
 from optsched.experiments.store import code_version
 
 IDLE_S = 300.0
@@ -63,6 +64,7 @@ def main() -> None:
 
 
 def _run(packed: bytes, trial: Row) -> Row:
+    load_studies()  # or their functions cannot be unpickled
     row: Row = pickle.loads(packed)(trial)
     return row
 

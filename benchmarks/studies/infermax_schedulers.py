@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.studies.infermax import (
+from optsched.experiments.study import (
+    Count,
+    claim,
+    distinct,
+    measured,
+    select,
+    sweep,
+)
+from optsched.workloads.generate import generate
+
+from .infermax import (
     COLUMNS,
     MODEL,
     PAPER,
@@ -17,15 +27,6 @@ from optsched.experiments.studies.infermax import (
     run_on,
     share,
 )
-from optsched.experiments.study import (
-    Count,
-    claim,
-    distinct,
-    measured,
-    select,
-    sweep,
-)
-from optsched.workloads.generate import generate
 
 LIMITED = "sarathi:max_running=128"
 """Sarathi with the batch size that its simulator has by default."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.analysis.queueing.simulation import Estimate, estimate
 from optsched.experiments.base import Claim, Experiment, Figure, Row
 from optsched.experiments.study import (
     Count,
@@ -32,6 +31,8 @@ from optsched.experiments.study import (
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
+
+from .queueing.simulation import Estimate, estimate
 
 PAPER = "Shahout et al. 2024 (TRAIL)"
 SETTINGS = {"seats": 100_000, "both": 50_000, "memory": 20_000}

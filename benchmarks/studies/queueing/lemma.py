@@ -14,8 +14,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optsched.analysis.queueing.jobs import Floats, Jobs, check_queue
 from optsched.problem.errors import InputError
+
+from .jobs import Floats, Jobs, check_queue
 
 Table = Callable[[Floats], Floats]
 

@@ -10,8 +10,9 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.analysis.queueing.jobs import Floats
 from optsched.problem.kernel import njit
+
+from .jobs import Floats
 
 Ints = NDArray[np.int64]
 Run = tuple[Floats, float, float]

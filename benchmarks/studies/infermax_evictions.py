@@ -7,17 +7,6 @@ from typing import Any
 
 from optsched.costs.cost import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.studies.infermax import (
-    COLUMNS,
-    MODEL,
-    PAPER,
-    POWERS,
-    SCHEDULERS,
-    SHARED,
-    extreme,
-    pairs,
-    run_fixed,
-)
 from optsched.experiments.study import (
     claim,
     distinct,
@@ -29,6 +18,18 @@ from optsched.experiments.study import (
 )
 from optsched.optimize.solve import solve
 from optsched.workloads.generate import generate
+
+from .infermax import (
+    COLUMNS,
+    MODEL,
+    PAPER,
+    POWERS,
+    SCHEDULERS,
+    SHARED,
+    extreme,
+    pairs,
+    run_fixed,
+)
 
 # --- eviction-free schedulers ---------------------------------------------------------------------
 

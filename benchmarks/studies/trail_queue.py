@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from optsched.analysis import queueing
 from optsched.experiments.base import Claim, Experiment, Figure, Row
 from optsched.experiments.study import claim, distinct, measured, select, sweep
+
+from . import queueing
 
 PAPER = "Shahout et al. 2024 (TRAIL)"
 LAWS = {

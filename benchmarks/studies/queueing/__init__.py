@@ -6,13 +6,14 @@ by event.
 
 Examples
 --------
->>> from optsched import queueing
+>>> from optsched.experiments import load_studies
+>>> queueing = load_studies().queueing
 >>> jobs = queueing.perfect(queueing.exponential())
 >>> round(queueing.mean_response_time(jobs, rate=0.8, c=1.0), 4)  # SRPT
 2.3528
 """
 
-from optsched.analysis.queueing.jobs import (
+from .jobs import (
     Jobs,
     Sizes,
     exponential,
@@ -21,14 +22,14 @@ from optsched.analysis.queueing.jobs import (
     perfect,
     weibull,
 )
-from optsched.analysis.queueing.lemma import mean_memory, mean_response_time, response_time
-from optsched.analysis.queueing.refined import (
+from .lemma import mean_memory, mean_response_time, response_time
+from .refined import (
     RefinedJobs,
     learned,
     refined_jobs,
     refined_response_time,
 )
-from optsched.analysis.queueing.simulation import (
+from .simulation import (
     Estimate,
     Measured,
     simulate_queue,

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.analysis.queueing.jobs import Floats, check_queue
 from optsched.problem.errors import InputError
+
+from .jobs import Floats, check_queue
 
 Ints = NDArray[np.int64]
 

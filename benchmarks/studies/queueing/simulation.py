@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.random import Generator
 
-from optsched.analysis.queueing.jobs import Floats, Jobs, check_queue
-from optsched.analysis.queueing.refined import RefinedJobs
 from optsched.problem.errors import InputError
 
+from .jobs import Floats, Jobs, check_queue
+from .refined import RefinedJobs
+
 if TYPE_CHECKING:
-    from optsched.analysis.queueing.events import Run
+    from .events import Run
 
 EDGE = 0.05
 """The share of the arrivals that is left out at the start and at the end of a replication."""
@@ -109,7 +110,7 @@ def simulate_queue(
     rate : float
         lambda, the arrivals per unit of time.
     c : float
-        C in [0, 1], as in `optsched.analysis.queueing.mean_response_time`.
+        C in [0, 1], as in `optsched_studies.queueing.mean_response_time`.
     generator : numpy.random.Generator
     arrivals : int
         Arrivals of each replication, 100 or more. A replication begins with an empty system, and
@@ -133,7 +134,7 @@ def simulate_queue(
     The workload that arrivals find is the control variate of response time and mean memory. Under
     every work-conserving policy its mean is given by the formula of Pollaczek and Khinchine.
     """
-    from optsched.analysis.queueing.events import limited_preemption
+    from .events import limited_preemption
 
     check_queue(rate, jobs.mean, c)
     draw = jobs.draw
@@ -191,7 +192,7 @@ def simulate_refined(
     InputError
         The load is outside (0, 1), or there are fewer than 100 arrivals or 3 replications.
     """
-    from optsched.analysis.queueing.events import stepwise_ranks
+    from .events import stepwise_ranks
 
     check_queue(rate, jobs.mean)
 
