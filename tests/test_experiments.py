@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from optsched_studies import jaillet_models
 from optsched_studies.infermax import MODEL, fixed, run_fixed, spec_of
+from optsched_studies.parts import Count, claim, mean, measured, sweep
 from typer.testing import CliRunner
 
 from optsched.bounds.certificate import verify_certificate
@@ -23,7 +24,6 @@ from optsched.cli import app
 from optsched.experiments import Claim, experiments, get_experiment
 from optsched.experiments.results import rows_as_csv
 from optsched.experiments.runner import run_experiment
-from optsched.experiments.study import Count, claim, mean, measured, sweep
 from optsched.problem.errors import InputError, SolverError
 from optsched.workloads.generate import generate
 

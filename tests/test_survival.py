@@ -26,11 +26,11 @@ from survival import SURVIVAL
 
 from optsched.cli import app
 from optsched.experiments import experiments, load
-from optsched.experiments.isolation import memory_bytes, memory_in_use, memory_text
 from optsched.experiments.results import Outcome
 from optsched.experiments.runner import run_experiment
 from optsched.experiments.store import code_version, counted_files, version_of
 from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.processes import memory_bytes, memory_in_use, memory_text
 from optsched.problem.progress import LiveLine
 
 SCRIPT = str(Path(survival.__file__))
@@ -423,7 +423,7 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
     files = counted_files()
     for name in (
         "judge/evaluate.py",
-        "experiments/study.py",
+        "studies/parts.py",
         "models/llama2-70b-tp2-a100-derived.toml",
     ):
         assert files[name].is_file()

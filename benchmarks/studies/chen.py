@@ -10,7 +10,11 @@ import numpy as np
 from optsched.analysis import theory
 from optsched.analysis.ratio.families import from_shares, two_point
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import (
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
+
+from .parts import (
     Count,
     claim,
     judged,
@@ -22,9 +26,6 @@ from optsched.experiments.study import (
     select,
     sweep,
 )
-from optsched.problem.instance import Instance
-from optsched.workloads.generate import generate
-from optsched.workloads.predict import predict
 
 PAPER = "Chen, Ye and Zhou 2025"
 

@@ -15,7 +15,10 @@ import numpy as np
 from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import (
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+
+from .parts import (
     Count,
     claim,
     distinct,
@@ -27,8 +30,6 @@ from optsched.experiments.study import (
     quiet,
     sweep,
 )
-from optsched.problem.instance import Instance
-from optsched.workloads.generate import generate
 
 PAPER = "Choi et al. 2025 (ELIS)"
 LATENCY_S = {

@@ -9,15 +9,16 @@ import numpy as np
 
 from optsched.costs.cost import load_cost_model
 from optsched.experiments.base import Row
-from optsched.experiments.study import (
+from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.instance import Instance
+
+from .parts import (
     measured,
     picked,
     quiet,
     select,
 )
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
-from optsched.problem.instance import Instance
 
 PAPER = "Kim et al. 2024 (InferMax)"
 MODEL = "llama2-7b-a100-infermax-paper"

@@ -7,15 +7,6 @@ from typing import Any
 
 from optsched.costs.cost import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import (
-    claim,
-    distinct,
-    judged,
-    measured,
-    quiet,
-    select,
-    sweep,
-)
 from optsched.optimize.solve import solve
 from optsched.workloads.generate import generate
 
@@ -29,6 +20,15 @@ from .infermax import (
     extreme,
     pairs,
     run_fixed,
+)
+from .parts import (
+    claim,
+    distinct,
+    judged,
+    measured,
+    quiet,
+    select,
+    sweep,
 )
 
 # --- eviction-free schedulers ---------------------------------------------------------------------

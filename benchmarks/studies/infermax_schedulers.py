@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import (
-    Count,
-    claim,
-    distinct,
-    measured,
-    select,
-    sweep,
-)
 from optsched.workloads.generate import generate
 
 from .infermax import (
@@ -26,6 +18,14 @@ from .infermax import (
     run_fixed,
     run_on,
     share,
+)
+from .parts import (
+    Count,
+    claim,
+    distinct,
+    measured,
+    select,
+    sweep,
 )
 
 LIMITED = "sarathi:max_running=128"

@@ -16,11 +16,11 @@ from optsched.costs.cost import load_cost_model
 from optsched.costs.devices import device
 from optsched.costs.profiles import SPLITWISE_TOKENS, splitwise_rows
 from optsched.experiments.base import Claim, Experiment, Row
-from optsched.experiments.study import claim, distinct, judged, measured, picked, quiet, select
 from optsched.policies.base import Rules
 from optsched.problem.errors import InputError
 
 from .infermax import PAPER, fixed
+from .parts import claim, distinct, judged, measured, picked, quiet, select
 
 TIMES = {"prompt": "prompt_time", "token": "token_time", "e2e": "e2e_time"}
 """The quantities compared, and the columns of milliseconds in Splitwise's table."""

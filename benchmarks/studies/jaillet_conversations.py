@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import (
+from optsched.workloads.generate import generate
+
+from .parts import (
     Count,
     claim,
     distinct,
@@ -20,7 +22,6 @@ from optsched.experiments.study import (
     select,
     sweep,
 )
-from optsched.workloads.generate import generate
 
 PAPER = "Jaillet et al. 2025"
 HIGH, LOW = 50.0, 10.0

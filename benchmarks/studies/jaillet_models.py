@@ -15,10 +15,11 @@ from typing import Any
 
 from optsched.bounds.certificate import verify_certificate
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import judged, measured
 from optsched.optimize.solve import solve
 from optsched.problem.errors import ViolationError
 from optsched.workloads.generate import generate
+
+from .parts import judged, measured
 
 PRINTED = {
     "jaillet-model-1": {"best": 1.0, "mean": 1.005, "worst": 1.074, "optimal": 114 / 200},

@@ -11,10 +11,11 @@ from typing import Any
 from optsched.bounds import lower_bound
 from optsched.costs.cost import cost_for
 from optsched.experiments.base import Claim, Experiment, Row
-from optsched.experiments.study import distinct, judged, measured, picked, quiet, select
 from optsched.files.read_write import read_instance
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate, parse_parameters
+
+from .parts import distinct, judged, measured, picked, quiet, select
 
 METRICS = ("tel", "makespan", "tps", "mean_ttft", "mean_tpot", "evictions", "mean_kv")
 

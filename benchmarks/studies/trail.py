@@ -17,7 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import (
+from optsched.problem.instance import Instance
+from optsched.workloads.generate import generate
+from optsched.workloads.predict import predict
+
+from .parts import (
     Count,
     claim,
     distinct,
@@ -28,10 +32,6 @@ from optsched.experiments.study import (
     select,
     sweep,
 )
-from optsched.problem.instance import Instance
-from optsched.workloads.generate import generate
-from optsched.workloads.predict import predict
-
 from .queueing.simulation import Estimate, estimate
 
 PAPER = "Shahout et al. 2024 (TRAIL)"

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from optsched.experiments.base import Claim, Experiment, Figure, Row
-from optsched.experiments.study import claim, distinct, measured, select, sweep
 
 from . import queueing
+from .parts import claim, distinct, measured, select, sweep
 
 PAPER = "Shahout et al. 2024 (TRAIL)"
 LAWS = {

@@ -61,8 +61,8 @@ def experiment(
     given = key_values(settings)
     check_folder(out)
     check_outputs(json_out)
-    from optsched.experiments.isolation import memory_bytes
     from optsched.experiments.runner import run_experiment
+    from optsched.problem.processes import memory_bytes
 
     if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
         raise UsageError(

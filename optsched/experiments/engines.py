@@ -1,10 +1,7 @@
-"""Engines that run trials: in this process, in other processes of this machine, or on Dask.
+"""Run trials: in this process, in others of this machine, or on a Dask cluster.
 
-Threads of concurrent.futures ask the other processes or the cluster, in one loop. A trial is handed
-out only when an earlier one has been stored. joblib's engines are not used. In its pool of
-processes a crash breaks the other trials too (see `optsched.experiments.isolation`). Its Dask
-engine waits for ever for a task that Dask gave up, and where the cluster has one worker it runs the
-trials in this process.
+joblib's Dask engine is not used. It waits for ever for a task that Dask gave up, and where the
+cluster has one worker it runs the trials in this process.
 """
 
 from __future__ import annotations
@@ -12,56 +9,51 @@ from __future__ import annotations
 import pickle
 import signal
 import threading
-from asyncio import CancelledError
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+import time
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any
 
 from optsched.experiments.base import Row, Run
-from optsched.experiments.isolation import Answer, Isolation, attempt
 from optsched.experiments.registry import load_studies
+from optsched.experiments.store import code_version
 from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.processes import DiedError, Processes, in_processes, unordered
 
-MAX_JOBS = 1024
+Answer = tuple[Row | None, str | None, float]
+"""The result of a trial or why it has none, and the seconds that it took."""
 
 Answers = Generator[tuple[int, Answer]]
-"""Numbers of trials and their answers, in the order in which trials finish.
-
-The next trial is handed out when the caller asks for the next answer. A caller that stores each
-answer at once and is then killed loses only the trials that were running.
-"""
+"""Numbers of trials and their answers, in the order in which trials finish."""
 
 _CONNECT_S = 10.0
 
 
-def in_this_process(run: Run, todo: Mapping[int, Row]) -> Answers:
-    """Run one trial after the other in this process, where a crash ends the experiment."""
-    for number, trial in todo.items():
-        yield number, attempt(run, trial)
-
-
-def in_processes(
-    run: Run, todo: Mapping[int, Row], *, jobs: int, code: str, memory_limit: int | None = None
+def on_this_machine(
+    run: Run, todo: Mapping[int, Row], jobs: int, code: str, memory_limit: int | None
 ) -> Answers:
-    """Run trials in ``jobs`` processes of this machine; see `Isolation` for the other arguments."""
-    # The processes are ended first, so that the threads that wait for them end too.
-    with ThreadPoolExecutor(jobs) as threads, Isolation(code, memory_limit) as isolation:
-        yield from _answers(threads, lambda trial: isolation.run(run, trial), todo, lambda: jobs)
+    """Run trials in ``jobs`` processes, which have to run the version ``code`` of the code.
+
+    With 0 jobs they run in this process, where a crash ends the experiment.
+    """
+    if jobs == 0:
+        yield from ((number, attempt(run, trial)) for number, trial in todo.items())
+        return
+
+    processes = Processes(partial(_begin, code), memory_limit=memory_limit)
+    yield from in_processes(partial(_beside, processes, run), todo.items(), jobs, processes)
 
 
 def on_dask(
     run: Run,
     todo: Mapping[int, Row],
-    *,
     jobs: int,
     code: str,
-    memory_limit: int | None = None,
-    scheduler: str | None = None,
+    memory_limit: int | None,
+    scheduler: str | None,
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
 
@@ -72,77 +64,105 @@ def on_dask(
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
 
-    distributed: Any = import_module("distributed")
+    killed: type[Exception] = import_module("distributed.scheduler").KilledWorker
+    function = partial(_on_worker, pickle.dumps(run), code, memory_limit)
+    with _cluster(jobs, scheduler) as client:
 
-    def ask(trial: Row) -> Answer:
+        def room() -> int:
+            # One more trial for each thread of the cluster, so that none waits for the network.
+            return 2 * max(1, sum(client.ncores().values()))
+
         try:
-            future = client.submit(
-                _beside_worker, pickle.dumps(run), trial, code, memory_limit, pure=False
-            )
-            answer: Answer = future.result()
-            return answer
-        except distributed.scheduler.KilledWorker:
-            return "failed", "the Dask workers that ran it died", 0.0
-
-    def room() -> int:
-        # One more trial for each thread of the cluster, so that none waits for the network.
-        return 2 * max(1, sum(client.ncores().values()))
-
-    # The cluster is closed first, so that the threads that wait for it end.
-    with ThreadPoolExecutor(2 * MAX_JOBS) as threads, _cluster(jobs, scheduler) as client:
-        try:
-            yield from _answers(threads, ask, todo, room)
+            asked = unordered(client.get_executor(pure=False), function, todo.items(), room)
+            for number, future in asked:
+                try:
+                    yield number, future.result()
+                except killed:
+                    yield number, (None, "the Dask workers that ran it died", 0.0)
         except OptschedError:
             raise
-        except (Exception, CancelledError) as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
+        except Exception as error:
             raise InputError(
-                f"--engine dask: the cluster has failed ({text}); finished trials are stored, and "
-                "the same command goes on with the others"
+                f"--engine dask: the cluster has failed ({_text(error)}); finished trials are "
+                "stored, and the same command goes on with the others"
             ) from None
 
 
-def _answers(
-    threads: Executor,
-    ask: Callable[[Row], Answer],
-    todo: Mapping[int, Row],
-    room: Callable[[], int],
-) -> Answers:
-    left = iter(todo.items())
-    asked: dict[Future[Answer], int] = {}
-    while True:
-        for number, trial in islice(left, max(0, room() - len(asked))):
-            asked[threads.submit(ask, trial)] = number
-        if not asked:
-            return
-        for future in wait(asked, return_when=FIRST_COMPLETED).done:
-            yield asked.pop(future), future.result()
+def attempt(run: Run, trial: Row) -> Answer:
+    """Run a trial in this process.
+
+    `InputError` and `UsageError` mean that no trial could run, so that the experiment is refused.
+    Any other exception is the failure of this trial alone.
+    """
+    begin = time.perf_counter()
+    try:
+        return run(trial), None, time.perf_counter() - begin
+    except (InputError, UsageError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        return None, _text(error), time.perf_counter() - begin
+
+
+def _beside(processes: Processes, run: Run, trial: Row) -> Answer:
+    """Run a trial in the process of this thread."""
+    begin = time.perf_counter()
+    try:
+        return processes.call(attempt, run, trial)
+    except OptschedError:
+        raise
+    except Exception as error:  # its process has died, or cannot import the function
+        why = str(error) if isinstance(error, DiedError) else _text(error)
+        return None, why, time.perf_counter() - begin
+
+
+def _begin(code: str) -> None:
+    """Prepare a process for trials."""
+    load_studies()  # or their functions could not be unpickled
+    if code_version() != code:
+        raise OptschedError(
+            f"found optsched {code_version()} in a process for trials; expected {code}, the same "
+            "code in all processes and unchanged while they run"
+        )
+
+
+@cache
+def _processes(code: str, memory_limit: int | None) -> Processes:
+    return Processes(partial(_begin, code), memory_limit=memory_limit)
+
+
+def _on_worker(packed: bytes, code: str, memory_limit: int | None, trial: Row) -> Answer:
+    """Run a trial in a process beside this Dask worker."""
+    load_studies()
+    return _beside(_processes(code, memory_limit), pickle.loads(packed), trial)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 @contextmanager
 def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
     """Yield a client of a running Dask cluster, or of a cluster that is started here."""
     distributed: Any = import_module("distributed")
+    address: Any = scheduler
     with ExitStack() as stack:
-        address: Any = scheduler
         if scheduler is None:
             with _ctrl_c_ignored():
-                cluster = distributed.LocalCluster(
+                address = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )
 
-            address = stack.enter_context(cluster)
+            stack.enter_context(address)
 
         try:
-            client = stack.enter_context(
-                distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
-            )
+            client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"--scheduler: found no Dask scheduler at {scheduler!r} "
                 f"({type(error).__name__}); expected the address that `dask scheduler` prints"
             ) from None
 
+        stack.enter_context(client)
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
         except TimeoutError:
@@ -165,14 +185,3 @@ def _ctrl_c_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@cache
-def _isolation(code: str, memory_limit: int | None) -> Isolation:
-    return Isolation(code, memory_limit)
-
-
-def _beside_worker(packed: bytes, trial: Row, code: str, memory_limit: int | None) -> Answer:
-    """Run a trial in a process of its own; the caller is a Dask worker."""
-    load_studies()  # or their functions cannot be unpickled
-    return _isolation(code, memory_limit).run(pickle.loads(packed), trial)

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from optsched.experiments.base import Experiment, Row
-from optsched.experiments.engines import MAX_JOBS, Answers, in_processes, in_this_process, on_dask
+from optsched.experiments.base import Experiment, Row, Run
+from optsched.experiments.engines import Answers, on_dask, on_this_machine
 from optsched.experiments.figures import write_figures
 from optsched.experiments.registry import get_experiment
 from optsched.experiments.results import Outcome, row_of
@@ -21,6 +21,7 @@ from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
 MAX_TRIALS = 1_000_000
+MAX_JOBS = 1024
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -103,33 +104,6 @@ class Options:
         alone = self.jobs == 1 and not self.isolate and self.memory_limit is None
         return self.engine == "local" and alone
 
-    def answers(self, experiment: Experiment, todo: Mapping[int, Row], code: str) -> Answers:
-        """Return the answers of trials in the order in which they finish.
-
-        Parameters
-        ----------
-        experiment : Experiment
-        todo : mapping of int to dict
-            The trials to run, by their numbers.
-        code : str
-            The version of the code that every process must run (`store.code_version`).
-
-        Returns
-        -------
-        generator
-            As in `optsched.experiments.engines`.
-        """
-        if self.here:
-            return in_this_process(experiment.run, todo)
-
-        where: dict[str, Any] = {
-            "jobs": self.jobs, "code": code, "memory_limit": self.memory_limit,
-        }  # fmt: skip
-        if self.engine == "dask":
-            return on_dask(experiment.run, todo, scheduler=self.scheduler, **where)
-
-        return in_processes(experiment.run, todo, **where)
-
 
 def run_experiment(
     experiment: str | Experiment, settings: Mapping[str, Any] | None = None, **options: Any
@@ -176,13 +150,9 @@ def run_experiment(
         todo = {k: trial for k, trial in enumerate(wanted) if k not in found}
         if how.progress is not None:
             how.progress(len(found), len(wanted))
-        with closing(how.answers(experiment, todo, identity.code)) as answers:
-            for k, (kind, content, wall_s) in answers:
-                if kind == "refused":
-                    raise content
-
-                result, failed = (content, None) if kind == "result" else (None, content)
-                found[k] = store.put(k, wanted[k], result, failed, wall_s)
+        with closing(_answers(experiment.run, todo, identity.code, how)) as answers:
+            for k, answer in answers:
+                found[k] = store.put(k, wanted[k], *answer)
                 if how.progress is not None:
                     how.progress(len(found), len(wanted))
 
@@ -204,6 +174,13 @@ def run_experiment(
         write_figures(experiment, outcome.rows, outcome.claims, folder)
 
     return outcome
+
+
+def _answers(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> Answers:
+    if how.engine == "dask":
+        return on_dask(run, todo, how.jobs, code, how.memory_limit, how.scheduler)
+
+    return on_this_machine(run, todo, 0 if how.here else how.jobs, code, how.memory_limit)
 
 
 def _check_importable(experiment: Experiment, how: Options) -> None:

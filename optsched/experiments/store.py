@@ -10,12 +10,12 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from optsched import __version__
 from optsched.costs.cost import models_folder
@@ -39,7 +39,13 @@ WITHOUT_EFFECT = ("_data", "cli", "show", "experiments/figures.py")
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
 
 _BUSY_S = 10.0
-_TRIALS = "SELECT trial, key, parameters, result, failed, wall_s FROM trials"
+_TABLES = f"""
+    PRAGMA application_id={APPLICATION_ID};
+    PRAGMA user_version={VERSION};
+    CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE trials (trial INTEGER PRIMARY KEY, key TEXT NOT NULL, parameters TEXT NOT NULL,
+                         result TEXT NOT NULL, failed TEXT, wall_s REAL NOT NULL);
+"""
 
 
 def counted_files() -> dict[str, Path]:
@@ -95,8 +101,7 @@ class Identity:
         return hashlib.sha256(canonical_json(data)).hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
+class Record(NamedTuple):
     """A finished trial: its number, its `Identity.key`, and its result or the reason for none."""
 
     trial: int
@@ -121,36 +126,23 @@ class Store:
     """
 
     def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
-        self._path = path
-        self._identity = identity
+        self._path, self._identity = path, identity
         with ExitStack() as opened:
             if path is not None:
-                opened.callback(_lock(path).close)
-            with _one_line(path):
-                self._connection = sqlite3.connect(
-                    path or ":memory:", timeout=_BUSY_S, isolation_level=None
-                )
-                opened.callback(self._connection.close)
-                self._open(fresh)
+                # An empty database beside the store is locked. A process that ends lets it go,
+                # however it ends, wherever the store works.
+                opened.enter_context(_open(path.with_suffix(".lock"), 0)).execute("BEGIN EXCLUSIVE")
 
+            self._connection = opened.enter_context(_open(path, _BUSY_S))
+            self._prepare(fresh)
             self._opened = opened.pop_all()
 
-    def _open(self, fresh: bool) -> None:
+    def _prepare(self, fresh: bool) -> None:
         connection = self._connection
-        new = _check_header(self._path, connection)
-        connection.execute("PRAGMA journal_mode=WAL")
+        new = _is_empty(self._path, connection)
         # Each transaction is on disk when it ends, even if the power fails then.
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("BEGIN IMMEDIATE")
-
-        if new:
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={VERSION}")
-            connection.execute("CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-            connection.execute(
-                "CREATE TABLE trials (trial INTEGER PRIMARY KEY, key TEXT NOT NULL, parameters "
-                "TEXT NOT NULL, result TEXT NOT NULL, failed TEXT, wall_s REAL NOT NULL)"
-            )
+        connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
+        connection.executescript("BEGIN IMMEDIATE;" + (_TABLES if new else ""))
 
         if fresh:
             connection.execute("DELETE FROM trials")
@@ -165,11 +157,11 @@ class Store:
 
     def _compare(self, stored: Identity) -> None:
         """Raise InputError if the stored trials do not belong to this run."""
-        wanted = self._identity
+        wanted, path = self._identity, self._path
         right = "use another --out, or --fresh to delete its trials"
         if stored.experiment != wanted.experiment:
             raise InputError(
-                f"{self._path}: found trials of {stored.experiment}; expected {wanted.experiment} "
+                f"{path}: found trials of {stored.experiment}; expected {wanted.experiment} "
                 f"({right})"
             )
 
@@ -178,13 +170,13 @@ class Store:
         for name in (*ours, *theirs):
             if theirs.get(name) != ours.get(name):
                 raise InputError(
-                    f"{self._path}: found trials with {name} = {theirs.get(name)}; expected "
+                    f"{path}: found trials with {name} = {theirs.get(name)}; expected "
                     f"{ours.get(name)} ({right})"
                 )
 
         if stored.code != wanted.code:
             raise InputError(
-                f"{self._path}: found trials of optsched {stored.code}; expected {wanted.code} "
+                f"{path}: found trials of optsched {stored.code}; expected {wanted.code} "
                 "(use that version to go on, --fresh to delete them, or another --out to keep both)"
             )
 
@@ -234,16 +226,22 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
 
     # Without a log no process writes. Then the store can be read from a read-only folder too.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
-    with _one_line(path):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
-        try:
-            if _check_header(path, connection):
-                raise InputError(f"{path}: found an empty store; expected one with an experiment")
+    with _open(path, _BUSY_S, f"?{mode}") as connection:
+        if _is_empty(path, connection):
+            raise InputError(f"{path}: found an empty store; expected one with an experiment")
 
-            found = _records(connection)
-            return _identity(connection), [found[number] for number in sorted(found)]
-        finally:
-            connection.close()
+        found = _records(connection)
+        return _identity(connection), [found[number] for number in sorted(found)]
+
+
+@contextmanager
+def _open(path: Path | None, busy_s: float, mode: str = "") -> Iterator[sqlite3.Connection]:
+    """Yield a database, which is closed in the end, and have its errors in one line."""
+    name = ":memory:" if path is None else f"{path.absolute().as_uri()}{mode}"
+    with _one_line(path):
+        connection = sqlite3.connect(name, timeout=busy_s, isolation_level=None, uri=True)
+        with closing(connection):
+            yield connection
 
 
 def _record(row: tuple[Any, ...]) -> Record:
@@ -252,7 +250,7 @@ def _record(row: tuple[Any, ...]) -> Record:
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:
-    return {row[0]: _record(row) for row in connection.execute(_TRIALS)}
+    return {row[0]: _record(row) for row in connection.execute("SELECT * FROM trials")}
 
 
 def _identity(connection: sqlite3.Connection) -> Identity:
@@ -260,32 +258,14 @@ def _identity(connection: sqlite3.Connection) -> Identity:
     return Identity(**{name: json.loads(value) for name, value in rows})
 
 
-def _lock(path: Path) -> sqlite3.Connection:
-    """Take a lock that is released when this process ends, however it ends.
-
-    It is the lock of an empty database beside the store, which works wherever the store does.
-    """
-    file = path.with_suffix(".lock")
-    with _one_line(file):
-        connection = sqlite3.connect(file, timeout=0, isolation_level=None)
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-        except BaseException:
-            connection.close()
-            raise
-
-    return connection
-
-
-def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
+def _is_empty(path: Path | None, connection: sqlite3.Connection) -> bool:
     """Return whether the database is still empty. One that is not a store is an error."""
 
     def value(statement: str) -> Any:
         return connection.execute(statement).fetchone()[0]
 
     program, version = value("PRAGMA application_id"), value("PRAGMA user_version")
-    tables = value("SELECT count(*) FROM sqlite_master")
-    if (program, version, tables) == (0, 0, 0):
+    if (program, version, value("SELECT count(*) FROM sqlite_master")) == (0, 0, 0):
         return True
     if program != APPLICATION_ID:
         raise InputError(f"{path}: found another program's database; use another --out")
@@ -297,13 +277,25 @@ def _check_header(path: Path | None, connection: sqlite3.Connection) -> bool:
 
     damage = value("PRAGMA quick_check(1)")
     if damage != "ok":
-        raise InputError(_damaged(path, str(damage)))
+        raise sqlite3.DatabaseError(damage)
 
     return False
 
 
-def _damaged(path: Path | None, how: str) -> str:
-    return f"{path}: found damage ({' '.join(how.split())}); use a copy of it, or another --out"
+_MEANINGS = {
+    ("SQLITE_BUSY", "SQLITE_LOCKED"): (
+        "another process is using it; wait for its end, or use another --out"
+    ),
+    ("SQLITE_FULL", "SQLITE_IOERR"): (
+        "{}; stored trials are safe, and the same command goes on once the disk has space"
+    ),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"): (
+        "cannot be written ({}); use another --out"
+    ),
+    ("SQLITE_NOTADB",): "found no SQLite database in the file; use another --out",
+    ("",): "found damage ({}); use a copy of it, or another --out",
+}
+"""What errors of SQLite mean, by the first letters of their names."""
 
 
 @contextmanager
@@ -313,18 +305,6 @@ def _one_line(path: Path | None) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         name = str(getattr(error, "sqlite_errorname", ""))
-        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            text = f"{path}: another process is using it; wait for its end, or use another --out"
-        elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-            text = (
-                f"{path}: {error}; stored trials are safe, and the same command goes on once the "
-                "disk has space"
-            )
-        elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-            text = f"{path}: cannot be written ({error}); use another --out"
-        elif name.startswith("SQLITE_NOTADB"):
-            text = f"{path}: found no SQLite database in the file; use another --out"
-        else:
-            text = _damaged(path, str(error))
-
-        raise InputError(" ".join(text.split())) from None
+        meaning = next(text for names, text in _MEANINGS.items() if name.startswith(names))
+        text = f"{path}: {meaning.format(' '.join(str(error).split()))}"
+        raise InputError(text) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from optsched.analysis.theory import geometric_shares, weighted_geometric_shares
 from optsched.judge.evaluate import evaluate
@@ -15,6 +15,8 @@ from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance
+
+Family = Callable[[str | Scheduler, int, int, np.random.Generator], Instance]
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
@@ -58,35 +60,24 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
     start = _start_of_long(policy, kv_capacity, seed)
     short = kv_capacity // 2
     release = start + kv_capacity - math.isqrt(kv_capacity) // 2
-    return _rounds(
+    return _of_columns(
         [0] + [release] * short,
         [1] * (short + 1),
         [kv_capacity - 1] + [1] * short,
-        kv_capacity,
-        f"theorem-4.1-m{kv_capacity}",
+        kv_capacity=kv_capacity,
+        name=f"theorem-4.1-m{kv_capacity}",
     )
+
+
+def _of_columns(*columns: Sequence[int], kv_capacity: int, name: str = "") -> Instance:
+    arrival, prompt, output = (np.array(column) for column in columns)
+    return Instance(arrival, prompt, output, kv_capacity=kv_capacity, name=name)
 
 
 def _start_of_long(policy: str | Scheduler, kv_capacity: int, seed: int) -> int:
     """Return the round in which a policy starts a single request with s = 1 and o = M - 1."""
-    alone = _rounds([0], [1], [kv_capacity - 1], kv_capacity)
+    alone = _of_columns([0], [1], [kv_capacity - 1], kv_capacity=kv_capacity)
     return int(evaluate(alone, simulate(alone, policy, seed=seed)).finish[0]) - (kv_capacity - 1)
-
-
-def _rounds(
-    arrival: Sequence[int],
-    prompt: Sequence[int],
-    output: Sequence[int],
-    kv_capacity: int,
-    name: str = "",
-) -> Instance:
-    return Instance(
-        arrival=np.array(arrival),
-        prompt_tokens=np.array(prompt),
-        output_tokens=np.array(output),
-        kv_capacity=kv_capacity,
-        name=name,
-    )
 
 
 def from_shares(
@@ -135,7 +126,7 @@ def from_shares(
         rest = np.argsort(counts - x * n, kind="stable")
         counts[rest[: n - counts.sum()]] += 1
 
-    output: NDArray[np.int64] = np.repeat(np.arange(first, last + 1), counts)
+    output = np.repeat(np.arange(first, last + 1), counts)
     return Instance(
         arrival=np.zeros(n, dtype=np.int64),
         prompt_tokens=np.full(n, prompt),
@@ -178,11 +169,9 @@ def two_point(
             "a share in [0, 1]"
         )
 
-    x = np.zeros(long - short + 1)
+    x, name = np.zeros(long - short + 1), f"two-point-{short}-{long}"
     x[0], x[-1] = share, 1 - share
-    return from_shares(
-        x, n, kv_capacity=kv_capacity, first=short, prompt=prompt, name=f"two-point-{short}-{long}"
-    )
+    return from_shares(x, n, kv_capacity=kv_capacity, first=short, prompt=prompt, name=name)
 
 
 def geometric(
@@ -216,10 +205,8 @@ def geometric(
     InputError
         ``q`` is outside [0, 1].
     """
-    shares = geometric_shares(q, longest)
-    return from_shares(
-        shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"geometric-{q:g}"
-    )
+    shares, name = geometric_shares(q, longest), f"geometric-{q:g}"
+    return from_shares(shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=name)
 
 
 def weighted_geometric(
@@ -253,10 +240,8 @@ def weighted_geometric(
     InputError
         ``q`` is outside [0, 1].
     """
-    shares = weighted_geometric_shares(q, longest)
-    return from_shares(
-        shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=f"weighted-{q:g}"
-    )
+    shares, name = weighted_geometric_shares(q, longest), f"weighted-{q:g}"
+    return from_shares(shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=name)
 
 
 def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance:
@@ -275,7 +260,8 @@ def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance
     -------
     Instance
     """
-    return _rounds([0] * n, [prompt] * n, [output] * n, kv_capacity, "identical")
+    columns = [0] * n, [prompt] * n, [output] * n
+    return _of_columns(*columns, kv_capacity=kv_capacity, name="identical")
 
 
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
@@ -305,12 +291,12 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
     with suppress(LoopError):
         start = _start_of_long(policy, kv_capacity, seed)
 
-    return _rounds(
+    return _of_columns(
         [0, *range(start + 1, start + n)],
-        [1] + [kv_capacity - 1] * (n - 1),
+        [1] + [long] * (n - 1),
         [long] + [1] * (n - 1),
-        kv_capacity,
-        f"blocked-m{kv_capacity}-n{n}",
+        kv_capacity=kv_capacity,
+        name=f"blocked-m{kv_capacity}-n{n}",
     )
 
 
@@ -335,12 +321,12 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)
-    return _rounds(
+    return _of_columns(
         [0] * (wide + narrow),
         [kv_capacity - a] * wide + [1] * narrow,
         [a] * wide + [a + 1] * narrow,
-        kv_capacity,
-        f"wide-first-m{kv_capacity}-n{wide + narrow}",
+        kv_capacity=kv_capacity,
+        name=f"wide-first-m{kv_capacity}-n{wide + narrow}",
     )
 
 
@@ -360,14 +346,14 @@ def _draw_two_point(_: object, kv_capacity: int, n: int, rng: np.random.Generato
     return two_point(short, long, float(rng.random()), n, kv_capacity=kv_capacity)
 
 
-def _draw_geometric(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
-    q, longest = float(rng.random()), kv_capacity // 2
-    return geometric(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
+def _drawing(make: Callable[..., Instance]) -> Family:
+    """Return the family that `geometric` or `weighted_geometric` makes of any q."""
 
+    def draw(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
+        q, longest = float(rng.random()), kv_capacity // 2
+        return make(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
 
-def _draw_weighted(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
-    q, longest = float(rng.random()), kv_capacity // 2
-    return weighted_geometric(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
+    return draw
 
 
 def _draw_offline(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
@@ -394,15 +380,13 @@ def _draw_uniform(n: int, kv_capacity: int, last: int, rng: np.random.Generator)
     )
 
 
-Family = Callable[[str | Scheduler, int, int, np.random.Generator], Instance]
-
 FAMILIES: dict[str, Family] = {
     "online": _draw_online,
     "offline": _draw_offline,
     "theorem-4.1": _draw_adaptive,
     "two-point": _draw_two_point,
-    "geometric": _draw_geometric,
-    "weighted-geometric": _draw_weighted,
+    "geometric": _drawing(geometric),
+    "weighted-geometric": _drawing(weighted_geometric),
 }
 """Functions ``(policy, kv_capacity, n, generator) -> Instance`` that draw first instances.
 

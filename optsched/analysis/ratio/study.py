@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,6 +26,7 @@ from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.processes import DiedError, Processes, in_processes
 from optsched.problem.progress import LiveLine
 
 Reference = Literal["optimum", "bound", "h-sf", "best-known"]
@@ -407,18 +410,14 @@ def _measure(
     stop: threading.Event | None,
 ) -> dict[int, list[Ratio]]:
     """Return the rows of every instance that finished, by its position."""
-    from joblib import Parallel, delayed  # type: ignore[import-untyped]
-
     tell = progress if callable(progress) else None
     found: dict[int, list[Ratio]] = {}
     with (
         interrupts_noted() as interrupted,
         LiveLine(wanted=progress is True) as line,
+        closing(plan.all_rows(cases, jobs)) as work,
     ):
         line.counted(0, len(cases), "instances")
-        pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
-        work = pool(delayed(plan.rows)(k, case) for k, case in enumerate(cases))
-
         try:
             for k, rows in work:
                 if interrupted.is_set():
@@ -433,10 +432,6 @@ def _measure(
         except KeyboardInterrupt:
             if not found:
                 raise
-        finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # joblib warns of results that nobody asked for
-                work.close()
 
     return found
 
@@ -452,8 +447,27 @@ class _Plan:
     seed: int
     time_limit_s: float
 
-    def rows(self, number: int, instance: Instance) -> tuple[int, list[Ratio]]:
+    def all_rows(self, cases: Sequence[Instance], jobs: int) -> Generator[tuple[int, list[Ratio]]]:
+        """Measure all policies on every instance, in this process or in ``jobs`` others."""
+        if jobs == 1:
+            yield from ((k, self.rows((k, case))) for k, case in enumerate(cases))
+            return
+
+        processes = Processes()
+        items = ((k, (k, case)) for k, case in enumerate(cases))
+        yield from in_processes(partial(self._in_process, processes), items, jobs, processes)
+
+    def _in_process(self, processes: Processes, item: tuple[int, Instance]) -> list[Ratio]:
+        number, instance = item
+        try:
+            return processes.call(self.rows, item)
+        except DiedError as died:  # which costs this instance only
+            lost = (number, instance.name, None, None, None, str(died))
+            return [Ratio(spec, *lost) for spec in self.specs]
+
+    def rows(self, item: tuple[int, Instance]) -> list[Ratio]:
         """Measure all policies on one instance."""
+        number, instance = item
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
             found = [self._measured(instance, spec) for spec in self.specs]
@@ -469,7 +483,7 @@ class _Plan:
 
             rows.append(Ratio(spec, number, instance.name, value, low, high, error))
 
-        return number, rows
+        return rows
 
     def _measured(self, instance: Instance, spec: str) -> tuple[float | None, str | None]:
         """Return the mean total latency, and the reason if it is missing or has no ratio."""

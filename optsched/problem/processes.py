@@ -1,0 +1,275 @@
+"""Processes for work that may crash, one for each thread that asks. A crash costs one call.
+
+The pools of joblib, concurrent.futures and Dask share their processes among all calls. When one
+process dies, they call the work of the others broken too, and none of them says which call it was
+or how it ended. multiprocessing imports the caller's script again in every process. Therefore
+optsched starts the processes itself, and threads of concurrent.futures wait for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ATTEMPTS = 2
+"""How often a call is tried whose process dies, since it may have been ended from outside."""
+
+_LOOK_S = 0.1
+_ONE_THREAD = dict.fromkeys(
+    ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
+"""Processes share the cores, so each has one thread. The caller's own settings override this."""
+
+
+class DiedError(Exception):
+    """The process of a call ended without an answer. The message says how."""
+
+
+class AteError(DiedError):
+    """A call used more memory than allowed, so that its process was ended."""
+
+
+def in_processes(
+    function: Callable[[T], R], items: Iterable[tuple[int, T]], jobs: int, processes: Processes
+) -> Iterator[tuple[int, R]]:
+    """Yield numbered items' results as they come, from ``jobs`` threads that call processes."""
+    # The processes are ended first, so that the threads that wait for them end too.
+    with ThreadPoolExecutor(jobs) as threads, closing(processes):
+        for number, future in unordered(threads, function, items, lambda: jobs):
+            yield number, future.result()
+
+
+def unordered(
+    executor: Executor,
+    function: Callable[[T], R],
+    items: Iterable[tuple[int, T]],
+    room: Callable[[], int],
+) -> Iterator[tuple[int, Future[R]]]:
+    """Yield numbered items' finished futures, with at most ``room()`` of them handed out.
+
+    The next item is handed out when the caller asks for the next result. A caller that stores each
+    result at once and is then killed loses only what was running.
+    """
+    left = iter(items)
+    asked: dict[Future[R], int] = {}
+    while True:
+        for number, item in islice(left, max(0, room() - len(asked))):
+            asked[executor.submit(function, item)] = number
+        if not asked:
+            return
+        for future in wait(asked, return_when=FIRST_COMPLETED).done:
+            yield asked.pop(future), future
+
+
+class Processes:
+    """One process for each thread that calls; the first thing that each does is to call ``begin``.
+
+    A call that uses more than ``memory_limit`` bytes of memory is ended. The processes that it
+    started count too. The memory is measured ten times a second.
+    """
+
+    def __init__(
+        self, begin: Callable[[], object] = os.getpid, *, memory_limit: int | None = None
+    ) -> None:
+        if memory_limit is not None and not Path("/proc/self/statm").exists():
+            raise UsageError(
+                "--memory-limit: found no /proc/self/statm; expected Linux (leave the option out)"
+            )
+
+        self._begin, self._limit = begin, memory_limit
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._started: list[_Process] = []
+        self._closed = False
+
+    def call(self, function: Callable[..., R], *args: Any) -> R:
+        """Return what a function returns, or raise what it raises, in the thread's process.
+
+        `DiedError` says how the process died each time that this was tried.
+        """
+        for _ in range(ATTEMPTS):
+            process = self._process()
+            try:
+                result: R = process.ask(self._limit, function, *args)
+                return result
+            except AteError:
+                raise  # it would use as much again
+            except DiedError as error:
+                died = error
+
+        if self._closed:  # then `close` ended the process, and not the call
+            raise OptschedError("the work has ended")
+
+        raise DiedError(f"its process {died}, {ATTEMPTS} times")
+
+    def _process(self) -> _Process:
+        """Return the process of the calling thread, and start one if it has none."""
+        own: _Process | None = getattr(self._own, "process", None)
+        if own is not None and own.alive():
+            return own
+        with self._lock:
+            if self._closed:
+                raise OptschedError("the work has ended")
+
+            own = self._own.process = _Process()
+            self._started = [other for other in self._started if other.alive()] + [own]
+
+        try:
+            own.ask(None, self._begin)
+        except DiedError as died:
+            raise SolverError(f"a process for trials does not start: it {died}") from None
+
+        return own
+
+    def close(self) -> None:
+        """End the processes and the calls that they run."""
+        with self._lock:
+            self._closed = True
+            for process in self._started:
+                process.end()
+
+
+class _Process:
+    """A process that answers the calls that go through its stdin, in the order of the calls."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C is for the parent. A process group of its own can be ended as a whole, with
+            # the processes of the solvers.
+            start_new_session=True,
+            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._calls, self._answers = self._process.stdin, self._process.stdout
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, limit: int | None, *call: Any) -> Any:
+        """Return the answer to a call of a function with arguments."""
+        # Pickled twice, so that only the call fails if its function cannot be imported.
+        order = pickle.dumps(pickle.dumps(call))
+        try:
+            self._calls.write(order)
+            self._calls.flush()
+            while limit is not None and not select.select([self._answers], [], [], _LOOK_S)[0]:
+                if memory_in_use(self._process.pid) > limit:
+                    self.end()
+                    raise AteError(f"more memory than the limit of {memory_text(limit)}")
+
+            value, error = pickle.load(self._answers)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            status = self._process.wait()
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else ""
+            raise DiedError(how or f"ended with status {status}") from None
+
+        if error is not None:
+            raise error
+
+        return value
+
+    def end(self) -> None:
+        if self.alive():
+            with suppress(AttributeError, OSError):  # Windows has no groups of processes
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+        with suppress(OSError), self._process:  # it is waited for, and its pipes are closed
+            self._process.kill()
+
+
+def _serve(parent: int) -> None:
+    """Answer the calls that come through stdin, until it ends."""
+    if sys.platform == "linux":
+        # The end of stdin is not enough to end with the parent, since a call may take hours.
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+
+    # Texts that native code prints to stdout must not get between the answers.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    # The parent decides what these signals mean, and this process ends when the parent does.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+    warnings.formatwarning = lambda text, *_, **__: f"warning: {' '.join(str(text).split())}\n"
+    with suppress(OSError):  # when memory runs out, the system ends this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+    answer: tuple[Any, BaseException | None]
+    with suppress(EOFError):
+        while True:
+            order = pickle.load(sys.stdin.buffer)
+            try:
+                function, *args = pickle.loads(order)
+                answer = function(*args), None
+            except BaseException as error:
+                answer = None, error
+
+            pickle.dump(answer, out)
+            out.flush()
+
+
+def memory_in_use(process: int) -> int:
+    """Return the bytes of memory of a process and its descendants, or 0 if it has ended."""
+    folder = Path(f"/proc/{process}")
+    try:
+        total = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        for thread in (folder / "task").iterdir():
+            children = (thread / "children").read_text().split()
+            total += sum(memory_in_use(int(child)) for child in children)
+    except OSError:
+        return 0
+
+    return total
+
+
+def memory_bytes(text: str) -> int:
+    """Return the bytes that a text such as ``4GiB``, ``500MB`` or ``1000`` means."""
+    form = r"(\d{0,18}\.?\d{1,18})\s*(?:([kmgt]?)(i?)b)?"
+    found = re.fullmatch(form, text.strip(), re.ASCII | re.IGNORECASE)
+    value = 0
+    if found:
+        base, power = 1024 if found[3] else 1000, " kmgt".find((found[2] or " ").lower())
+        value = int(float(found[1]) * base**power)
+    if value < 1:
+        raise InputError(
+            f"--memory-limit: found {text!r}; expected an amount such as 4GiB or 500MB"
+        )
+
+    return value
+
+
+def memory_text(value: int) -> str:
+    """Return an amount of memory as a text that people read, such as ``4 GiB``."""
+    power = min(4, (value.bit_length() - 1) // 10)
+    return f"{value / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power > 0 else f"{value} bytes"
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
