@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from optsched_studies.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
+from optsched_studies.rates import alone_latency, at_rate, full_rate, peak_rate
 
-from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.runner import run_experiment
 from optsched.judge.evaluate import evaluate

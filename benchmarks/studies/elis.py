@@ -12,7 +12,6 @@ from functools import cache
 
 import numpy as np
 
-from optsched.analysis.rates import alone_latency, at_rate, full_rate, peak_rate
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.base import Claim, Experiment, Figure, Row
 from optsched.problem.instance import Instance
@@ -30,6 +29,7 @@ from .parts import (
     quiet,
     sweep,
 )
+from .rates import alone_latency, at_rate, full_rate, peak_rate
 
 PAPER = "Choi et al. 2025 (ELIS)"
 LATENCY_S = {
