@@ -127,18 +127,24 @@ def test_in_seconds_ratios_are_to_h_sf_or_a_bound() -> None:
         competitive_ratio("mc-sf", [instance], cost_model=model)
 
 
-def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
-    file = tmp_path / "bad.py"
+def bad_with_five(folder: Path, statement: str) -> str:
+    """Return a policy that does something bad if the instance has five requests."""
+    file = folder / "bad.py"
     file.write_text(
+        "import os\n"
         "from optsched import Batch\n"
         "class Bad:\n"
         "    def batch(self, view):\n"
         "        if len(view.arrival) == 5:\n"
-        "            raise KeyError('x')\n"
+        f"            {statement}\n"
         "        i = (view.running or view.waiting)[0]\n"
         "        return Batch({i: view.rest(i)})\n"
     )
-    spec = f"{file}:Bad"
+    return f"{file}:Bad"
+
+
+def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
+    spec = bad_with_five(tmp_path, "raise KeyError('x')")
     instances = [small(0, 4), small(1, 5), small(2, 4)]
     study = competitive_ratio([spec, "mc-sf"], instances)
     assert [row.error is None for row in study.of(spec)] == [True, False, True]
@@ -147,6 +153,14 @@ def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
     assert study.mean("mc-sf").failed == 0
     assert study.paired(spec, "mc-sf").wins + study.paired(spec, "mc-sf").losses <= 2
     assert "(1 failed)" in study.table()
+
+
+def test_a_policy_that_ends_its_process_costs_one_instance(tmp_path: Path) -> None:
+    spec = bad_with_five(tmp_path, "os.abort()")
+    instances = [small(0, 4), small(1, 5), small(2, 4)]
+    rows = competitive_ratio(spec, instances, "h-sf", jobs=2).rows
+    ended = "its process was ended by SIGABRT, 2 times"
+    assert [row.error for row in rows] == [None, ended, None]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from optsched.analysis.ratio import against, geometric, identical, two_point, weighted_geometric
+from optsched.analysis.ratio import against, geometric, two_point, weighted_geometric
 from optsched.analysis.ratio.worst import quick_optimum
 from optsched.analysis.theory import (
     ALPHA_STAR,
@@ -290,7 +290,8 @@ def _factor_4(count: int, rng: np.random.Generator) -> None:
     for _ in range(count):
         s, o, n = (int(v) for v in rng.integers(1, (30, 30, 60)))
         m = int(rng.integers(s + o, 8 * (s + o)))
-        instance = identical(n, s, o, kv_capacity=m)
+        columns = np.zeros(n, dtype=np.int64), np.full(n, s), np.full(n, o)
+        instance = Instance(*columns, kv_capacity=m)
         # The k-th completion is not before k vol / M, nor before o.
         volume = s * o + o * (o + 1) / 2
         k = np.arange(1, n + 1)

@@ -366,12 +366,11 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
 def _experiment(folder: str, kind: str | None) -> Figure:
     from optsched.experiments import get_experiment
     from optsched.experiments.figures import draw_figure, figure_names
-    from optsched.experiments.results import row_of
     from optsched.experiments.store import read
 
     identity, records = read(folder)
     experiment = get_experiment(identity.experiment)
-    rows = [row_of(record) for record in records]
+    rows = [record.row for record in records]
     claims = experiment.summarize(rows)
     names = figure_names(experiment, claims)
     if not names:

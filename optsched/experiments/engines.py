@@ -176,12 +176,10 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
 @contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
     """Ignore Ctrl-C while processes start: they inherit that, and leave Ctrl-C to this process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if main:
+            signal.signal(signal.SIGINT, before)

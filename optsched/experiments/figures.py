@@ -65,19 +65,13 @@ def write_figures(
 
 def _draw(experiment: Experiment, wanted: Figure, rows: Sequence[Row]) -> Canvas | None:
     columns = [wanted.y] if isinstance(wanted.y, str) else list(wanted.y)
-    kept = [
-        row
-        for row in rows
-        if all(row.get(k) == v for k, v in wanted.where.items())
-        and any(row.get(c) is not None for c in columns)
-    ]
+    chosen = wanted.where.items()
+    rows = [row for row in rows if all(row.get(k) == v for k, v in chosen)]
+    kept = [row for row in rows if any(row.get(c) is not None for c in columns)]
     if not kept:
         return None
 
-    panels: list[Any] = [None]
-    if wanted.panel is not None:
-        panels = list(dict.fromkeys(row.get(wanted.panel) for row in kept))
-
+    panels = list(dict.fromkeys(row.get(wanted.panel or "") for row in kept))
     across = min(3, len(panels))
     down = -(-len(panels) // across)
     canvas = style.figure((4.6 * across + 2.4, 3.6 * down + 0.4))
@@ -85,8 +79,7 @@ def _draw(experiment: Experiment, wanted: Figure, rows: Sequence[Row]) -> Canvas
     order = list(_points(wanted, kept))
 
     for ax, value in zip(grid, panels, strict=False):
-        here = [row for row in kept if wanted.panel is None or row.get(wanted.panel) == value]
-        _panel(wanted, columns, here, order, ax)
+        _panel(wanted, [r for r in kept if r.get(wanted.panel or "") == value], order, ax)
         ax.set_xlabel(wanted.x_label or experiment.columns.get(wanted.x, wanted.x))
 
         if wanted.kind == "line":
@@ -114,18 +107,17 @@ def _points(wanted: Figure, rows: Sequence[Row]) -> drawing.Series:
     )
 
 
-def _panel(wanted: Figure, columns: list[str], rows: list[Row], order: list[str], ax: Any) -> None:
-    reference = wanted.reference
+def _panel(wanted: Figure, rows: list[Row], order: list[str], ax: Any) -> None:
+    words, shared = wanted.labels, wanted.reference
+    points = _points(wanted, rows)
     if wanted.kind == "histogram":
-        drawing.plot_histogram(rows, columns, labels=wanted.labels, reference=reference, ax=ax)
+        drawing.plot_histogram(rows, wanted.y, labels=words, reference=shared, ax=ax)
         return
-
-    shared: dict[str, Any] = {"order": order, "reference": reference}
     if wanted.kind == "bar":
-        shared.update(labels=wanted.labels, published=wanted.published)
-        drawing.draw_bars(_points(wanted, rows), ax, **shared)
+        stated = wanted.published
+        drawing.draw_bars(points, ax, order=order, reference=shared, labels=words, published=stated)
     else:
-        drawing.draw_lines(_points(wanted, rows), ax, **shared)
+        drawing.draw_lines(points, ax, order=order, reference=shared)
 
     if "x" in wanted.log:
         ax.set_xscale("log", base=2)
@@ -148,7 +140,5 @@ def _one_legend(panels: Sequence[Any]) -> None:
         if ax.get_legend() is not None:
             ax.get_legend().remove()
 
-    panels[0].figure.legend(
-        list(entries.values()), list(entries), loc="outside right upper", fontsize="small",
-        frameon=False,
-    )  # fmt: skip
+    place = {"loc": "outside right upper", "fontsize": "small", "frameon": False}
+    panels[0].figure.legend(list(entries.values()), list(entries), **place)

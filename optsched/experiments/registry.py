@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import resources
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -17,12 +18,7 @@ STUDIES = "optsched_studies"
 
 
 def studies_folder() -> Path:
-    """Return the folder of the studies, in a checkout or an installed wheel.
-
-    Returns
-    -------
-    Path
-    """
+    """Return the folder of the studies, in a checkout or an installed wheel."""
     inside = Path(str(resources.files("optsched"))) / "_data" / "studies"
     beside = Path(__file__).resolve().parents[2] / "benchmarks" / "studies"
     return inside if inside.is_dir() else beside
@@ -36,14 +32,9 @@ def load_studies() -> ModuleType:
     module
     """
     if STUDIES not in sys.modules:
-        folder = studies_folder()
-        spec = spec_from_file_location(
-            STUDIES, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
+        spec = ModuleSpec(STUDIES, None, is_package=True)
+        spec.submodule_search_locations = [str(studies_folder())]
         sys.modules[STUDIES] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[STUDIES])
 
     return sys.modules[STUDIES]
 
@@ -57,13 +48,9 @@ def experiments() -> dict[str, Experiment]:
     dict of str to Experiment
     """
     load_studies()
-    found = [
-        value
-        for module in modules_of(STUDIES)
-        for value in vars(module).values()
-        if isinstance(value, Experiment)
-    ]
-    return {one.name: one for one in sorted(found, key=lambda one: one.name)}
+    values = [value for module in modules_of(STUDIES) for value in vars(module).values()]
+    found = {value.name: value for value in values if isinstance(value, Experiment)}
+    return dict(sorted(found.items()))
 
 
 def get_experiment(name: str) -> Experiment:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched import __version__
 from optsched.experiments.base import Claim, Experiment, Row
-from optsched.experiments.store import Record, read
+from optsched.experiments.store import read
 from optsched.files.outputs import write_bytes
 from optsched.files.strict_json import csv_text, json_text
 
@@ -104,19 +104,6 @@ class Outcome:
         write_bytes(json_text(self.summary()).encode(), folder / "summary.json")
 
 
-def row_of(record: Record) -> Row:
-    """Return a finished trial as a row: its number, its parameters, its results and ``failed``.
-
-    Parameters
-    ----------
-    record : Record
-        A trial of a store.
-    """
-    return {
-        "trial": record.trial, **record.parameters, **record.result, "failed": record.failed,
-    }  # fmt: skip
-
-
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """Return the columns of rows in order of first appearance, with ``failed`` last.
 
@@ -190,6 +177,6 @@ def load(folder: str | Path) -> DataFrame:
     from pandas import DataFrame
 
     _, records = read(folder)
-    rows = [row_of(record) for record in records]
+    rows = [record.row for record in records]
     table = DataFrame.from_records(rows, columns=columns_of(rows) or ["trial", "failed"])
     return table.assign(wall_s=[record.wall_s for record in records])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,8 +14,8 @@ from optsched.experiments.base import Experiment, Row, Run
 from optsched.experiments.engines import Answers, on_dask, on_this_machine
 from optsched.experiments.figures import write_figures
 from optsched.experiments.registry import get_experiment
-from optsched.experiments.results import Outcome, row_of
-from optsched.experiments.store import FILE, Identity, Record, Store, code_version, libraries
+from optsched.experiments.results import Outcome
+from optsched.experiments.store import FILE, Identity, code_version, libraries, open_store
 from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError, OptschedError, UsageError
 
@@ -145,8 +144,8 @@ def run_experiment(
     identity = Identity(experiment.name, parameters, how.seed, code_version(), libraries())
     path = None if folder is None else folder / FILE
 
-    with Store(path, identity, fresh=not how.resume) as store:
-        found = _finished(store, identity, wanted, how)
+    with open_store(path, identity, fresh=not how.resume, retry_failed=how.retry_failed) as store:
+        found = store.finished(wanted, how.out)
         todo = {k: trial for k, trial in enumerate(wanted) if k not in found}
         if how.progress is not None:
             how.progress(len(found), len(wanted))
@@ -157,7 +156,7 @@ def run_experiment(
                     how.progress(len(found), len(wanted))
 
     records = [found[k] for k in range(len(wanted))]
-    rows = [row_of(record) for record in records]
+    rows = [record.row for record in records]
     outcome = Outcome(
         experiment=experiment,
         parameters=parameters,
@@ -215,27 +214,3 @@ def _drawn(
         )
 
     return wanted
-
-
-def _finished(
-    store: Store, identity: Identity, wanted: Sequence[Row], how: Options
-) -> dict[int, Record]:
-    """Return the wanted trials that the store has. One that has changed since is an error."""
-    if how.retry_failed:
-        store.forget_failed()
-    if store.libraries != identity.libraries:
-        warnings.warn(
-            f"{how.out}: the trials stored there began with {store.libraries}; the trials now run "
-            f"with {identity.libraries}",
-            stacklevel=3,
-        )
-
-    found = {k: record for k, record in store.records().items() if k < len(wanted)}
-    for k, record in found.items():
-        if record.key != identity.key(wanted[k]):
-            raise InputError(
-                f"{how.out}: found trial {k} stored with other contents (has a file changed that "
-                "it is drawn from?); expected another --out, or --fresh"
-            )
-
-    return found

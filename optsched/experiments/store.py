@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 
 from optsched import __version__
 from optsched.costs.cost import models_folder
+from optsched.experiments.base import Row
 from optsched.experiments.registry import studies_folder
 from optsched.files.read_write import example_instances
 from optsched.problem.errors import InputError
-from optsched.problem.instance import canonical_json
 
 FILE = "results.sqlite"
 """Name of the store in an experiment's folder."""
@@ -30,10 +31,10 @@ FILE = "results.sqlite"
 APPLICATION_ID = 0x6F707473
 """The SQLite application id that marks the file as a store of optsched. It reads ``opts``."""
 
-VERSION = 1
+VERSION = 2
 """The version of the tables, which the file's header has as ``user_version``."""
 
-WITHOUT_EFFECT = ("_data", "cli", "show", "experiments/figures.py")
+WITHOUT_EFFECT = ("_data/", "cli/", "show/", "experiments/figures.py")
 """Folders and files whose code no trial runs. They may change while an experiment goes on."""
 
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
@@ -43,7 +44,7 @@ _TABLES = f"""
     PRAGMA application_id={APPLICATION_ID};
     PRAGMA user_version={VERSION};
     CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-    CREATE TABLE trials (trial INTEGER PRIMARY KEY, key TEXT NOT NULL, parameters TEXT NOT NULL,
+    CREATE TABLE trials (trial INTEGER PRIMARY KEY, parameters TEXT NOT NULL,
                          result TEXT NOT NULL, failed TEXT, wall_s REAL NOT NULL);
 """
 
@@ -54,15 +55,12 @@ def counted_files() -> dict[str, Path]:
     They are the package's sources without those of `WITHOUT_EFFECT`, the studies, and the shipped
     cost models and instances.
     """
-    root = Path(__file__).resolve().parents[1]
-    studies = studies_folder()
+    root, studies = Path(__file__).resolve().parents[1], studies_folder()
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
-    return {
-        **{n: f for n, f in sources.items() if not {n, n.split("/")[0]} & set(WITHOUT_EFFECT)},
-        **{f"studies/{f.relative_to(studies).as_posix()}": f for f in studies.rglob("*.py")},
-        **{f"models/{file.name}": file for file in models_folder().glob("*.toml")},
-        **{f"instances/{file.name}": file for file in example_instances().values()},
-    }
+    found = {name: f for name, f in sources.items() if not name.startswith(WITHOUT_EFFECT)}
+    found |= {f"studies/{f.relative_to(studies).as_posix()}": f for f in studies.rglob("*.py")}
+    found |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
+    return found | {f"instances/{file.name}": file for file in example_instances().values()}
 
 
 def version_of(files: Mapping[str, Path]) -> str:
@@ -95,127 +93,110 @@ class Identity:
     code: str
     libraries: str
 
-    def key(self, trial: Mapping[str, Any]) -> str:
-        """Return a digest that identifies a trial: of the experiment, the trial and the code."""
-        data = {"experiment": self.experiment, "trial": trial, "code": self.code}
-        return hashlib.sha256(canonical_json(data)).hexdigest()
-
 
 class Record(NamedTuple):
-    """A finished trial: its number, its `Identity.key`, and its result or the reason for none."""
+    """A finished trial: its number, and its result or the reason for none."""
 
     trial: int
-    key: str
     parameters: dict[str, Any]
     result: dict[str, Any]
     failed: str | None
     wall_s: float
 
+    @property
+    def row(self) -> Row:
+        """The number, the parameters, the results and ``failed``."""
+        return {"trial": self.trial, **self.parameters, **self.result, "failed": self.failed}
+
 
 class Store:
-    """Finished trials by number. Trials that `put` has stored survive the end of the process.
+    """Finished trials by number. What `put` has stored survives the end of the process."""
 
-    Every trial is a transaction in write-ahead-log mode, and on disk before `put` returns. While a
-    store is open, no other process can open it for writing, but `read` and other readers can read
-    it.
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
 
-    Without a path the trials are kept in memory. ``fresh`` deletes the trials that the store has,
-    whichever experiment they belong to. InputError is raised for a database of another program or
-    version, for one that is damaged, in use or cannot be written, and for trials of another
-    experiment, of other parameters or of other code.
+    def finished(self, wanted: Sequence[Row], place: object) -> dict[int, Record]:
+        """Return the wanted trials that it has. One that has changed since is an error."""
+        found = {k: record for k, record in _records(self._connection).items() if k < len(wanted)}
+        for k, record in found.items():
+            if json.dumps(record.parameters) != json.dumps(wanted[k]):
+                raise InputError(
+                    f"{place}: found trial {k} stored with other contents (has a file changed that "
+                    "it is drawn from?); expected another --out, or --fresh"
+                )
+
+        return found
+
+    def put(
+        self, trial: int, parameters: Row, result: Row | None, failed: str | None, wall_s: float
+    ) -> Record:
+        """Store a finished trial, and return it as a resumed run will read it."""
+        row = (trial, json.dumps(parameters), json.dumps(result or {}), failed, wall_s)
+        self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", row)
+        return _record(row)
+
+
+@contextmanager
+def open_store(
+    path: Path | None, identity: Identity, *, fresh: bool = False, retry_failed: bool = False
+) -> Iterator[Store]:
+    """Open the store of a run, which no other process can open for writing meanwhile.
+
+    Every trial is a transaction in write-ahead-log mode, and on disk before `Store.put` returns.
+    `read` and other readers can read the store at any time.
+
+    Without a path the trials are kept in memory. InputError is raised for a database of another
+    program or version, for one that is damaged, in use or cannot be written, and for trials of
+    another experiment, of other parameters or of other code.
+
+    `fresh`: delete the trials that it has, whichever experiment they belong to.
+    `retry_failed`: delete the trials that have failed.
     """
+    with ExitStack() as opened:
+        if path is not None:
+            # An empty database beside the store is locked. A process that ends lets it go, however
+            # it ends, wherever the store works.
+            opened.enter_context(_open(path.with_suffix(".lock"), 0)).execute("BEGIN EXCLUSIVE")
 
-    def __init__(self, path: Path | None, identity: Identity, *, fresh: bool = False) -> None:
-        self._path, self._identity = path, identity
-        with ExitStack() as opened:
-            if path is not None:
-                # An empty database beside the store is locked. A process that ends lets it go,
-                # however it ends, wherever the store works.
-                opened.enter_context(_open(path.with_suffix(".lock"), 0)).execute("BEGIN EXCLUSIVE")
-
-            self._connection = opened.enter_context(_open(path, _BUSY_S))
-            self._prepare(fresh)
-            self._opened = opened.pop_all()
-
-    def _prepare(self, fresh: bool) -> None:
-        connection = self._connection
-        new = _is_empty(self._path, connection)
+        connection = opened.enter_context(_open(path, _BUSY_S))
+        new = _is_empty(path, connection)
         # Each transaction is on disk when it ends, even if the power fails then.
         connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
         connection.executescript("BEGIN IMMEDIATE;" + (_TABLES if new else ""))
-
         if fresh:
             connection.execute("DELETE FROM trials")
         # A store without trials belongs to no experiment yet, even if one has opened it.
         if connection.execute("SELECT count(*) FROM trials").fetchone()[0] == 0:
-            for name, value in vars(self._identity).items():
-                text = json.dumps(value, sort_keys=True)
-                connection.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, text))
+            rows = ((name, json.dumps(value)) for name, value in vars(identity).items())
+            connection.executemany("INSERT OR REPLACE INTO identity VALUES (?, ?)", rows)
 
         connection.execute("COMMIT")
-        self._compare(_identity(connection))
+        _compare(path, _identity(connection), identity)
+        if retry_failed:
+            connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
 
-    def _compare(self, stored: Identity) -> None:
-        """Raise InputError if the stored trials do not belong to this run."""
-        wanted, path = self._identity, self._path
-        right = "use another --out, or --fresh to delete its trials"
-        if stored.experiment != wanted.experiment:
-            raise InputError(
-                f"{path}: found trials of {stored.experiment}; expected {wanted.experiment} "
-                f"({right})"
-            )
+        yield Store(connection)
 
-        theirs = {"seed": stored.seed, **stored.parameters}
-        ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
-        for name in (*ours, *theirs):
-            if theirs.get(name) != ours.get(name):
-                raise InputError(
-                    f"{path}: found trials with {name} = {theirs.get(name)}; expected "
-                    f"{ours.get(name)} ({right})"
-                )
 
-        if stored.code != wanted.code:
-            raise InputError(
-                f"{path}: found trials of optsched {stored.code}; expected {wanted.code} "
-                "(use that version to go on, --fresh to delete them, or another --out to keep both)"
-            )
+def _compare(path: Path | None, stored: Identity, wanted: Identity) -> None:
+    """Raise InputError if the stored trials do not belong to this run."""
+    right = "use another --out, or --fresh to delete its trials"
+    both = "use that version to go on, --fresh to delete them, or another --out to keep both"
+    theirs = {"seed": stored.seed, **stored.parameters}
+    ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
+    pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, right)]
+    pairs += [(f"with {k} =", theirs.get(k), ours.get(k), right) for k in ours | theirs]
+    pairs += [("of optsched", stored.code, wanted.code, both)]
+    for what, found, expected, advice in pairs:
+        if found != expected:
+            raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({advice})")
 
-    @property
-    def libraries(self) -> str:
-        """The versions of the libraries with which the store was begun."""
-        return _identity(self._connection).libraries
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._opened.close()
-
-    def records(self) -> dict[int, Record]:
-        """Return the finished trials by number."""
-        with _one_line(self._path):
-            return _records(self._connection)
-
-    def put(
-        self,
-        trial: int,
-        parameters: Mapping[str, Any],
-        result: Mapping[str, Any] | None,
-        failed: str | None,
-        wall_s: float,
-    ) -> Record:
-        """Store a finished trial, and return it as a resumed run will read it."""
-        texts = json.dumps(parameters), json.dumps(result or {})
-        row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
-        with _one_line(self._path):
-            self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
-
-        return _record(row)
-
-    def forget_failed(self) -> None:
-        """Delete the trials that failed, so that they run again."""
-        with _one_line(self._path):
-            self._connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
+    if path is not None and stored.libraries != wanted.libraries:
+        warnings.warn(
+            f"{path.parent}: the trials stored there began with {stored.libraries}; the trials now "
+            f"run with {wanted.libraries}",
+            stacklevel=5,
+        )
 
 
 def read(folder: str | Path) -> tuple[Identity, list[Record]]:
@@ -245,8 +226,8 @@ def _open(path: Path | None, busy_s: float, mode: str = "") -> Iterator[sqlite3.
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    number, key, parameters, result, failed, wall_s = row
-    return Record(number, key, json.loads(parameters), json.loads(result), failed, wall_s)
+    number, parameters, result, failed, wall_s = row
+    return Record(number, json.loads(parameters), json.loads(result), failed, wall_s)
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:

@@ -130,7 +130,7 @@ class Processes:
             if self._closed:
                 raise OptschedError("the work has ended")
 
-            own = self._own.process = _Process()
+            own = _Process()
             self._started = [other for other in self._started if other.alive()] + [own]
 
         try:
@@ -138,6 +138,7 @@ class Processes:
         except DiedError as died:
             raise SolverError(f"a process for trials does not start: it {died}") from None
 
+        self._own.process = own
         return own
 
     def close(self) -> None:

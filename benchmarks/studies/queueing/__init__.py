@@ -7,7 +7,8 @@ by event.
 Examples
 --------
 >>> from optsched.experiments import load_studies
->>> queueing = load_studies().queueing
+>>> _ = load_studies()
+>>> from optsched_studies import queueing
 >>> jobs = queueing.perfect(queueing.exponential())
 >>> round(queueing.mean_response_time(jobs, rate=0.8, c=1.0), 4)  # SRPT
 2.3528

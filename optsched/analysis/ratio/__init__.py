@@ -14,7 +14,6 @@ from optsched.analysis.ratio.families import (
     FAMILIES,
     against,
     geometric,
-    identical,
     two_point,
     weighted_geometric,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "competitive_ratio",
     "gap_breakdown",
     "geometric",
-    "identical",
     "two_point",
     "weighted_geometric",
     "worst_case",

@@ -244,26 +244,6 @@ def weighted_geometric(
     return from_shares(shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=name)
 
 
-def identical(n: int, prompt: int, output: int, *, kv_capacity: int) -> Instance:
-    """Return equal requests that all arrive at 0 (Jaillet et al. 2025, Theorem 4.3).
-
-    Parameters
-    ----------
-    n : int
-        Number of requests.
-    prompt, output : int
-        Prompt and output length of every request, in tokens.
-    kv_capacity : int
-        M, in tokens.
-
-    Returns
-    -------
-    Instance
-    """
-    columns = [0] * n, [prompt] * n, [output] * n
-    return _of_columns(*columns, kv_capacity=kv_capacity, name="identical")
-
-
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
     """Return a small adversarial instance: a long request, then short ones that do not fit with it.
 

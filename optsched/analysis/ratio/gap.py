@@ -89,10 +89,7 @@ class Gap:
         most : int
             Max number of requests in the table.
         """
-        lines = [
-            "| request | lost rounds | predictions | foresight | order |",
-            "|---|---|---|---|---|",
-        ]
+        lines = ["| request | lost rounds | predictions | foresight | order |", "|" + "---|" * 5]
         total = self.total
         for i in np.argsort(-total, kind="stable")[:most].tolist():
             parts = (total[i], self.predictions[i], self.foresight[i], self.order[i])
@@ -153,22 +150,17 @@ def gap_breakdown(
 
     truth = instance.without_predictions()
     name, bare = _without_predictor(policy)
-    told = [_latency(instance, policy, seed + k) for k in range(seeds)]
-    oracle = [_latency(truth, bare, seed + k) for k in range(seeds)]
-    real, knowing = np.mean(told, axis=0), np.mean(oracle, axis=0)
-    rank = _order(truth, bare, seed)
-    line = np.argsort(rank, kind="stable")
-    starts = _foreseen(
-        line,
-        np.asarray(instance.arrival, dtype=np.int64),
-        instance.output_tokens,
-        instance.prompt_tokens + (instance.kv_offset - 1),
-        instance.kv_capacity,
-        np.zeros(int(instance.arrival.max() + instance.output_tokens.sum()) + 2, np.int64),
-    )
-    foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
-    if instance.arrival.min() == instance.arrival.max():
+    real = _mean_latency(instance, policy, seed, seeds)
+    knowing = _mean_latency(truth, bare, seed, seeds)
+    line = np.argsort(_order(truth, bare, seed), kind="stable")
+    arrival, output = instance.arrival.astype(np.int64), instance.output_tokens
+    base = instance.prompt_tokens + (instance.kv_offset - 1)
+    use = np.zeros(int(arrival.max() + output.sum()) + 2, np.int64)
+    starts = _foreseen(line, arrival, output, base, instance.kv_capacity, use)
+    foreseen = (starts + output - arrival).astype(np.float64)
+    if arrival.min() == arrival.max():
         foreseen = knowing
+
     with LiveLine(wanted=progress is True) as shown:
         result = optimum(
             truth,
@@ -181,16 +173,8 @@ def gap_breakdown(
 
     assert result.evaluation is not None
     best = np.asarray(result.evaluation.latency, dtype=np.float64)
-    return Gap(
-        instance=instance,
-        policy=name,
-        tel=float(real.sum()),
-        best=float(best.sum()),
-        bound=result.bound,
-        predictions=real - knowing,
-        foresight=knowing - foreseen,
-        order=foreseen - best,
-    )
+    parts = (real - knowing, knowing - foreseen, foreseen - best)
+    return Gap(instance, name, float(real.sum()), float(best.sum()), result.bound, *parts)
 
 
 @njit
@@ -231,9 +215,12 @@ def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
     return policy, policy if info.predictor is None else made
 
 
-def _latency(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.float64]:
-    judged = evaluate(instance, simulate(instance, policy, seed=seed))
-    return np.asarray(judged.latency, dtype=np.float64)
+def _mean_latency(
+    instance: Instance, policy: str | Scheduler, seed: int, seeds: int
+) -> NDArray[np.float64]:
+    runs = (simulate(instance, policy, seed=seed + k) for k in range(seeds))
+    found = [evaluate(instance, run).latency for run in runs]
+    return np.asarray(np.mean(found, axis=0), dtype=np.float64)
 
 
 def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:

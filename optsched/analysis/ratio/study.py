@@ -189,14 +189,9 @@ class Study:
         rows, good = self.of(policy), self._good(policy)
         low = np.array([row.low for row in good], dtype=np.float64)
         high = np.array([np.inf if row.high is None else row.high for row in good])
-        return Mean(
-            low=float(low.mean()),
-            high=float(high.mean()),
-            interval=(self._interval(low)[0], self._interval(high)[1]),
-            count=len(good),
-            failed=len(rows) - len(good),
-            exact=all(row.exact for row in good),
-        )
+        interval = (self._interval(low)[0], self._interval(high)[1])
+        failed, exact = len(rows) - len(good), all(row.exact for row in good)
+        return Mean(float(low.mean()), float(high.mean()), interval, len(good), failed, exact)
 
     def worst(self, policy: str) -> Ratio:
         """Return the policy's row with the largest certain ratio, which is its lower end.
@@ -248,23 +243,15 @@ class Study:
         one, two = np.array(both, dtype=np.float64).T
         logs = np.log(one / two)
         bottom, top = np.exp(self._interval(logs)).tolist()
-        return Paired(
-            first=first,
-            second=second,
-            quotient=float(np.exp(logs.mean())),
-            interval=(bottom, top),
-            wins=int((one < two).sum()),
-            ties=int((one == two).sum()),
-            losses=int((one > two).sum()),
-        )
+        quotient = float(np.exp(logs.mean()))
+        wins, ties, losses = (int(found.sum()) for found in (one < two, one == two, one > two))
+        return Paired(first, second, quotient, (bottom, top), wins, ties, losses)
 
     def table(self) -> str:
         """Return the means as a Markdown table."""
-        lines = [
-            f"| policy | mean ratio to {self.reference} | {self.confidence:.0%} interval | worst | "
-            "instances |",
-            "|---|---|---|---|---|",
-        ]
+        interval = f"{self.confidence:.0%} interval"
+        head = f"| policy | mean ratio to {self.reference} | {interval} | worst | instances |"
+        lines = [head, "|" + "---|" * 5]
         for policy in self.policies:
             try:
                 mean, worst = self.mean(policy), self.worst(policy)
@@ -273,11 +260,9 @@ class Study:
                 continue
 
             value = f"{mean.low:.4f}" if mean.exact else f"{mean.low:.4f} to {mean.high:.4f}"
+            count = f"{mean.count} ({mean.failed} failed)" if mean.failed else str(mean.count)
             interval = f"{mean.interval[0]:.4f} to {mean.interval[1]:.4f}"
-            failed = f" ({mean.failed} failed)" if mean.failed else ""
-            lines.append(
-                f"| {policy} | {value} | {interval} | {worst.low:.4f} | {mean.count}{failed} |"
-            )
+            lines.append(f"| {policy} | {value} | {interval} | {worst.low:.4f} | {count} |")
 
         if self.unfinished:
             lines += ["", f"stopped early: {self.unfinished} instances have not run"]
@@ -349,7 +334,8 @@ def competitive_ratio(
     confidence : float
         Confidence of the intervals for means over instances, between 0 and 1.
     jobs : int
-        Number of processes.
+        Number of processes. With more than one, an instance on which a process ends has rows that
+        say so.
     progress : bool or callable
         Whether to show a line on standard error, if that is a terminal. Or a function that is
         called with the numbers of finished and of all instances.
@@ -501,14 +487,9 @@ class _Plan:
 
     def _tel(self, instance: Instance, spec: str, seeds: int) -> tuple[float, str | None]:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
-        judged = [
-            evaluate(
-                instance,
-                simulate(instance, spec, self.cost_model, seed=self.seed + k),
-                self.cost_model,
-            )
-            for k in range(seeds)
-        ]
+        cost = self.cost_model
+        runs = (simulate(instance, spec, cost, seed=self.seed + k) for k in range(seeds))
+        judged = [evaluate(instance, run, cost) for run in runs]
         tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
         return tel, next(filter(None, map(outside_reason, judged)), None)
 

@@ -75,7 +75,6 @@ def worst_case(
     n: int = 10,
     seeds: int = 1,
     seed: int = 0,
-    proof_s: float | None = None,
     enough: float = np.inf,
     progress: bool | Callable[[float, int], None] | None = True,
     stop: threading.Event | None = None,
@@ -97,7 +96,7 @@ def worst_case(
         One of `FAMILIES`, or a function like them. If all arrivals of a first instance are 0, they
         stay 0.
     budget_s : float
-        Seconds for search and proofs together.
+        Seconds for search and proofs together. A third is kept for proofs.
     kv_capacity : int
         M, at least 4 tokens.
     n : int
@@ -106,8 +105,6 @@ def worst_case(
         Number of runs of a random policy.
     seed : int
         Seed of the search.
-    proof_s : float, optional
-        Seconds of the budget kept for proofs. By default it is a third.
     enough : float
         Once a quotient is this large, the search ends and the proofs begin.
     progress : bool or callable
@@ -136,7 +133,7 @@ def worst_case(
 
     draw = FAMILIES[family] if isinstance(family, str) else family
     begin = time.perf_counter()
-    until = begin + budget_s - (budget_s / 3 if proof_s is None else min(proof_s, budget_s))
+    until, deadline = begin + budget_s * 2 / 3, begin + budget_s
     rng = np.random.default_rng(seed)
     pool: list[tuple[float, Instance]] = []
     tried, told = 0, begin
@@ -165,7 +162,7 @@ def worst_case(
 
     def climb() -> None:
         draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
-        value, now = max(((score(one), one) for one in draws), key=lambda pair: pair[0])
+        value, now = max(((score(drawn), drawn) for drawn in draws), key=lambda pair: pair[0])
         patience = 0
 
         try:
@@ -180,11 +177,7 @@ def worst_case(
             pool.sort(key=lambda pair: -pair[0])
             del pool[8:]
 
-    deadline = begin + budget_s
-    with (
-        interrupts_noted() as interrupted,
-        LiveLine(wanted=progress is True) as line,
-    ):
+    with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         try:
             climb()
             while pool[0][0] < enough and goes_on():
@@ -217,13 +210,12 @@ def _proved(
     The first one is always solved, within a second if the deadline has passed.
     """
     best: WorstCase | None = None
-    name = policy if isinstance(policy, str) else type(policy).__name__
     for k, (value, instance) in enumerate(pool):
         left = deadline - time.perf_counter()
         if best is not None and (left <= 0 or value <= best.low or interrupted.is_set()):
             break
         try:
-            found = _solved(instance, policy, seeds, name, max(1.0, left if k else left * 0.7))
+            found = _solved(instance, policy, seeds, max(1.0, left if k else left * 0.7))
             if best is None or found.low > best.low:
                 best = found
 
@@ -239,9 +231,10 @@ def _proved(
 
 
 def _solved(
-    instance: Instance, policy: str | Scheduler, seeds: int, name: str, time_limit_s: float
+    instance: Instance, policy: str | Scheduler, seeds: int, time_limit_s: float
 ) -> WorstCase:
     """Solve an instance, and return it with its ratio."""
+    name = policy if isinstance(policy, str) else type(policy).__name__
     tel = _mean_tel(instance, policy, seeds)
     starts = quick_optimum(instance)[1]
     result = optimum(instance, time_limit_s=time_limit_s, warm_start=from_starts(starts, instance))
@@ -253,16 +246,9 @@ def _solved(
         known = {"optimum": result.objective}
 
     known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
-    return WorstCase(
-        policy=name,
-        instance=replace(instance, known=known),
-        tel=tel,
-        low=low,
-        high=tel / result.bound if result.bound else float("inf"),
-        schedule=result.schedule,
-        evaluations=0,
-        wall_s=0.0,
-    )
+    high = tel / result.bound if result.bound else float("inf")
+    shown = replace(instance, known=known)
+    return WorstCase(name, shown, tel, low, high, result.schedule, evaluations=0, wall_s=0.0)
 
 
 def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
@@ -362,16 +348,12 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
     arrival = np.asarray(instance.arrival, dtype=np.int64)
     output, volume = instance.output_tokens, instance.volume
     first_kv = instance.prompt_tokens + instance.kv_offset
-    keys = [
-        (output, arrival), (volume, arrival), (arrival, output), (arrival, volume),
-        (arrival + output, volume), (-output, arrival), (arrival, -volume), (first_kv, output),
-    ]  # fmt: skip
+    keys = [(output, arrival), (volume, arrival), (arrival, output), (arrival, volume)]
+    keys += [(arrival + output, volume), (-output, arrival), (arrival, -volume), (first_kv, output)]
     orders = np.array([np.lexsort((second, first)) for first, second in keys])
-    rounds = int(arrival.max() + output.sum()) + 2
-    total, starts = _climb(
-        orders, arrival, first_kv, output, instance.kv_capacity, np.zeros(rounds, np.int64), passes
-    )
-
+    used = np.zeros(int(arrival.max() + output.sum()) + 2, np.int64)
+    capacity = instance.kv_capacity
+    total, starts = _climb(orders, arrival, first_kv, output, capacity, used, passes)
     return int(total), starts
 
 
