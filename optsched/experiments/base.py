@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from optsched.problem.errors import InputError
+from optsched.problem.specs import Parameter, convert
 
 Row = dict[str, Any]
 """A trial's parameters or results by column: numbers, texts, booleans or None."""
@@ -173,15 +174,5 @@ def _converted(value: Any, default: Any, where: str) -> Any:
         return value
     if value.lower() in ("none", "null"):
         return None
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[value.lower()]
-        if isinstance(default, int):
-            return int(value)
-        if isinstance(default, float):
-            return float(value)
-    except (KeyError, ValueError):
-        words = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
-        raise InputError(f"{where}: found {value!r}; expected {words}") from None
 
-    return value
+    return convert(value, Parameter(type(default), False, default), where)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from optsched.analysis.theory import geometric_shares, weighted_geometric_shares
@@ -16,7 +17,7 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance
 
-Family = Callable[[str | Scheduler, int, int, np.random.Generator], Instance]
+Family = Callable[[str | Scheduler, int, int, Generator], Instance]
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
@@ -86,11 +87,10 @@ def from_shares(
     *,
     kv_capacity: int,
     first: int = 1,
-    prompt: int = 1,
-    rng: np.random.Generator | None = None,
+    rng: Generator | None = None,
     name: str = "",
 ) -> Instance:
-    """Return an instance of requests at 0 whose outputs have given shares.
+    """Return an instance of requests at 0 with one prompt token, whose outputs have given shares.
 
     Parameters
     ----------
@@ -102,8 +102,6 @@ def from_shares(
         M, in tokens.
     first : int
         The smallest output length. Every request is predicted between it and the largest length.
-    prompt : int
-        Prompt length of every request, in tokens.
     rng : numpy.random.Generator, optional
         With a generator the outputs are drawn. Without one their numbers are in proportion to the
         shares, rounded by largest remainders.
@@ -129,7 +127,7 @@ def from_shares(
     output = np.repeat(np.arange(first, last + 1), counts)
     return Instance(
         arrival=np.zeros(n, dtype=np.int64),
-        prompt_tokens=np.full(n, prompt),
+        prompt_tokens=np.ones(n, dtype=np.int64),
         output_tokens=output,
         kv_capacity=kv_capacity,
         predicted_lower=np.full(n, first),
@@ -138,9 +136,7 @@ def from_shares(
     )
 
 
-def two_point(
-    short: int, long: int, share: float, n: int, *, kv_capacity: int, prompt: int = 1
-) -> Instance:
+def two_point(short: int, long: int, share: float, n: int, *, kv_capacity: int) -> Instance:
     """Return requests at 0 with one of two outputs (Chen, Ye and Zhou 2025, section 5.1).
 
     Parameters
@@ -151,7 +147,7 @@ def two_point(
         Share of requests with the short output, in [0, 1].
     n : int
         Number of requests.
-    kv_capacity, prompt : int
+    kv_capacity : int
         As in `from_shares`.
 
     Returns
@@ -171,17 +167,11 @@ def two_point(
 
     x, name = np.zeros(long - short + 1), f"two-point-{short}-{long}"
     x[0], x[-1] = share, 1 - share
-    return from_shares(x, n, kv_capacity=kv_capacity, first=short, prompt=prompt, name=name)
+    return from_shares(x, n, kv_capacity=kv_capacity, first=short, name=name)
 
 
 def geometric(
-    q: float,
-    n: int,
-    *,
-    kv_capacity: int,
-    longest: int,
-    prompt: int = 1,
-    rng: np.random.Generator | None = None,
+    q: float, n: int, *, kv_capacity: int, longest: int, rng: Generator | None = None
 ) -> Instance:
     """Return requests at 0 with geometric outputs (Chen, Ye and Zhou 2025, section 5.2).
 
@@ -191,7 +181,7 @@ def geometric(
         Outputs follow G(1 - q): each length is q times as frequent as the one before.
     n : int
         Number of requests.
-    kv_capacity, prompt, rng
+    kv_capacity, rng
         As in `from_shares`.
     longest : int
         The largest output, in tokens. The distribution is cut there.
@@ -206,17 +196,11 @@ def geometric(
         ``q`` is outside [0, 1].
     """
     shares, name = geometric_shares(q, longest), f"geometric-{q:g}"
-    return from_shares(shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=name)
+    return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
 
 
 def weighted_geometric(
-    q: float,
-    n: int,
-    *,
-    kv_capacity: int,
-    longest: int,
-    prompt: int = 1,
-    rng: np.random.Generator | None = None,
+    q: float, n: int, *, kv_capacity: int, longest: int, rng: Generator | None = None
 ) -> Instance:
     """Return requests at 0 with weighted geometric outputs (Chen, Ye and Zhou 2025, section 5.3).
 
@@ -226,7 +210,7 @@ def weighted_geometric(
         Outputs follow LG(1 - q): the share of length k is in proportion to k q^(k - 1).
     n : int
         Number of requests.
-    kv_capacity, prompt, rng
+    kv_capacity, rng
         As in `from_shares`.
     longest : int
         The largest output, in tokens. The distribution is cut there.
@@ -241,7 +225,7 @@ def weighted_geometric(
         ``q`` is outside [0, 1].
     """
     shares, name = weighted_geometric_shares(q, longest), f"weighted-{q:g}"
-    return from_shares(shares, n, kv_capacity=kv_capacity, prompt=prompt, rng=rng, name=name)
+    return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
 
 
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
@@ -310,9 +294,7 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     )
 
 
-def _draw_adaptive(
-    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
-) -> Instance:
+def _draw_adaptive(policy: str | Scheduler, kv_capacity: int, n: int, rng: Generator) -> Instance:
     seed = int(rng.integers(2**31))
     if rng.random() < 0.5:
         return blocked_shorts(policy, kv_capacity, n, seed)
@@ -320,7 +302,7 @@ def _draw_adaptive(
     return against(policy, max(4, min(kv_capacity, 2 * (n - 1))), seed=seed)
 
 
-def _draw_two_point(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
+def _draw_two_point(_: object, kv_capacity: int, n: int, rng: Generator) -> Instance:
     long = int(rng.integers(2, max(3, kv_capacity // 2)))
     short = int(rng.integers(1, long))
     return two_point(short, long, float(rng.random()), n, kv_capacity=kv_capacity)
@@ -329,30 +311,28 @@ def _draw_two_point(_: object, kv_capacity: int, n: int, rng: np.random.Generato
 def _drawing(make: Callable[..., Instance]) -> Family:
     """Return the family that `geometric` or `weighted_geometric` makes of any q."""
 
-    def draw(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
+    def draw(_: object, kv_capacity: int, n: int, rng: Generator) -> Instance:
         q, longest = float(rng.random()), kv_capacity // 2
         return make(q, n, kv_capacity=kv_capacity, longest=longest, rng=rng)
 
     return draw
 
 
-def _draw_offline(_: object, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
+def _draw_offline(_: object, kv_capacity: int, n: int, rng: Generator) -> Instance:
     if rng.random() < 0.5:
         return wide_first(kv_capacity, n, int(rng.integers(1, max(2, n // 2))))
 
     return _draw_uniform(n, kv_capacity, 0, rng)
 
 
-def _draw_online(
-    policy: str | Scheduler, kv_capacity: int, n: int, rng: np.random.Generator
-) -> Instance:
+def _draw_online(policy: str | Scheduler, kv_capacity: int, n: int, rng: Generator) -> Instance:
     if rng.random() < 0.3:
         return _draw_adaptive(policy, kv_capacity, n, rng)
 
     return _draw_uniform(n, kv_capacity, int(rng.integers(1, kv_capacity)), rng)
 
 
-def _draw_uniform(n: int, kv_capacity: int, last: int, rng: np.random.Generator) -> Instance:
+def _draw_uniform(n: int, kv_capacity: int, last: int, rng: Generator) -> Instance:
     prompt = rng.integers(1, kv_capacity, size=n)
     output = np.array([rng.integers(1, kv_capacity - s + 1) for s in prompt])
     return Instance(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from optsched.analysis.ratio.exact import optimum
@@ -256,7 +257,7 @@ def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
     return sum(float(one.metrics["tel"] or 0) for one in judged) / seeds
 
 
-def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
+def _changed(instance: Instance, rng: Generator) -> Instance:
     """Return the instance with one or two requests changed.
 
     Intervals of predictions are kept, and other predictions are dropped.
@@ -303,7 +304,7 @@ def _changed(instance: Instance, rng: np.random.Generator) -> Instance:
     )
 
 
-def _nudged(value: int, high: int, rng: np.random.Generator) -> int:
+def _nudged(value: int, high: int, rng: Generator) -> int:
     if rng.random() < 0.5:
         return value + int(rng.integers(-3, 4))
 
