@@ -93,14 +93,21 @@ INTERVALS = Experiment(
     summary="A_max and A_min against H-SF: one interval, ten classes, relative intervals",
     paper=f"{PAPER}, section 6 (Figures 5 to 7)",
     parameters={
-        "draws": 5, "settings": list(SETTINGS),
+        "draws": 5,
+        "settings": list(SETTINGS),
         "requests": [200, 400, 600, 800, 1000, 1200, 1400, 1600, 1800, 2000],
-        "policies": ["h-sf", "a-min", "a-max", "a-max:sample=all"], "kv_capacity": 16492,
+        "policies": ["h-sf", "a-min", "a-max", "a-max:sample=all"],
+        "kv_capacity": 16492,
         "cost_model": "llama2-70b-tp2-a100-splitwise",
     },
     trials=sweep(
-        draw=Count("draws"), prediction="settings", requests="requests", policy="policies",
-        kv_capacity="kv_capacity", cost_model="cost_model", seed="seed",
+        draw=Count("draws"),
+        prediction="settings",
+        requests="requests",
+        policy="policies",
+        kv_capacity="kv_capacity",
+        cost_model="cost_model",
+        seed="seed",
         known={"settings": SETTINGS},
     ),
     run=run_intervals,
@@ -118,13 +125,21 @@ INTERVALS = Experiment(
     },
     figures=[
         Figure(
-            "latency", "requests", "mean_latency_s", series="policy", panel="prediction",
-            labels={"1000": "one interval [1, 1000]", "classes": "ten classes of 100 tokens",
-                    **{x: f"relative intervals, {x}" for x in ("x=0.1", "x=0.95", "x=0.99")}},
-            x_label="requests, all at 0", y_label="mean latency [s]",
+            "latency",
+            "requests",
+            "mean_latency_s",
+            series="policy",
+            panel="prediction",
+            labels={
+                "1000": "one interval [1, 1000]",
+                "classes": "ten classes of 100 tokens",
+                **{x: f"relative intervals, {x}" for x in ("x=0.1", "x=0.95", "x=0.99")},
+            },
+            x_label="requests, all at 0",
+            y_label="mean latency [s]",
         )
     ],
-)  # fmt: skip
+)
 
 
 # --- competitive ratios ---------------------------------------------------------------------------
@@ -143,9 +158,13 @@ def ratio_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     for policy in ("a-min", "a-l", "a-max"):
         for short, long in ((10, 20), (10, 30), (10, 100)):
             yield from sweep(
-                policy=[policy], family=["two-point"], short=[short], long=[long],
-                share=[0.5, 0.75, 0.9], **last,
-            )(parameters, seed)  # fmt: skip
+                policy=[policy],
+                family=["two-point"],
+                short=[short],
+                long=[long],
+                share=[0.5, 0.75, 0.9],
+                **last,
+            )(parameters, seed)
 
     families = ["geometric", "weighted-geometric"]
     yield from sweep(policy=ADAPTIVE, family=families, q="q", **last)(parameters, seed)
@@ -229,8 +248,11 @@ DISTRIBUTIONS = Experiment(
     summary="ratios to H-SF on two-point, geometric and worst-case outputs, against the theorems",
     paper=f"{PAPER}, sections 3 to 5 (Figures 1 to 3)",
     parameters={
-        "kv_capacity": [500, 2000, 8000], "q": [0.3, 0.6, 0.8, 0.9, 0.95],
-        "longest": [4, 16, 64, 256], "requests_per_token": 4, "seeds": 3,
+        "kv_capacity": [500, 2000, 8000],
+        "q": [0.3, 0.6, 0.8, 0.9, 0.95],
+        "longest": [4, 16, 64, 256],
+        "requests_per_token": 4,
+        "seeds": 3,
     },
     trials=ratio_trials,
     run=run_ratio,
@@ -247,26 +269,46 @@ DISTRIBUTIONS = Experiment(
     figures=[
         *(
             Figure(
-                family, "q", ("ratio", "closed_form", "bound"), panel="policy",
-                where={"family": family, "kv_capacity": 8000}, labels=SIDES,
+                family,
+                "q",
+                ("ratio", "closed_form", "bound"),
+                panel="policy",
+                where={"family": family, "kv_capacity": 8000},
+                labels=SIDES,
                 title=f"outputs of a {family} distribution, M = 8000",
-                x_label="q", y_label="total latency over H-SF's",
+                x_label="q",
+                y_label="total latency over H-SF's",
             )
             for family in ("geometric", "weighted-geometric")
         ),
         Figure(
-            "worst", "long", ("ratio", "closed_form", "bound"), panel="policy", log="x",
-            where={"family": "worst", "kv_capacity": 8000}, labels=SIDES,
+            "worst",
+            "long",
+            ("ratio", "closed_form", "bound"),
+            panel="policy",
+            log="x",
+            where={"family": "worst", "kv_capacity": 8000},
+            labels=SIDES,
             title="worst shares of outputs, M = 8000",
-            x_label="longest output [tokens]", y_label="total latency over H-SF's",
+            x_label="longest output [tokens]",
+            y_label="total latency over H-SF's",
         ),
         Figure(
-            "two-point", "share", ("ratio", "bound"), series="policy", panel="long",
+            "two-point",
+            "share",
+            ("ratio", "bound"),
+            series="policy",
+            panel="long",
             where={"family": "two-point", "kv_capacity": 8000},
-            labels={**SIDES, 20: "10 and 20 tokens", 30: "10 and 30 tokens",
-                    100: "10 and 100 tokens"},
+            labels={
+                **SIDES,
+                20: "10 and 20 tokens",
+                30: "10 and 30 tokens",
+                100: "10 and 100 tokens",
+            },
             title="outputs of two lengths, M = 8000",
-            x_label="share of the short outputs", y_label="total latency over H-SF's",
+            x_label="share of the short outputs",
+            y_label="total latency over H-SF's",
         ),
     ],
-)  # fmt: skip
+)

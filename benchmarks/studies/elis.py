@@ -33,9 +33,12 @@ from .rates import alone_latency, at_rate, full_rate, peak_rate
 
 PAPER = "Choi et al. 2025 (ELIS)"
 LATENCY_S = {
-    "opt-6.7b": 1.3155, "opt-13b": 2.6432, "vicuna-13b": 2.9649,
-    "llama2-7b": 6.5222, "llama2-13b": 8.6102,
-}  # fmt: skip
+    "opt-6.7b": 1.3155,
+    "opt-13b": 2.6432,
+    "vicuna-13b": 2.9649,
+    "llama2-7b": 6.5222,
+    "llama2-13b": 8.6102,
+}
 """Average latency of one request in seconds, by model (Table 4)."""
 
 TABLE_5 = {
@@ -51,9 +54,11 @@ POLICIES = ["elis-fcfs", "isrtf", "elis-sjf"]
 LOADS = [1.0, 3.0, 5.0]
 KV_CAPACITY = 100_000
 METRICS = {
-    "jct_s": "mean_latency", "queuing_s": "mean_queuing_delay", "waiting_s": "mean_waiting",
+    "jct_s": "mean_latency",
+    "queuing_s": "mean_queuing_delay",
+    "waiting_s": "mean_waiting",
     "p99_s": "p99_latency",
-}  # fmt: skip
+}
 
 
 def stretched(cost: BatchCost, latency_s: float) -> BatchCost:
@@ -73,9 +78,7 @@ def _mean_alone(cost: BatchCost) -> float:
 
 
 def _requests(n: int, cv: float, seed: int | np.random.Generator) -> Instance:
-    return generate(
-        "lognormal", seed=seed, n=n, arrivals="gamma", cv=cv, kv_capacity=KV_CAPACITY
-    )  # fmt: skip
+    return generate("lognormal", seed=seed, n=n, arrivals="gamma", cv=cv, kv_capacity=KV_CAPACITY)
 
 
 def _spec(trial: Row) -> str:
@@ -171,14 +174,30 @@ JCT = Experiment(
     summary="job completion times of FCFS, ISRTF and SJF by load and batch size",
     paper=f"{PAPER}, sections 6.2 and 6.3 (Figures 5 and 6, Table 5)",
     parameters={
-        "models": list(LATENCY_S), "batch_size": [1, 2, 4], "load": LOADS, "draws": 10,
-        "policies": POLICIES, "predictor": "elis", "requests": 200, "cv": 2.0, "window": 50,
+        "models": list(LATENCY_S),
+        "batch_size": [1, 2, 4],
+        "load": LOADS,
+        "draws": 10,
+        "policies": POLICIES,
+        "predictor": "elis",
+        "requests": 200,
+        "cv": 2.0,
+        "window": 50,
         "cost_model": "llama2-7b-a100-infermax",
     },
     trials=sweep(
-        model="models", batch_size="batch_size", load="load", draw=Count("draws"),
-        policy="policies", predictor="predictor", requests="requests", cv="cv", window="window",
-        cost_model="cost_model", seed="seed", known={"models": LATENCY_S},
+        model="models",
+        batch_size="batch_size",
+        load="load",
+        draw=Count("draws"),
+        policy="policies",
+        predictor="predictor",
+        requests="requests",
+        cv="cv",
+        window="window",
+        cost_model="cost_model",
+        seed="seed",
+        known={"models": LATENCY_S},
     ),
     run=run_jct,
     summarize=summarize_jct,
@@ -197,15 +216,31 @@ JCT = Experiment(
     },
     figures=[
         Figure(
-            "jct", "load", "jct_s", series="policy", panel="model", where={"batch_size": 4},
-            labels=_NAMES, title="batch size 4", x_label="load", y_label="mean JCT [s]",
+            "jct",
+            "load",
+            "jct_s",
+            series="policy",
+            panel="model",
+            where={"batch_size": 4},
+            labels=_NAMES,
+            title="batch size 4",
+            x_label="load",
+            y_label="mean JCT [s]",
         ),
         Figure(
-            "batch-sizes", "load", "jct_s", series="policy", panel="batch_size", over="elis-fcfs",
-            labels=_NAMES, title="all models", x_label="load", y_label="mean JCT over FCFS's",
+            "batch-sizes",
+            "load",
+            "jct_s",
+            series="policy",
+            panel="batch_size",
+            over="elis-fcfs",
+            labels=_NAMES,
+            title="all models",
+            x_label="load",
+            y_label="mean JCT over FCFS's",
         ),
     ],
-)  # fmt: skip
+)
 
 
 # --- peak throughput ------------------------------------------------------------------------------
@@ -223,9 +258,13 @@ def run_scaling(trial: Row) -> Row:
 
     with quiet():
         found = peak_rate(
-            f"{_spec(trial)},workers={trial['workers']}", instance, cost,
-            max_delay_s=trial["max_delay_s"], predictor=_told(trial), seed=trial["draw"],
-        )  # fmt: skip
+            f"{_spec(trial)},workers={trial['workers']}",
+            instance,
+            cost,
+            max_delay_s=trial["max_delay_s"],
+            predictor=_told(trial),
+            seed=trial["draw"],
+        )
 
     full = full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     return {
@@ -262,16 +301,31 @@ SCALING = Experiment(
     summary="largest request rate with a mean queuing delay of 0.5 s, from 10 to 50 workers",
     paper=f"{PAPER}, section 6.4 (Figure 7)",
     parameters={
-        "policies": ["isrtf"], "workers": [10, 20, 30, 40, 50], "draws": 5,
-        "requests_per_worker": 100, "batch_size": 4, "window": 50, "max_delay_s": 0.5, "cv": 2.0,
-        "predictor": "elis", "latency_s": LATENCY_S["llama2-13b"],
+        "policies": ["isrtf"],
+        "workers": [10, 20, 30, 40, 50],
+        "draws": 5,
+        "requests_per_worker": 100,
+        "batch_size": 4,
+        "window": 50,
+        "max_delay_s": 0.5,
+        "cv": 2.0,
+        "predictor": "elis",
+        "latency_s": LATENCY_S["llama2-13b"],
         "cost_model": "llama2-7b-a100-infermax",
     },
     trials=sweep(
-        policy="policies", workers="workers", draw=Count("draws"),
+        policy="policies",
+        workers="workers",
+        draw=Count("draws"),
         requests=lambda row, parameters: parameters["requests_per_worker"] * row["workers"],
-        batch_size="batch_size", window="window", max_delay_s="max_delay_s", cv="cv",
-        predictor="predictor", latency_s="latency_s", cost_model="cost_model", seed="seed",
+        batch_size="batch_size",
+        window="window",
+        max_delay_s="max_delay_s",
+        cv="cv",
+        predictor="predictor",
+        latency_s="latency_s",
+        cost_model="cost_model",
+        seed="seed",
     ),
     run=run_scaling,
     summarize=summarize_scaling,
@@ -287,8 +341,13 @@ SCALING = Experiment(
     },
     figures=[
         Figure(
-            "peak", "workers", "peak", series="policy", labels=_NAMES,
-            x_label="workers", y_label="peak throughput [requests/s]",
+            "peak",
+            "workers",
+            "peak",
+            series="policy",
+            labels=_NAMES,
+            x_label="workers",
+            y_label="peak throughput [requests/s]",
         ),
     ],
-)  # fmt: skip
+)

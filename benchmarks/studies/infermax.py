@@ -28,10 +28,16 @@ VARIANTS = {"text": "", "vidur": "watermark=0.01,evicted_first=true"}
 """The schedulers by the paper's text, and with two habits of the simulator that it extends."""
 
 METRICS = {
-    "makespan_s": "makespan", "tps": "tps", "mean_ttft_s": "mean_ttft", "mean_tpot_s": "mean_tpot",
-    "tel_s": "tel", "evictions": "evictions", "batches": "batches", "mean_kv": "mean_kv",
+    "makespan_s": "makespan",
+    "tps": "tps",
+    "mean_ttft_s": "mean_ttft",
+    "mean_tpot_s": "mean_tpot",
+    "tel_s": "tel",
+    "evictions": "evictions",
+    "batches": "batches",
+    "mean_kv": "mean_kv",
     "peak_kv": "peak_kv",
-}  # fmt: skip
+}
 COLUMNS = {
     "scheduler": "policy of Table 1",
     "variant": "text: as the paper's text; vidur: watermark of 1 % and evicted requests first",
@@ -54,9 +60,11 @@ COLUMNS = {
     "error": "why there is no schedule",
 }
 SHARED = {
-    "schedulers": SCHEDULERS, "variants": ["text", "vidur"], "kv_capacity": 100_000,
+    "schedulers": SCHEDULERS,
+    "variants": ["text", "vidur"],
+    "kv_capacity": 100_000,
     "cost_model": MODEL,
-}  # fmt: skip
+}
 
 
 def spec_of(trial: Row) -> str:

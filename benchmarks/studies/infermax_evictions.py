@@ -64,10 +64,13 @@ def eviction_free_claims(rows: Sequence[Row]) -> list[Claim]:
 
             claims.append(
                 claim(
-                    f"{label}: eviction-free never lowers TPS", "generally",
-                    extreme(found, "tps", min), lambda v: v >= 0.999, "least ratio {:.3f}".format,
+                    f"{label}: eviction-free never lowers TPS",
+                    "generally",
+                    extreme(found, "tps", min),
+                    lambda v: v >= 0.999,
+                    "least ratio {:.3f}".format,
                 )
-            )  # fmt: skip
+            )
 
     for prompt, paper in ((1, 98.0), (1024, 49.0)):
         free = [
@@ -88,24 +91,39 @@ EVICTION_FREE = Experiment(
     paper=f"{PAPER}, section 4.3 (Figure 8)",
     parameters={"requests": 1024, "prompt": POWERS, "output": 1024, **SHARED},
     trials=sweep(
-        requests="requests", variant="variants", output="output", prompt="prompt",
-        scheduler="schedulers", eviction_free=[False, True], kv_capacity="kv_capacity",
+        requests="requests",
+        variant="variants",
+        output="output",
+        prompt="prompt",
+        scheduler="schedulers",
+        eviction_free=[False, True],
+        kv_capacity="kv_capacity",
         cost_model="cost_model",
     ),
     run=run_fixed,
     summarize=eviction_free_claims,
     columns=COLUMNS,
     figures=[
-        Figure(name, "prompt", column, series="eviction_free", over=False, panel="scheduler",
-               log=log, where={"variant": "text"}, labels={True: "eviction-free"},
-               x_label="prompt I [tokens]", y_label=f"{words} over the original's")
+        Figure(
+            name,
+            "prompt",
+            column,
+            series="eviction_free",
+            over=False,
+            panel="scheduler",
+            log=log,
+            where={"variant": "text"},
+            labels={True: "eviction-free"},
+            x_label="prompt I [tokens]",
+            y_label=f"{words} over the original's",
+        )
         for name, column, words, log in (
             ("tps", "tps", "tokens per second", "x"),
             ("ttft", "mean_ttft_s", "mean TTFT", "xy"),
             ("tpot", "mean_tpot_s", "mean TPOT", "xy"),
         )
     ],
-)  # fmt: skip
+)
 
 
 # --- KV capacity ----------------------------------------------------------------------------------
@@ -150,12 +168,20 @@ MEMORY = Experiment(
     summary="M from 100 to 1M tokens, O = 32, 1024 requests, with and without evictions",
     paper=f"{PAPER}, section 4.4 (Figure 9)",
     parameters={
-        "requests": 1024, "prompt": POWERS, "output": 32, **SHARED,
+        "requests": 1024,
+        "prompt": POWERS,
+        "output": 32,
+        **SHARED,
         "kv_capacity": [100, 1000, 10_000, 100_000, 1_000_000],
     },
     trials=sweep(
-        requests="requests", variant="variants", output="output", kv_capacity="kv_capacity",
-        prompt="prompt", scheduler="schedulers", eviction_free=[False, True],
+        requests="requests",
+        variant="variants",
+        output="output",
+        kv_capacity="kv_capacity",
+        prompt="prompt",
+        scheduler="schedulers",
+        eviction_free=[False, True],
         cost_model="cost_model",
         where=lambda row: row["prompt"] + row["output"] - 1 <= row["kv_capacity"],
     ),
@@ -163,14 +189,23 @@ MEMORY = Experiment(
     summarize=memory_claims,
     columns=COLUMNS,
     figures=[
-        Figure(f"tps-{scheduler}", "prompt", "tps", series="eviction_free", over=False,
-               panel="kv_capacity", log="x", where={"variant": "text", "scheduler": scheduler},
-               labels={True: "eviction-free", "kv_capacity": "M ="},
-               title=f"{scheduler} without evictions over itself",
-               x_label="prompt I [tokens]", y_label="tokens per second over the original's")
+        Figure(
+            f"tps-{scheduler}",
+            "prompt",
+            "tps",
+            series="eviction_free",
+            over=False,
+            panel="kv_capacity",
+            log="x",
+            where={"variant": "text", "scheduler": scheduler},
+            labels={True: "eviction-free", "kv_capacity": "M ="},
+            title=f"{scheduler} without evictions over itself",
+            x_label="prompt I [tokens]",
+            y_label="tokens per second over the original's",
+        )
         for scheduler in SCHEDULERS
     ],
-)  # fmt: skip
+)
 
 
 # --- the optimum ----------------------------------------------------------------------------------
@@ -193,9 +228,15 @@ def run_csp(trial: Row) -> Row:
 
     for label, extras in EXTRAS.items():
         result = solve(
-            instance, formulation="infermax", method=trial["method"], cost_model=cost,
-            objective="makespan", time_limit_s=trial["time_limit_s"], threads=1, **extras,
-        )  # fmt: skip
+            instance,
+            formulation="infermax",
+            method=trial["method"],
+            cost_model=cost,
+            objective="makespan",
+            time_limit_s=trial["time_limit_s"],
+            threads=1,
+            **extras,
+        )
         row[f"{label}status"] = result.status
         row[f"{label}optimum_ms"] = _ms(result.objective)
         row[f"{label}bound_ms"] = _ms(result.bound)
@@ -244,13 +285,21 @@ CSP = Experiment(
     summary="the optimum of four equal requests, with and without evictions, over I",
     paper=f"{PAPER}, section 4.5",
     parameters={
-        "requests": 4, "output": 4, "prompt": POWERS, "method": "astar", "time_limit_s": 60.0,
+        "requests": 4,
+        "output": 4,
+        "prompt": POWERS,
+        "method": "astar",
+        "time_limit_s": 60.0,
         "cost_model": MODEL,
     },
     trials=sweep(
-        requests="requests", output="output", prompt="prompt",
+        requests="requests",
+        output="output",
+        prompt="prompt",
         kv_capacity=lambda row, _: max(2 * row["prompt"], row["prompt"] + row["output"] - 1),
-        method="method", time_limit_s="time_limit_s", cost_model="cost_model",
+        method="method",
+        time_limit_s="time_limit_s",
+        cost_model="cost_model",
     ),
     run=run_csp,
     summarize=csp_claims,
@@ -262,11 +311,19 @@ CSP = Experiment(
     },
     figures=[
         Figure(
-            "makespan", "prompt", ("optimum_ms", "ef_optimum_ms", *SPECS), log="xy",
-            labels={"optimum_ms": "optimum", "ef_optimum_ms": "optimum without evictions",
-                    "vllm_ms": "vLLM", "vllm_ef_ms": "vLLM without evictions",
-                    "sarathi_ms": "Sarathi"},
-            x_label="prompt I [tokens]", y_label="makespan [ms]",
+            "makespan",
+            "prompt",
+            ("optimum_ms", "ef_optimum_ms", *SPECS),
+            log="xy",
+            labels={
+                "optimum_ms": "optimum",
+                "ef_optimum_ms": "optimum without evictions",
+                "vllm_ms": "vLLM",
+                "vllm_ef_ms": "vLLM without evictions",
+                "sarathi_ms": "Sarathi",
+            },
+            x_label="prompt I [tokens]",
+            y_label="makespan [ms]",
         )
     ],
-)  # fmt: skip
+)

@@ -42,9 +42,7 @@ def contention_claims(rows: Sequence[Row]) -> list[Claim]:
         high = [r for r in select(rows, variant=variant) if r["requests"] >= 1024]
         low = [r for r in select(rows, variant=variant) if r["requests"] <= 32]
         found = pairs(high, "scheduler", "vllm", "sarathi")
-        limited = pairs(
-            [r for r in high if r["output"] >= 32], "scheduler", "vllm", LIMITED
-        )  # fmt: skip
+        limited = pairs([r for r in high if r["output"] >= 32], "scheduler", "vllm", LIMITED)
         back = pairs(high, "scheduler", "sarathi", "vllm")
         where = f"{variant}: B = 1024"
 
@@ -55,13 +53,14 @@ def contention_claims(rows: Sequence[Row]) -> list[Claim]:
                 Claim(f"{where}, vLLM's TPS is at least Sarathi's", "mostly", fast),
                 Claim(f"{where}, least TPS of Sarathi over vLLM's", drop, least),
                 Claim(
-                    f"{variant}: the same for Sarathi with R_max = 128, O >= 32", drop,
+                    f"{variant}: the same for Sarathi with R_max = 128, O >= 32",
+                    drop,
                     extreme(limited, "tps", min),
                 ),
                 Claim(
                     f"{where}, most TPOT of vLLM over Sarathi's", 5.0, extreme(back, "mean_tpot_s")
                 ),
-            ]  # fmt: skip
+            ]
 
         where = f"{variant}: B = 32"
         if low:
@@ -95,28 +94,59 @@ CONTENTION = Experiment(
         "output": [1, 32, 1024],
         **SHARED,
         "schedulers": [
-            "vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy", LIMITED,
+            "vllm",
+            "vllm-hy",
+            "sarathi",
+            "sarathi-pc",
+            "sarathi-nocp",
+            "sarathi-nohy",
+            LIMITED,
         ],
     },
     trials=sweep(
-        requests="requests", variant="variants", output="output", prompt="prompt",
-        scheduler="schedulers", kv_capacity="kv_capacity", cost_model="cost_model",
+        requests="requests",
+        variant="variants",
+        output="output",
+        prompt="prompt",
+        scheduler="schedulers",
+        kv_capacity="kv_capacity",
+        cost_model="cost_model",
     ),
     run=run_fixed,
     summarize=contention_claims,
     columns=COLUMNS,
     figures=[
-        Figure("tps-1024", "prompt", "tps", series="scheduler", panel="output", log="x",
-               over="vllm", where={"requests": 1024, "variant": "text"}, labels=OUTPUTS,
-               reference={"least published for Sarathi": 1 - 0.409},
-               title="1024 requests: throughput", x_label="prompt I [tokens]",
-               y_label="tokens per second over vLLM's"),
-        Figure("makespan-32", "prompt", "makespan_s", series="scheduler", panel="output", log="x",
-               over="vllm", where={"requests": 32, "variant": "text"}, labels=OUTPUTS,
-               title="32 requests: makespan", x_label="prompt I [tokens]",
-               y_label="makespan over vLLM's"),
+        Figure(
+            "tps-1024",
+            "prompt",
+            "tps",
+            series="scheduler",
+            panel="output",
+            log="x",
+            over="vllm",
+            where={"requests": 1024, "variant": "text"},
+            labels=OUTPUTS,
+            reference={"least published for Sarathi": 1 - 0.409},
+            title="1024 requests: throughput",
+            x_label="prompt I [tokens]",
+            y_label="tokens per second over vLLM's",
+        ),
+        Figure(
+            "makespan-32",
+            "prompt",
+            "makespan_s",
+            series="scheduler",
+            panel="output",
+            log="x",
+            over="vllm",
+            where={"requests": 32, "variant": "text"},
+            labels=OUTPUTS,
+            title="32 requests: makespan",
+            x_label="prompt I [tokens]",
+            y_label="makespan over vLLM's",
+        ),
     ],
-)  # fmt: skip
+)
 
 
 # --- how many requests run at once ----------------------------------------------------------------
@@ -157,26 +187,42 @@ RMAX = Experiment(
     summary="R_max from 32 to 512, O = 32 and 1024, 1024 requests",
     paper=f"{PAPER}, section 4.6 (Figure 11)",
     parameters={
-        "requests": 1024, "prompt": POWERS, "output": [32, 1024],
-        "max_running": [32, 64, 128, 256, 512], **SHARED,
+        "requests": 1024,
+        "prompt": POWERS,
+        "output": [32, 1024],
+        "max_running": [32, 64, 128, 256, 512],
+        **SHARED,
     },
     trials=sweep(
-        requests="requests", variant="variants", output="output", prompt="prompt",
-        scheduler="schedulers", max_running="max_running", kv_capacity="kv_capacity",
+        requests="requests",
+        variant="variants",
+        output="output",
+        prompt="prompt",
+        scheduler="schedulers",
+        max_running="max_running",
+        kv_capacity="kv_capacity",
         cost_model="cost_model",
     ),
     run=run_fixed,
     summarize=rmax_claims,
     columns=COLUMNS,
     figures=[
-        Figure(f"tps-o{output}", "max_running", "tps", series="prompt", panel="scheduler", log="x",
-               where={"variant": "text", "output": output},
-               labels={i: f"I = {i}" for i in POWERS},
-               title=f"throughput by R_max, output O = {output} tokens",
-               x_label="R_max [requests]", y_label="tokens per second")
+        Figure(
+            f"tps-o{output}",
+            "max_running",
+            "tps",
+            series="prompt",
+            panel="scheduler",
+            log="x",
+            where={"variant": "text", "output": output},
+            labels={i: f"I = {i}" for i in POWERS},
+            title=f"throughput by R_max, output O = {output} tokens",
+            x_label="R_max [requests]",
+            y_label="tokens per second",
+        )
         for output in BEST
     ],
-)  # fmt: skip
+)
 
 
 # --- ranking --------------------------------------------------------------------------------------
@@ -247,24 +293,43 @@ RANKING = Experiment(
     summary="mixes of short and long requests, ranked by arrival, input or output size",
     paper=f"{PAPER}, appendix A.3 (Figures 15 to 17)",
     parameters={
-        "draws": 3, "mixes": MIXES, "requests": [16, 32, 64, 128, 256, 512, 1024],
-        "variants": ["text", "vidur"], "kv_capacity": 100_000, "cost_model": MODEL,
+        "draws": 3,
+        "mixes": MIXES,
+        "requests": [16, 32, 64, 128, 256, 512, 1024],
+        "variants": ["text", "vidur"],
+        "kv_capacity": 100_000,
+        "cost_model": MODEL,
     },
     trials=sweep(
-        draw=Count("draws"), mix="mixes", requests="requests", variant="variants",
-        scheduler=["rank-org", "rank-input", "rank-output"], kv_capacity="kv_capacity",
-        cost_model="cost_model", seed="seed",
+        draw=Count("draws"),
+        mix="mixes",
+        requests="requests",
+        variant="variants",
+        scheduler=["rank-org", "rank-input", "rank-output"],
+        kv_capacity="kv_capacity",
+        cost_model="cost_model",
+        seed="seed",
     ),
     run=run_mix,
     summarize=ranking_claims,
     columns={**COLUMNS, "mix": "two groups, each of short or long input and output"},
     figures=[
-        Figure(name, "requests", column, series="scheduler", panel="mix", log="x",
-               over="rank-input", where={"variant": "text"},
-               x_label="requests", y_label=f"{words} over rank-input's")
+        Figure(
+            name,
+            "requests",
+            column,
+            series="scheduler",
+            panel="mix",
+            log="x",
+            over="rank-input",
+            where={"variant": "text"},
+            x_label="requests",
+            y_label=f"{words} over rank-input's",
+        )
         for name, column, words in (
-            ("ttft", "mean_ttft_s", "mean TTFT"), ("tpot", "mean_tpot_s", "mean TPOT"),
+            ("ttft", "mean_ttft_s", "mean TTFT"),
+            ("tpot", "mean_tpot_s", "mean TPOT"),
             ("makespan", "makespan_s", "makespan"),
         )
     ],
-)  # fmt: skip
+)

@@ -167,21 +167,35 @@ SLOPES = Experiment(
     summary="average latency against the number of conversations, high and low demand",
     paper=f"{PAPER}, Figure 3",
     parameters={
-        "runs": 1, "requests": [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000],
-        "rates": [HIGH, LOW], "policies": list(TABLE_1), **SHARED,
+        "runs": 1,
+        "requests": [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000],
+        "rates": [HIGH, LOW],
+        "policies": list(TABLE_1),
+        **SHARED,
     },
     trials=sweep(
-        draw=Count("runs"), policy="policies", requests="requests", rate="rates", **LAST,
+        draw=Count("runs"),
+        policy="policies",
+        requests="requests",
+        rate="rates",
+        **LAST,
         nest=("draw", "rate", "requests", "policy"),
     ),
     run=run,
     summarize=_slope_claims,
     columns=COLUMNS,
     figures=[
-        Figure("latency", "requests", "mean_latency_s", series="policy", panel="rate",
-               labels=RATES, y_label=LATENCY)
+        Figure(
+            "latency",
+            "requests",
+            "mean_latency_s",
+            series="policy",
+            panel="rate",
+            labels=RATES,
+            y_label=LATENCY,
+        )
     ],
-)  # fmt: skip
+)
 
 
 # --- Figures 8 to 11 ------------------------------------------------------------------------------
@@ -197,10 +211,15 @@ def _alpha_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
         return f"alpha-protection:alpha={row['alpha']:g}"
 
     return sweep(
-        draw=Count("runs"), policy=policy, requests="requests", rate="rates", alpha="alphas",
-        beta=[1.0, *parameters["betas"]], **LAST,
+        draw=Count("runs"),
+        policy=policy,
+        requests="requests",
+        rate="rates",
+        alpha="alphas",
+        beta=[1.0, *parameters["betas"]],
+        **LAST,
         where=lambda row: row["beta"] == 1 or row["alpha"] >= parameters["betas_from"],
-    )(parameters, seed)  # fmt: skip
+    )(parameters, seed)
 
 
 def _best(rows: Sequence[Row], column: str) -> float | None:
@@ -241,8 +260,26 @@ ALPHA = Experiment(
         "requests": 1000,
         "rates": [HIGH, LOW],
         "alphas": [
-            0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.15, 0.18, 0.2, 0.21, 0.22, 0.23, 0.24,
-            0.25, 0.28, 0.3, 0.35, 0.4,
+            0.0,
+            0.01,
+            0.02,
+            0.03,
+            0.05,
+            0.07,
+            0.1,
+            0.13,
+            0.15,
+            0.18,
+            0.2,
+            0.21,
+            0.22,
+            0.23,
+            0.24,
+            0.25,
+            0.28,
+            0.3,
+            0.35,
+            0.4,
         ],
         "betas": [0.1, 0.2],
         "betas_from": 0.02,  # below this, requests evict each other for hours of simulated time
@@ -253,11 +290,17 @@ ALPHA = Experiment(
     summarize=_alpha_claims,
     columns=COLUMNS,
     figures=[
-        Figure("latency", "alpha", "mean_latency_s", series="beta", panel="rate",
-               labels={**RATES, 1.0: "clear all", 0.1: "beta 0.1", 0.2: "beta 0.2"},
-               y_label=LATENCY)
+        Figure(
+            "latency",
+            "alpha",
+            "mean_latency_s",
+            series="beta",
+            panel="rate",
+            labels={**RATES, 1.0: "clear all", 0.1: "beta 0.1", 0.2: "beta 0.2"},
+            y_label=LATENCY,
+        )
     ],
-)  # fmt: skip
+)
 
 
 def _beta_claims(rows: Sequence[Row]) -> list[Claim]:
@@ -283,23 +326,37 @@ BETA = Experiment(
     summary="average latency against beta",
     paper=f"{PAPER}, Figures 9 and 11",
     parameters={
-        "runs": 2, "requests": 1000, "rates": [HIGH, LOW], "alphas": [0.06, 0.07, 0.1],
-        "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7], **SHARED,
+        "runs": 2,
+        "requests": 1000,
+        "rates": [HIGH, LOW],
+        "alphas": [0.06, 0.07, 0.1],
+        "betas": [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7],
+        **SHARED,
     },
     trials=sweep(
         draw=Count("runs"),
         policy=lambda row, _: f"alpha-beta:alpha={row['alpha']:g},beta={row['beta']:g}",
-        requests="requests", rate="rates", alpha="alphas", beta="betas", **LAST,
+        requests="requests",
+        rate="rates",
+        alpha="alphas",
+        beta="betas",
+        **LAST,
     ),
     run=run,
     summarize=_beta_claims,
     columns=COLUMNS,
     figures=[
-        Figure("latency", "beta", "mean_latency_s", series="alpha", panel="rate",
-               labels={**RATES, 0.06: "alpha 0.06", 0.07: "alpha 0.07", 0.1: "alpha 0.1"},
-               y_label=LATENCY)
+        Figure(
+            "latency",
+            "beta",
+            "mean_latency_s",
+            series="alpha",
+            panel="rate",
+            labels={**RATES, 0.06: "alpha 0.06", 0.07: "alpha 0.07", 0.1: "alpha 0.1"},
+            y_label=LATENCY,
+        )
     ],
-)  # fmt: skip
+)
 
 
 # --- Figures 6 and 7 ------------------------------------------------------------------------------
@@ -322,15 +379,19 @@ MEMORY = Experiment(
     summary="KV held by MC-SF over time, high and low demand",
     paper=f"{PAPER}, Figures 6 and 7",
     parameters={"runs": 5, "requests": 1000, "rates": [HIGH, LOW], **SHARED},
-    trials=sweep(
-        draw=Count("runs"), policy=["mc-sf"], requests="requests", rate="rates", **LAST
-    ),
+    trials=sweep(draw=Count("runs"), policy=["mc-sf"], requests="requests", rate="rates", **LAST),
     run=run,
     summarize=_memory_claims,
     columns=COLUMNS,
     figures=[
-        Figure("shares", "rate", ("peak_share", "busy_share"), "bar", reference={"M": 1.0},
-               labels={**RATES, "peak_share": "peak", "busy_share": "mean, second half"},
-               x_label="KV held over M")
+        Figure(
+            "shares",
+            "rate",
+            ("peak_share", "busy_share"),
+            "bar",
+            reference={"M": 1.0},
+            labels={**RATES, "peak_share": "peak", "busy_share": "mean, second half"},
+            x_label="KV held over M",
+        )
     ],
-)  # fmt: skip
+)

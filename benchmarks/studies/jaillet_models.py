@@ -159,7 +159,11 @@ MODEL_1, MODEL_2 = (
         summary=f"MC-SF against the optimum, {arrivals}",
         paper="Jaillet et al. 2025, section 5.1 (Figure 2)",
         parameters={
-            "n": 0, "kv_capacity": 0, "time_limit": 60.0, "cpu_limit": 0.0, "method": "ramp",
+            "n": 0,
+            "kv_capacity": 0,
+            "time_limit": 60.0,
+            "cpu_limit": 0.0,
+            "method": "ramp",
             "certificate_every": 0,
         },
         trials=partial(trials, model),
@@ -185,16 +189,25 @@ MODEL_1, MODEL_2 = (
         },
         figures=[
             Figure(
-                "ratios", "seed", ("ratio_to_best_known", "ratio_to_bound"), "histogram",
-                labels={"ratio_to_best_known": "over the best known",
-                        "ratio_to_bound": "over the bound"},
-                reference={f"published {name}": ratio for name, ratio in PRINTED[model].items()
-                           if name != "optimal"},
+                "ratios",
+                "seed",
+                ("ratio_to_best_known", "ratio_to_bound"),
+                "histogram",
+                labels={
+                    "ratio_to_best_known": "over the best known",
+                    "ratio_to_bound": "over the bound",
+                },
+                reference={
+                    f"published {name}": ratio
+                    for name, ratio in PRINTED[model].items()
+                    if name != "optimal"
+                },
                 x_label="total latency of MC-SF over the optimum's, which lies between",
             )
         ],
     )
     for model, arrivals in (
-        ("jaillet-model-1", "all requests at 0"), ("jaillet-model-2", "Poisson arrivals"),
+        ("jaillet-model-1", "all requests at 0"),
+        ("jaillet-model-2", "Poisson arrivals"),
     )
-)  # fmt: skip
+)

@@ -40,9 +40,13 @@ SETTINGS = {"seats": 100_000, "both": 50_000, "memory": 20_000}
 default number of vLLM. With 50,000, both seats and KV are short. With 20,000, about a sixth of the
 card, only KV is short."""
 ALPACA = {
-    "output_mean": 200.0, "output_median": 170.0, "output_max": 512,
-    "prompt_mean": 44.0, "prompt_median": 40.0, "prompt_max": 200,
-}  # fmt: skip
+    "output_mean": 200.0,
+    "output_median": 170.0,
+    "output_max": 512,
+    "prompt_mean": 44.0,
+    "prompt_median": 40.0,
+    "prompt_max": 200,
+}
 POLICIES = {
     "vllm": "vllm",
     "vllm-fcfs": "vllm-fcfs",
@@ -57,10 +61,15 @@ of preempted requests discarded at once, or kept until the memory is needed."""
 BURST = {"srpt": "srpt", "srpt-keep": "srpt:keep=true"}
 """The policies that run in the burst too."""
 METRICS = {
-    "mean_latency_s": "mean_latency", "p50_latency_s": "p50_latency", "mean_ttft_s": "mean_ttft",
-    "p50_ttft_s": "p50_ttft", "mean_kv": "mean_kv", "peak_kv": "peak_kv", "evictions": "evictions",
+    "mean_latency_s": "mean_latency",
+    "p50_latency_s": "p50_latency",
+    "mean_ttft_s": "mean_ttft",
+    "p50_ttft_s": "p50_ttft",
+    "mean_kv": "mean_kv",
+    "peak_kv": "peak_kv",
+    "evictions": "evictions",
     "makespan_s": "makespan",
-}  # fmt: skip
+}
 
 
 def workload(requests: int, rate: float | None, kv_capacity: int, seed: int) -> Instance:
@@ -123,10 +132,14 @@ def above(what: str, value: Estimate | None) -> Claim:
 
 
 FIRST: dict[str, Any] = {
-    "kv_capacity": lambda row, _: SETTINGS[row["setting"]], "draw": Count("draws"),
-    "requests": "requests", "max_running": "max_running", "predictor": "predictor",
-    "cost_model": "cost_model", "seed": "seed",
-}  # fmt: skip
+    "kv_capacity": lambda row, _: SETTINGS[row["setting"]],
+    "draw": Count("draws"),
+    "requests": "requests",
+    "max_running": "max_running",
+    "predictor": "predictor",
+    "cost_model": "cost_model",
+    "seed": "seed",
+}
 """The columns after those of the setting."""
 SHARED = {
     "draws": 10,
@@ -198,22 +211,34 @@ C = Experiment(
     summary="TRAIL's limit on preemption: latency, KV and evictions by C",
     paper=f"{PAPER}, section 4.2 (Figure 5) and Appendix D",
     parameters={
-        **SHARED, "c": [0.0, 0.2, 0.5, 0.8, 1.0], "seats_rate": 34.0, "both_rate": 34.0,
+        **SHARED,
+        "c": [0.0, 0.2, 0.5, 0.8, 1.0],
+        "seats_rate": 34.0,
+        "both_rate": 34.0,
         "memory_rate": 24.0,
     },
     trials=sweep(
-        setting=list(SETTINGS), **FIRST,
+        setting=list(SETTINGS),
+        **FIRST,
         rate=lambda row, parameters: parameters[f"{row['setting']}_rate"],
         policy=lambda row, _: f"trail:c={row['c']:g},keep={str(row['keep']).lower()}",
-        keep=[False, True], c="c",
+        keep=[False, True],
+        c="c",
     ),
     run=run,
     summarize=summarize_c,
     columns=COLUMNS,
     figures=[
         Figure(
-            name, "c", column, series="keep", panel="setting", y_label=label, x_label="C",
-            labels={False: "discarded", True: "kept"}, title=title,
+            name,
+            "c",
+            column,
+            series="keep",
+            panel="setting",
+            y_label=label,
+            x_label="C",
+            labels={False: "discarded", True: "kept"},
+            title=title,
         )
         for name, column, label, title in (
             ("latency", "mean_latency_s", "s", "mean latency by C"),
@@ -221,7 +246,7 @@ C = Experiment(
             ("memory", "mean_kv", "tokens", "mean KV by C"),
         )
     ],
-)  # fmt: skip
+)
 
 
 # --- rates and a burst ----------------------------------------------------------------------------
@@ -231,14 +256,17 @@ def rate_trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield one trial per setting, draw, rate and policy. The burst comes after the rates."""
     for setting in ("seats", "memory"):
         yield from sweep(
-            setting=[setting], **{
+            setting=[setting],
+            **{
                 **FIRST,
-                "requests": lambda row, known: known["burst" if row["rate"] is None else "requests"]
+                "requests": lambda row, known: known[
+                    "burst" if row["rate"] is None else "requests"
+                ],
             },
             rate=[*parameters[f"{setting}_rates"], None],
             policy=[*POLICIES.values(), *BURST.values()],
             where=lambda row: row["rate"] is None or row["policy"] not in BURST.values(),
-        )(parameters, seed)  # fmt: skip
+        )(parameters, seed)
 
 
 def summarize_rates(rows: Sequence[Row]) -> list[Claim]:
@@ -308,8 +336,10 @@ RATES = Experiment(
     summary="TRAIL against vLLM, first come and shortest first, over request rates and in a burst",
     paper=f"{PAPER}, section 4.2 (Figures 6 and 7)",
     parameters={
-        **SHARED, "seats_rates": [20.0, 24.0, 28.0, 32.0, 36.0, 40.0],
-        "memory_rates": [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0], "burst": 1000,
+        **SHARED,
+        "seats_rates": [20.0, 24.0, 28.0, 32.0, 36.0, 40.0],
+        "memory_rates": [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0],
+        "burst": 1000,
     },
     trials=rate_trials,
     run=run,
@@ -317,13 +347,20 @@ RATES = Experiment(
     columns=COLUMNS,
     figures=[
         Figure(
-            f"{fold}-{name}", "rate", f"{column}_{name}_s", series="policy", panel="setting",
-            x_label="requests/s", y_label="s", title=f"{fold} {words} by request rate", log="y",
+            f"{fold}-{name}",
+            "rate",
+            f"{column}_{name}_s",
+            series="policy",
+            panel="setting",
+            x_label="requests/s",
+            y_label="s",
+            title=f"{fold} {words} by request rate",
+            log="y",
         )
         for fold, column in (("mean", "mean"), ("median", "p50"))
         for name, words in (("latency", "latency"), ("ttft", "time to first token"))
     ],
-)  # fmt: skip
+)
 
 
 # --- the predictor --------------------------------------------------------------------------------
@@ -386,11 +423,12 @@ PREDICTIONS = Experiment(
     summary="TRAIL's predictor: errors of one-off, classified and refined predictions",
     paper=f"{PAPER}, sections 3.1 and 4.1 (Figures 3 and 4)",
     parameters={
-        "draws": 5, "requests": 3000, "noise": [20.0, 60.0, 120.0], "bias": [0.0, 0.1, 0.21, 0.3],
+        "draws": 5,
+        "requests": 3000,
+        "noise": [20.0, 60.0, 120.0],
+        "bias": [0.0, 0.1, 0.21, 0.3],
     },
-    trials=sweep(
-        noise="noise", bias="bias", draw=Count("draws"), requests="requests", seed="seed"
-    ),
+    trials=sweep(noise="noise", bias="bias", draw=Count("draws"), requests="requests", seed="seed"),
     run=run_prediction,
     summarize=summarize_predictions,
     columns={
@@ -405,8 +443,12 @@ PREDICTIONS = Experiment(
     },
     figures=[
         Figure(
-            "errors", "bias", ("one_off", "classifier", "printed", "refined"), panel="noise",
-            y_label="mean absolute error [tokens]", title="TRAIL's predictor",
+            "errors",
+            "bias",
+            ("one_off", "classifier", "printed", "refined"),
+            panel="noise",
+            y_label="mean absolute error [tokens]",
+            title="TRAIL's predictor",
         )
     ],
-)  # fmt: skip
+)

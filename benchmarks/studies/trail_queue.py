@@ -83,8 +83,9 @@ def lemma_claims(rows: Sequence[Row]) -> list[Claim]:
 
         least, most = min(distinct(here, "c")), max(distinct(here, "c"))
         for column, words in (
-            ("memory_simulated", "mean memory"), ("simulated", "mean response time"),
-        ):  # fmt: skip
+            ("memory_simulated", "mean memory"),
+            ("simulated", "mean response time"),
+        ):
             low, high = ({r["load"]: r[column] for r in select(here, c=c)} for c in (least, most))
             ratios = [low[load] / high[load] for load in low if load in high]
             if least == most or not ratios:
@@ -110,11 +111,19 @@ LEMMA = Experiment(
     summary="Lemma 1 corrected and as printed against simulation; memory against C",
     paper=f"{PAPER}, Lemma 1, Appendices C and D",
     parameters={
-        "predictions": list(LAWS), "shape": [1.0, 0.5, 2.0], "load": [0.5, 0.6, 0.7, 0.8, 0.9],
-        "c": [0.0, 0.2, 0.5, 0.8, 1.0], "arrivals": 200_000, "replications": 40,
+        "predictions": list(LAWS),
+        "shape": [1.0, 0.5, 2.0],
+        "load": [0.5, 0.6, 0.7, 0.8, 0.9],
+        "c": [0.0, 0.2, 0.5, 0.8, 1.0],
+        "arrivals": 200_000,
+        "replications": 40,
     },
     trials=sweep(
-        predictions="predictions", shape="shape", load="load", c="c", **LAST,
+        predictions="predictions",
+        shape="shape",
+        load="load",
+        c="c",
+        **LAST,
         known={"predictions": LAWS},
     ),
     run=run_lemma,
@@ -135,21 +144,31 @@ LEMMA = Experiment(
     figures=[
         *(
             Figure(
-                f"time-{kind}", "c", ("simulated", "corrected", "printed"), panel="load",
-                where={"predictions": kind, "shape": 1.0}, title=f"{kind} predictions of "
-                "exponential sizes", x_label="C", y_label="mean response time [mean sizes]",
+                f"time-{kind}",
+                "c",
+                ("simulated", "corrected", "printed"),
+                panel="load",
+                where={"predictions": kind, "shape": 1.0},
+                title=f"{kind} predictions of exponential sizes",
+                x_label="C",
+                y_label="mean response time [mean sizes]",
                 labels={"corrected": "Lemma 1, corrected", "printed": "Lemma 1, printed"},
             )
             for kind in LAWS
         ),
         Figure(
-            "memory", "c", ("memory_simulated", "memory"), panel="load",
-            where={"predictions": "exponential", "shape": 1.0}, x_label="C",
-            y_label="mean sum of ages [mean sizes]", title="exponential predictions of "
-            "exponential sizes", labels={"memory_simulated": "simulated", "memory": "formula"},
+            "memory",
+            "c",
+            ("memory_simulated", "memory"),
+            panel="load",
+            where={"predictions": "exponential", "shape": 1.0},
+            x_label="C",
+            y_label="mean sum of ages [mean sizes]",
+            title="exponential predictions of exponential sizes",
+            labels={"memory_simulated": "simulated", "memory": "formula"},
         ),
     ],
-)  # fmt: skip
+)
 
 
 # --- refined predictions --------------------------------------------------------------------------
@@ -203,8 +222,11 @@ REFINED = Experiment(
     summary="SPRPT with refined predictions: SOAP's formula against simulation",
     paper=f"{PAPER}, Appendix E",
     parameters={
-        "load": [0.5, 0.7, 0.9], "hit": [0.0, 0.05, 0.2, 0.5, 1.0], "longest": 20,
-        "arrivals": 100_000, "replications": 40,
+        "load": [0.5, 0.7, 0.9],
+        "hit": [0.0, 0.05, 0.2, 0.5, 1.0],
+        "longest": 20,
+        "arrivals": 100_000,
+        "replications": 40,
     },
     trials=sweep(load="load", hit="hit", longest="longest", **LAST),
     run=run_refined,
@@ -223,8 +245,13 @@ REFINED = Experiment(
     },
     figures=[
         Figure(
-            "time", "hit", ("simulated", "soap"), panel="load", labels={"soap": "SOAP's formula"},
-            x_label="chance that a unit reveals the size", y_label="mean response time [units]",
+            "time",
+            "hit",
+            ("simulated", "soap"),
+            panel="load",
+            labels={"soap": "SOAP's formula"},
+            x_label="chance that a unit reveals the size",
+            y_label="mean response time [units]",
         )
     ],
-)  # fmt: skip
+)

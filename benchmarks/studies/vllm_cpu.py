@@ -48,20 +48,35 @@ from .parts import distinct, judged, mean, measured, over, picked, quiet, select
 from .vllm_measured import of_measured
 
 MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
-    "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 8, "vocab_size": 2000, "max_position_embeddings": 1024,
-    "torch_dtype": "float32", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 2000,
+    "max_position_embeddings": 1024,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 TOKENS, SEATS, LONGEST, BLOCK = 512, 16, 1024, 32
 """Max tokens of a batch, max requests of a batch, max tokens of a request, tokens of a block."""
 ALWAYS = {"dtype": "float32", "enforce_eager": True, "block_size": BLOCK}
 PREDICTOR = "noisy:mae=8"
 LENGTHS = {
-    "prompt_mean": 90.0, "prompt_median": 55.0, "prompt_max": 400,
-    "output_mean": 40.0, "output_median": 26.0, "output_max": 160,
-}  # fmt: skip
+    "prompt_mean": 90.0,
+    "prompt_median": 55.0,
+    "prompt_max": 400,
+    "output_mean": 40.0,
+    "output_median": 26.0,
+    "output_max": 160,
+}
 SCHEDULERS = {
     "fcfs": "vllm-v1",
     "priority": "vllm-v1:policy=priority,priority=work",
@@ -80,13 +95,23 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     for repetition in range(parameters["repetitions"]):
         for scheduler in SCHEDULERS:
             for load in loads:
-                yield {"source": "measured", "scheduler": scheduler, "load": load,
-                       "repetition": repetition, **same}  # fmt: skip
+                yield {
+                    "source": "measured",
+                    "scheduler": scheduler,
+                    "load": load,
+                    "repetition": repetition,
+                    **same,
+                }
 
     for scheduler in (*SCHEDULERS, "search", "bound"):
         for load in loads:
-            yield {"source": "model", "scheduler": scheduler, "load": load,
-                   "repetition": None, **same}  # fmt: skip
+            yield {
+                "source": "model",
+                "scheduler": scheduler,
+                "load": load,
+                "repetition": None,
+                **same,
+            }
 
 
 @measured
@@ -125,13 +150,21 @@ def run(trial: Row) -> Row:
 def instance_of(trial: Row, cost: BatchCost) -> Instance:
     """Return the requests at a load: the same at each, with the same gaps, stretched."""
     drawn = generate(
-        "lognormal", seed=trial["seed"], n=trial["requests"], arrivals="poisson", rate=1.0,
-        kv_capacity=trial["kv_blocks"] * BLOCK, **LENGTHS,
-    )  # fmt: skip
+        "lognormal",
+        seed=trial["seed"],
+        n=trial["requests"],
+        arrivals="poisson",
+        rate=1.0,
+        kv_capacity=trial["kv_blocks"] * BLOCK,
+        **LENGTHS,
+    )
     base = replace(
-        predict(drawn, PREDICTOR, seed=trial["seed"]), kv_accounting="cached",
-        kv_block_tokens=BLOCK, limits=Limits(TOKENS, None, SEATS), chunked_prefill=True,
-    )  # fmt: skip
+        predict(drawn, PREDICTOR, seed=trial["seed"]),
+        kv_accounting="cached",
+        kv_block_tokens=BLOCK,
+        limits=Limits(TOKENS, None, SEATS),
+        chunked_prefill=True,
+    )
     at_once = replace(base, arrival=np.zeros(base.n))
     busy_s = judged(at_once, SCHEDULERS["fcfs"], cost).metrics["makespan"]
     # One request a second would need busy_s / n of each second.
@@ -149,9 +182,19 @@ def _profile(folder: Path, repetition: int) -> None:
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     _optsched(
-        "profile", "vllm", model, "-o", out, "--max-tokens", TOKENS, "--max-requests", SEATS,
-        "--max-kv", LONGEST, *_settings(ALWAYS),
-    )  # fmt: skip
+        "profile",
+        "vllm",
+        model,
+        "-o",
+        out,
+        "--max-tokens",
+        TOKENS,
+        "--max-requests",
+        SEATS,
+        "--max-kv",
+        LONGEST,
+        *_settings(ALWAYS),
+    )
     (out / "done").touch()
 
 
@@ -179,10 +222,13 @@ def _replay(trial: Row) -> None:
     folder, scheduler = Path(trial["folder"]), trial["scheduler"]
     cost, known = _cost(folder, "first"), folder / "cost-first.toml"
     options: dict[str, Any] = {
-        **ALWAYS, "max_num_batched_tokens": TOKENS, "max_num_seqs": SEATS,
-        "max_model_len": LONGEST, "async_scheduling": False,
+        **ALWAYS,
+        "max_num_batched_tokens": TOKENS,
+        "max_num_seqs": SEATS,
+        "max_model_len": LONGEST,
+        "async_scheduling": False,
         "num_gpu_blocks_override": trial["kv_blocks"] + 1,  # vLLM keeps one empty
-    }  # fmt: skip
+    }
     words: list[Any] = []
 
     if scheduler == "priority":
@@ -190,8 +236,10 @@ def _replay(trial: Row) -> None:
         words = ["--priority", "work", "--cost-model", known]
     elif scheduler != "fcfs":
         own = {"policy": SCHEDULERS[scheduler], "cost_model": str(known)}
-        options |= {"scheduler_cls": "optsched.engines.vllm.PolicyScheduler",
-                    "additional_config": {"optsched": own}}  # fmt: skip
+        options |= {
+            "scheduler_cls": "optsched.engines.vllm.PolicyScheduler",
+            "additional_config": {"optsched": own},
+        }
 
     files, outs = [], []
     loads = [float(load) for load in trial["loads"].split(",")]
@@ -206,10 +254,18 @@ def _replay(trial: Row) -> None:
     files.insert(0, files[int(np.argmax(loads))])
     outs.insert(0, outs[0].with_name(f"{scheduler}-{trial['repetition']}-warm-up.json"))
     _optsched(
-        "replay", *files, *(word for out in outs for word in ("-o", out)), "--engine",
-        f"vllm:{folder / 'model'}", "--vocabulary", MODEL["vocab_size"], "--seed",
-        trial["repetition"], *words, *_settings(options),
-    )  # fmt: skip
+        "replay",
+        *files,
+        *(word for out in outs for word in ("-o", out)),
+        "--engine",
+        f"vllm:{folder / 'model'}",
+        "--vocabulary",
+        MODEL["vocab_size"],
+        "--seed",
+        trial["repetition"],
+        *words,
+        *_settings(options),
+    )
 
 
 def _out(folder: Path, scheduler: str, repetition: int, load: float) -> Path:
@@ -223,14 +279,17 @@ def _settings(options: Mapping[str, Any]) -> list[str]:
 def _optsched(*words: Any) -> None:
     """Run a command in a process of its own, since vLLM does not start beside numba."""
     done = subprocess.run(
-        [sys.executable, "-m", "optsched", *map(str, words)], capture_output=True, text=True,
+        [sys.executable, "-m", "optsched", *map(str, words)],
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         why = said[-1].removeprefix("error: ") if said else done.stderr[-300:]
-        raise InputError(f"optsched {words[0]}: found exit status {done.returncode} ({why}); "
-                         "expected 0")  # fmt: skip
+        raise InputError(
+            f"optsched {words[0]}: found exit status {done.returncode} ({why}); expected 0"
+        )
 
 
 def summarize(rows: Sequence[Row]) -> list[Claim]:
@@ -318,8 +377,13 @@ EXPERIMENT = Experiment(
     },
     figures=[
         Figure(
-            "latency", "load", ("mean_latency",), series="scheduler", panel="source",
-            y_label="mean latency [s]", log="y",
+            "latency",
+            "load",
+            ("mean_latency",),
+            series="scheduler",
+            panel="source",
+            y_label="mean latency [s]",
+            log="y",
         )
     ],
-)  # fmt: skip
+)

@@ -74,10 +74,11 @@ def run_of(folder: str, name: str, link_gb_s: float = 0.0) -> tuple[Instance, Me
         max_batch_tokens=engine["max_num_batched_tokens"], max_running=engine["max_num_seqs"]
     )
     instance, report = read_trace_report(
-        "llmservingsim", path / "requests.jsonl",
+        "llmservingsim",
+        path / "requests.jsonl",
         kv_capacity=(tokens // block - 1) * block,  # vLLM keeps a block empty
         kv_block_tokens=block,
-    )  # fmt: skip
+    )
     assert report.measured is not None
     instance = replace(instance, name=name, limits=limits, chunked_prefill=True)
 
@@ -144,9 +145,11 @@ def of_measured(instance: Instance, times: Measured) -> Row:
     tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
 
     return {
-        "mean_latency": float(times.latency.mean()), "mean_ttft": float(times.ttft.mean()),
-        "mean_tpot": float(tpot.mean()), "makespan": last,
-    }  # fmt: skip
+        "mean_latency": float(times.latency.mean()),
+        "mean_ttft": float(times.ttft.mean()),
+        "mean_tpot": float(tpot.mean()),
+        "makespan": last,
+    }
 
 
 def _bound(
@@ -174,20 +177,29 @@ def summarize(rows: Sequence[Row]) -> list[Claim]:
                 what = f"{name}: {metric} of {twin} over measured"
                 claims.append(Claim(what, "within 5 %", value, near))
 
-        known = {k: row["mean_latency"] for k, row in mine.items()
-                 if k not in ("measured", "bound", SHORTER)}  # fmt: skip
+        known = {
+            k: row["mean_latency"]
+            for k, row in mine.items()
+            if k not in ("measured", "bound", SHORTER)
+        }
         if not known or "bound" not in mine:
             continue
 
         best, bound = min(known, key=known.__getitem__), mine["bound"]["mean_latency"]
         what = f"{name}: mean latency, "
         claims += [
-            Claim(f"{what}measured over the bound", "not in the paper",
-                  over(real.get("mean_latency"), bound)),
-            Claim(f"{what}measured over the best known ({best})", "not in the paper",
-                  over(real.get("mean_latency"), known[best])),
+            Claim(
+                f"{what}measured over the bound",
+                "not in the paper",
+                over(real.get("mean_latency"), bound),
+            ),
+            Claim(
+                f"{what}measured over the best known ({best})",
+                "not in the paper",
+                over(real.get("mean_latency"), known[best]),
+            ),
             Claim(f"{what}best known over the bound", "not in the paper", over(known[best], bound)),
-        ]  # fmt: skip
+        ]
 
     return claims
 
@@ -200,8 +212,12 @@ EXPERIMENT = Experiment(
         "folder": "",
         "runs": ["rtx4090-llama-3.1-8b", "rtxpro6000-llama-3.1-8b"],
         "policies": [
-            "vllm-v1:policy=priority;priority=output", "vllm-v1:policy=priority;priority=work",
-            "fcfs", "sarathi", "mc-sf", "least-work",
+            "vllm-v1:policy=priority;priority=output",
+            "vllm-v1:policy=priority;priority=work",
+            "fcfs",
+            "sarathi",
+            "mc-sf",
+            "least-work",
         ],
         "found": 0.076,
         "link_gb_s": 0.0,
@@ -226,4 +242,4 @@ EXPERIMENT = Experiment(
     figures=[
         Figure("latency", "scheduler", ("mean_latency",), panel="run", y_label="mean latency [s]")
     ],
-)  # fmt: skip
+)

@@ -42,9 +42,15 @@ def stepwise_ranks(arrival: Floats, size: Ints, rank: Floats, first: int, last: 
 
 @njit
 def _serve(
-    arrival: Floats, length: Floats, stages: Ints, rank: Floats, c: float, falls: bool, first: int,
+    arrival: Floats,
+    length: Floats,
+    stages: Ints,
+    rank: Floats,
+    c: float,
+    falls: bool,
+    first: int,
     last: int,
-) -> Run:  # fmt: skip
+) -> Run:
     """Serve jobs in stages. Each stage takes the job's ``length`` and has a rank of its own.
 
     Where ranks fall during a stage (``falls``), a job whose service in the stage has reached the
