@@ -99,18 +99,13 @@ class Outcome:
         write_bytes(rows_as_csv(self.rows).encode(), folder / "results.csv")
         write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
         if parquet:
-            write_bytes(parquet_bytes(self.rows), folder / "results.parquet")
+            write_bytes(_parquet_bytes(self.rows), folder / "results.parquet")
 
         write_bytes(json_text(self.summary()).encode(), folder / "summary.json")
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Return the columns of rows in order of first appearance, with ``failed`` last.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-    """
+def _columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns of rows in order of first appearance, with ``failed`` last."""
     return sorted(dict.fromkeys(key for row in rows for key in row), key=lambda c: c == "failed")
 
 
@@ -120,29 +115,20 @@ def rows_as_csv(rows: Sequence[Row]) -> str:
     Parameters
     ----------
     rows : sequence of dict
-        Their columns stand in the order of `columns_of`.
+        Their columns stand in order of first appearance, with ``failed`` last.
     """
-    columns = columns_of(rows)
+    columns = _columns_of(rows)
     return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
 
 
-def parquet_bytes(rows: Sequence[Row]) -> bytes:
+def _parquet_bytes(rows: Sequence[Row]) -> bytes:
     """Return rows as a Parquet file with the columns of `rows_as_csv`.
 
     A column with values of several types, such as numbers and texts, becomes one of texts.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-
-    Returns
-    -------
-    bytes
-        The content of the file.
     """
     arrow: Any = import_module("pyarrow")
     content: dict[str, Any] = {}
-    for column in columns_of(rows):
+    for column in _columns_of(rows):
         values = [row.get(column) for row in rows]
         try:
             content[column] = arrow.array(values)
@@ -178,5 +164,5 @@ def load(folder: str | Path) -> DataFrame:
 
     _, records = read(folder)
     rows = [record.row for record in records]
-    table = DataFrame.from_records(rows, columns=columns_of(rows) or ["trial", "failed"])
+    table = DataFrame.from_records(rows, columns=_columns_of(rows) or ["trial", "failed"])
     return table.assign(wall_s=[record.wall_s for record in records])
