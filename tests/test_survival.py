@@ -489,9 +489,9 @@ def test_files_that_are_no_stores_are_refused_in_one_line(tmp_path: Path) -> Non
     no_store("another program's database", database("named", "PRAGMA application_id=7"))
     run_experiment(SURVIVAL, {"size": 1}, out=tmp_path / "next")
     with sqlite3.connect(tmp_path / "next" / "results.sqlite") as connection:
-        connection.execute("PRAGMA user_version=1")
+        connection.execute("PRAGMA user_version=2")
     connection.close()
-    no_store("a store of version 1; expected version 2", tmp_path / "next")
+    no_store("a store of version 2; expected version 1", tmp_path / "next")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "results.sqlite").write_text("no database, but long enough " * 99)
     no_store("found no SQLite database", tmp_path / "text")

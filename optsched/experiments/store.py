@@ -24,6 +24,7 @@ from optsched.experiments.base import Row
 from optsched.experiments.registry import studies_folder
 from optsched.files.read_write import example_instances
 from optsched.problem.errors import InputError
+from optsched.problem.instance import canonical_json
 
 FILE = "results.sqlite"
 """Name of the store in an experiment's folder."""
@@ -31,7 +32,7 @@ FILE = "results.sqlite"
 APPLICATION_ID = 0x6F707473
 """The SQLite application id that marks the file as a store of optsched. It reads ``opts``."""
 
-VERSION = 2
+VERSION = 1
 """The version of the tables, which the file's header has as ``user_version``."""
 
 WITHOUT_EFFECT = ("_data/", "cli/", "show/", "experiments/figures.py")
@@ -44,7 +45,7 @@ _TABLES = f"""
     PRAGMA application_id={APPLICATION_ID};
     PRAGMA user_version={VERSION};
     CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-    CREATE TABLE trials (trial INTEGER PRIMARY KEY, parameters TEXT NOT NULL,
+    CREATE TABLE trials (trial INTEGER PRIMARY KEY, key TEXT NOT NULL, parameters TEXT NOT NULL,
                          result TEXT NOT NULL, failed TEXT, wall_s REAL NOT NULL);
 """
 
@@ -93,11 +94,17 @@ class Identity:
     code: str
     libraries: str
 
+    def key(self, trial: Row) -> str:
+        """Return a digest that identifies a trial: of the experiment, the trial and the code."""
+        data = {"experiment": self.experiment, "trial": trial, "code": self.code}
+        return hashlib.sha256(canonical_json(data)).hexdigest()
+
 
 class Record(NamedTuple):
-    """A finished trial: its number, and its result or the reason for none."""
+    """A finished trial: its number, its `Identity.key`, and its result or the reason for none."""
 
     trial: int
+    key: str
     parameters: dict[str, Any]
     result: dict[str, Any]
     failed: str | None
@@ -112,14 +119,14 @@ class Record(NamedTuple):
 class Store:
     """Finished trials by number. What `put` has stored survives the end of the process."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, identity: Identity) -> None:
+        self._connection, self._identity = connection, identity
 
     def finished(self, wanted: Sequence[Row], place: object) -> dict[int, Record]:
         """Return the wanted trials that it has. One that has changed since is an error."""
         found = {k: record for k, record in _records(self._connection).items() if k < len(wanted)}
         for k, record in found.items():
-            if json.dumps(record.parameters) != json.dumps(wanted[k]):
+            if record.key != self._identity.key(wanted[k]):
                 raise InputError(
                     f"{place}: found trial {k} stored with other contents (has a file changed that "
                     "it is drawn from?); expected another --out, or --fresh"
@@ -131,8 +138,9 @@ class Store:
         self, trial: int, parameters: Row, result: Row | None, failed: str | None, wall_s: float
     ) -> Record:
         """Store a finished trial, and return it as a resumed run will read it."""
-        row = (trial, json.dumps(parameters), json.dumps(result or {}), failed, wall_s)
-        self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", row)
+        texts = json.dumps(parameters), json.dumps(result or {})
+        row = (trial, self._identity.key(parameters), *texts, failed, wall_s)
+        self._connection.execute("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", row)
         return _record(row)
 
 
@@ -167,7 +175,9 @@ def open_store(
             connection.execute("DELETE FROM trials")
         # A store without trials belongs to no experiment yet, even if one has opened it.
         if connection.execute("SELECT count(*) FROM trials").fetchone()[0] == 0:
-            rows = ((name, json.dumps(value)) for name, value in vars(identity).items())
+            rows = (
+                (name, json.dumps(value, sort_keys=True)) for name, value in vars(identity).items()
+            )
             connection.executemany("INSERT OR REPLACE INTO identity VALUES (?, ?)", rows)
 
         connection.execute("COMMIT")
@@ -175,7 +185,7 @@ def open_store(
         if retry_failed:
             connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
 
-        yield Store(connection)
+        yield Store(connection, identity)
 
 
 def _compare(path: Path | None, stored: Identity, wanted: Identity) -> None:
@@ -226,8 +236,8 @@ def _open(path: Path | None, busy_s: float, mode: str = "") -> Iterator[sqlite3.
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    number, parameters, result, failed, wall_s = row
-    return Record(number, json.loads(parameters), json.loads(result), failed, wall_s)
+    number, key, parameters, result, failed, wall_s = row
+    return Record(number, key, json.loads(parameters), json.loads(result), failed, wall_s)
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:
