@@ -85,9 +85,9 @@ def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
     pair of ndarray of float64, shape (u, u)
     """
     i = np.arange(1, u + 1, dtype=np.float64)
-    least = np.minimum.outer(i, i)
+    smaller = np.minimum.outer(i, i)
     product, total = np.multiply.outer(i, i), np.add.outer(i, i)
-    return least**2 / product * (total**2 / 2 - least**2), least**2
+    return smaller**2 / product * (total**2 / 2 - smaller**2), smaller**2
 
 
 def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:

@@ -511,8 +511,8 @@ class _Plan:
         if self.reference == "best-known":
             best = best_of_policies(instance, cost_model=self.cost_model, seed=self.seed)
             values = [known.get("best_known"), None if best is None else best.tel, *tels]
-            least = min((float(v) for v in values if v is not None), default=None)
-            return least, least
+            lowest = min((float(v) for v in values if v is not None), default=None)
+            return lowest, lowest
 
         result = optimum(instance, time_limit_s=self.time_limit_s, seed=self.seed)
         return result.bound, result.objective
