@@ -366,6 +366,24 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def known(name: str) -> Architecture | None:
+    """Return the architecture of a name or configuration, or None if it has none.
+
+    Parameters
+    ----------
+    name : str
+        See `architecture`.
+
+    Returns
+    -------
+    Architecture or None
+    """
+    try:
+        return architecture(name)
+    except InputError:
+        return None
+
+
 def same_architecture(name: str, other: str) -> bool:
     """Return whether two names mean the same model.
 
@@ -378,9 +396,5 @@ def same_architecture(name: str, other: str) -> bool:
     -------
     bool
     """
-    if name == other:
-        return True
-    try:
-        return architecture(name) == architecture(other)
-    except InputError:
-        return False
+    found = known(name)
+    return name == other or (found is not None and found == known(other))

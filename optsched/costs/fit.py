@@ -16,7 +16,8 @@ from optsched.costs.devices import Device
 from optsched.costs.hardware import kv_capacity
 from optsched.costs.linear import non_negative
 from optsched.costs.model_file import to_toml
-from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
+from optsched.costs.profiles import read_profile
+from optsched.costs.profiles.tables import COLUMN, Profile, Rejected, Table
 from optsched.costs.table import no_skew
 from optsched.costs.tabulate import interpolated, left_out, tabulate
 from optsched.problem.errors import InputError

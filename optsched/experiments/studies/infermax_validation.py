@@ -14,7 +14,7 @@ import numpy as np
 
 from optsched.costs.cost import load_cost_model
 from optsched.costs.devices import device
-from optsched.costs.profiles import SPLITWISE_TOKENS, splitwise_rows
+from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, splitwise_rows
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.experiments.studies.infermax import PAPER, fixed
 from optsched.experiments.study import claim, distinct, judged, measured, picked, quiet, select
