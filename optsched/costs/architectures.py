@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.errors import InputError
-from optsched.problem.text_files import read_object
+from optsched.problem.text_files import read_object, read_toml
 
 BYTES = 2
 """Bytes of a number in weights and KV, which are 16-bit floats."""
@@ -119,25 +119,8 @@ class Architecture:
         return self.kv_bytes * devices // min(devices, self.kv_heads)
 
 
-ARCHITECTURES = {
-    shape.name: shape
-    for shape in (
-        Architecture("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
-        Architecture("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
-        Architecture("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-        Architecture("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
-        Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
-        Architecture("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
-        Architecture("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
-        Architecture("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064),
-        Architecture("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064),
-        Architecture("qwen3-4b", 36, 2560, 32, 8, 9728, 151936, head_size=128, tied=True),
-        Architecture("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, head_size=128),
-        Architecture("qwen3-14b", 40, 5120, 40, 8, 17408, 151936, head_size=128),
-        Architecture("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, head_size=128),
-        Architecture("gemma-7b", 28, 3072, 16, 16, 24576, 256000, head_size=256, tied=True),
-    )
-}
+_DATA = read_toml(Path(__file__).with_name("architectures.toml"), "shapes of models")
+ARCHITECTURES = {name: Architecture(name, **sizes) for name, sizes in _DATA.items()}
 """Known model architectures by name."""
 
 _FIELDS = {
@@ -152,24 +135,15 @@ _FIELDS = {
 """Fields of an `Architecture` and their names in ``config.json``."""
 _NESTED = ("text_config", "llm_config", "language_config")
 """Where the configuration of a model that also sees or hears has its language model."""
-_EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_routed_experts",
-    "moe_num_experts",
-)
+_EXPERTS = "num_experts num_local_experts n_routed_experts num_routed_experts moe_num_experts"
+_STATES = ("mamba_d_state", "ssm_state_size", "state_size", "ssm_cfg", "lru_width")
+_SHARED = ("num_kv_shared_layers", "use_cla", "cross_attention_layers")
 _REFUSED = {
     "keys and values of heads, not latent attention (MLA)": ("kv_lora_rank",),
-    "attention in every layer": (
-        "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg",
-        "lru_width",
-    ),
-    "own keys and values in every layer": (
-        "num_kv_shared_layers", "use_cla", "cross_attention_layers",
-    ),
+    "attention in every layer": (*_STATES, "linear_num_value_heads"),
+    "own keys and values in every layer": _SHARED,
     "a decoder": ("is_encoder_decoder",),
-}  # fmt: skip
+}
 """What is expected of a model, and the fields that only other models have."""
 _QUANTIZED = ("quantization_config", "compression_config")
 _TYPES = (
@@ -261,7 +235,7 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     str or None
         Found and expected, for an error or a note.
     """
-    for key in _EXPERTS:
+    for key in _EXPERTS.split():
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value
         if isinstance(value, (int, float)) and value > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,57 +53,8 @@ class Device:
         return max(flops / self.tflops / 1e9, memory_bytes / self.bandwidth_gb_s / 1e6)
 
 
-# The numbers are those of the makers' data sheets. Arithmetic is dense: where a sheet has the rate
-# "with sparsity", it is half of that. Consumer cards accumulate in 32 bits. Links without NVLink
-# are PCIe x16, both directions.
-DEVICES = {
-    device.name: device
-    for device in (
-        # NVIDIA A100 data sheet; SXM. The PCIe card of 80 GB has 1,935 GB/s.
-        Device("a100-80gb", 2039, 312, 80, 600),
-        Device("a100-40gb", 1555, 312, 40, 600),
-        Device("a800-80gb", 2039, 312, 80, 400),  # an A100 with a slower link
-        # NVIDIA H100 data sheet: SXM, PCIe (its first edition) and NVL.
-        Device("h100-80gb", 3350, 989, 80, 900),
-        Device("h100-pcie", 2000, 756, 80, 600),
-        Device("h100-nvl", 3900, 835, 94, 600),
-        Device("h800-80gb", 3350, 989, 80, 400),  # an H100 with a slower link
-        Device("h20", 4000, 148, 96, 900),  # the fewest units of a Hopper, and more memory
-        # NVIDIA H200 data sheet: SXM and NVL.
-        Device("h200", 4800, 989, 141, 900),
-        Device("h200-nvl", 4800, 835, 141, 900),
-        # NVIDIA DGX B200 data sheet, an eighth; GB200 NVL72 data sheet, half of a superchip.
-        Device("b200", 8000, 2250, 180, 1800),
-        Device("gb200", 8000, 2500, 186, 1800),
-        # NVIDIA data sheets of L40S, L40, L4, A40, A30, A10, and A10G (the card of Amazon's G5).
-        Device("l40s", 864, 362.05, 48, 64),
-        Device("l40", 864, 181.05, 48, 64),
-        Device("l4", 300, 121, 24, 64),
-        Device("a40", 696, 149.7, 48, 112.5),
-        Device("a30", 933, 165, 24, 200),
-        Device("a10", 600, 125, 24, 64),
-        Device("a10g", 600, 70, 24, 64),
-        # NVIDIA V100 data sheet; SXM2, and float16, since it has no bfloat16.
-        Device("v100-16gb", 900, 125, 16, 300),
-        Device("v100-32gb", 900, 125, 32, 300),
-        Device("t4", 320, 65, 16, 32),  # NVIDIA's whitepaper on Turing; float16 as well
-        # NVIDIA's whitepapers on GA102, Ada and RTX Blackwell.
-        Device("rtx3090", 936, 71, 24, 112.5),
-        Device("rtx4090", 1008, 165.2, 24, 64),
-        Device("rtx5090", 1792, 209.5, 32, 128),
-        # NVIDIA data sheets of the RTX A6000, RTX 6000 Ada and RTX PRO 6000 Blackwell (workstation;
-        # the server's memory is slower).
-        Device("rtx-a6000", 768, 154.8, 48, 112.5),
-        Device("rtx6000-ada", 960, 364.2, 48, 64),
-        Device("rtxpro6000", 1792, 503.8, 96, 128),
-        # AMD Instinct data sheets of the MI300X and MI325X; seven Infinity Fabric links.
-        Device("mi300x", 5300, 1307.4, 192, 896),
-        Device("mi325x", 6000, 1307.4, 256, 896),
-        # Intel's page on the Arc Pro B60: 197 TOPS of int8, half of them in float16; PCIe x8.
-        Device("arc-pro-b60", 456, 98.5, 24, 64),
-        Device("cpu", math.inf, math.inf, 0, math.inf),  # its peaks are not known: none is checked
-    )
-}
+_DATA = read_toml(Path(__file__).with_name("devices.toml"), "peaks of devices")
+DEVICES = {name: Device(name, **peaks) for name, peaks in _DATA.items()}
 """Known devices by name."""
 
 _WORDS = (

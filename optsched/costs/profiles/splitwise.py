@@ -71,7 +71,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
             "max_request_kv_tokens": decode * last,
             "max_kv_tokens": decode * n * last,
         },
-        ladders={"min_prefill_chunk_tokens": np.where(prefill, s, np.inf)},
+        ladder=("min_prefill_chunk_tokens", np.where(prefill, s, np.inf)),
         identified=IDENTIFIED,
         operators=np.where(prefill, "prefill", "decode"),
         whole_batch=True,

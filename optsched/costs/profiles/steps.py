@@ -71,7 +71,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         rows.times("time_us") / 1000,
         columns,
         limits,
-        ladders={"min_prefill_chunk_tokens": np.where(c > 0, c, np.inf)},
+        ladder=("min_prefill_chunk_tokens", np.where(c > 0, c, np.inf)),
         operators=np.where(n == 0, "prefill", np.where(c == 0, "decode", "both")),
         whole_batch=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -52,8 +52,9 @@ class Table:
 
     `measured_ms`: milliseconds per layer, or of the whole batch.
     `columns`: what multiplies each of `COEFFICIENTS` in the time of a row.
-    `limits`, `ladders`: quantities with an upper, and with a lower limit of validity, by name of
-    the limit. `fit` may raise a lower one where small values do not follow a linear model.
+    `limits`: quantities with an upper limit of validity, by name of the limit.
+    `ladder`: the name of a lower limit and its quantity. `fit` may raise this limit where small
+    values do not follow a linear model.
     `identified`: the coefficients that the table can tell apart, unless it is all of its columns'.
     `operators`: the operator of each row, for reports, unless it is the table's name.
     """
@@ -62,7 +63,7 @@ class Table:
     measured_ms: Floats
     columns: Columns
     limits: Mapping[str, Floats]
-    ladders: Mapping[str, Floats] = field(default_factory=dict)
+    ladder: tuple[str, Floats] | None = None
     identified: tuple[str, ...] = ()
     operators: NDArray[np.str_] | None = None
     whole_batch: bool = False
@@ -89,14 +90,15 @@ class Table:
 
     def only(self, rows: Bools) -> Table:
         """Return some of the rows."""
-        columns, limits, ladders = (
+        columns, limits = (
             {name: np.broadcast_to(values, rows.shape)[rows] for name, values in group.items()}
-            for group in (self.columns, self.limits, self.ladders)
+            for group in (self.columns, self.limits)
         )
+        ladder = None if self.ladder is None else (self.ladder[0], self.ladder[1][rows])
         named = None if self.operators is None else self.operators[rows]
         measured = self.measured_ms[rows]
         return Table(
-            self.name, measured, columns, limits, ladders, self.identified, named, self.whole_batch
+            self.name, measured, columns, limits, ladder, self.identified, named, self.whole_batch
         )
 
 
@@ -124,6 +126,12 @@ class Profile:
     grids: tuple[Grid, ...] = ()
     skew: Grid | None = None
     apart: tuple[Floats, Floats] | None = None
+
+    @property
+    def words(self) -> str:
+        """Of what model and machine the profiles are."""
+        what = f"profiles in {self.source} of {self.shape.name} on {self.hardware.name}"
+        return f"{what}, tensor parallel {self.tensor_parallel}"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -231,7 +239,7 @@ def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
     columns: Columns = {"decode_kv": n * m, "decode_request": n, "decode_base": 1}
     limits = {"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m}
-    return Table("decode", measured, columns, limits, {"min_decode_requests": n}).only(good)
+    return Table("decode", measured, columns, limits, ("min_decode_requests", n)).only(good)
 
 
 def prefill_table(
@@ -254,8 +262,8 @@ def prefill_table(
         "prefill_request": n,
         "prefill_base": 1,
     }
-    ladders = {"min_prefill_chunk_tokens": c}
-    return Table("prefill", measured, columns, limits, ladders, identified).only(good)
+    ladder = ("min_prefill_chunk_tokens", c)
+    return Table("prefill", measured, columns, limits, ladder, identified).only(good)
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
