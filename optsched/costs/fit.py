@@ -419,34 +419,23 @@ def _report(
     used, outside = mine & inside, mine & ~inside
     test = used & tested
     judged = error[test if test.any() else used]
-    mean, median, p95 = _summary(judged) if judged.size else [float("nan")] * 3
+    errors = _summary(judged) if judged.size else (float("nan"), float("nan"), float("nan"))
     spread = float(((measured[used] - measured[used].mean()) ** 2).sum()) if used.any() else 0.0
     residual = float(((measured[used] - predicted[used]) ** 2).sum())
-
-    return OperatorFit(
-        operator=name,
-        rows=int((used & ~tested).sum()),
-        held_out=int(test.sum()),
-        outside=int(outside.sum()),
-        mean=mean,
-        median=median,
-        p95=p95,
-        r2=1 - residual / spread if spread > 0 else float("nan"),
-        mean_outside=float(error[outside].mean()) if outside.any() else float("nan"),
-        measured_ms=measured[used],
-        predicted_ms=predicted[used],
-        tested=tested[used],
-        reached=mean <= target,
-    )
+    r2 = 1 - residual / spread if spread > 0 else float("nan")
+    mean_outside = float(error[outside].mean()) if outside.any() else float("nan")
+    counts = (int((used & ~tested).sum()), int(test.sum()), int(outside.sum()))
+    times = (measured[used], predicted[used], tested[used])
+    return OperatorFit(name, *counts, *errors, r2, mean_outside, *times, errors[0] <= target)
 
 
 def _known(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-def _summary(errors: Floats) -> list[float]:
+def _summary(errors: Floats) -> tuple[float, float, float]:
     """Return the mean, the median and the 95th percentile of errors."""
-    return [float(errors.mean()), float(np.median(errors)), float(np.quantile(errors, 0.95))]
+    return float(errors.mean()), float(np.median(errors)), float(np.quantile(errors, 0.95))
 
 
 def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
