@@ -178,23 +178,22 @@ def architecture(name: str) -> Architecture:
     if plain in ARCHITECTURES:
         return ARCHITECTURES[plain]
 
-    path = Path(name)
-    if path.suffix == ".json" or (path / "config.json").is_file():
-        file = path if path.suffix == ".json" else path / "config.json"
-        config = read_config(file)
-        reason = not_modelled(config)
-        if reason is not None:
-            raise InputError(f"{file}: {reason}")
+    file = Path(name)
+    if file.suffix != ".json":
+        file = file / "config.json"
+        if not file.is_file():
+            raise InputError(
+                f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a "
+                "model's config.json, or its folder"
+            )
 
-        own = file.resolve()
-        return architecture_of(
-            config, own.parent.name if own.name == "config.json" else own.stem, file
-        )
+    config, own = read_config(file), file.resolve()
+    reason = not_modelled(config)
+    if reason is not None:
+        raise InputError(f"{file}: {reason}")
 
-    raise InputError(
-        f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a model's "
-        "config.json, or its folder"
-    )
+    title = own.parent.name if own.name == "config.json" else own.stem
+    return architecture_of(config, title, file)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -254,9 +253,8 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     if other:
         return f"layer_types: found {', '.join(sorted(other))}; expected attention in every layer"
     for expected, keys in _REFUSED.items():
-        for key in keys:
-            if config.get(key):
-                return f"{key}: found {str(config[key])[:60]}; expected {expected}"
+        for key in filter(config.get, keys):
+            return f"{key}: found {str(config[key])[:60]}; expected {expected}"
 
     if kind in _UNGATED:
         return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
@@ -292,29 +290,24 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
             continue
         if value is None:
             raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        if type(value) is not int or not 1 <= value < 2**31:
             raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
 
         sizes[own] = value
 
-    sizes.setdefault("kv_heads", sizes["heads"])
-    if "head_size" not in sizes and sizes["hidden"] % sizes["heads"]:
-        raise InputError(
-            f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
-            f"{sizes['hidden']}; expected an integer"
-        )
-
-    if sizes["heads"] % sizes["kv_heads"]:
-        raise InputError(
-            f"{file}: num_key_value_heads: found {sizes['kv_heads']}; expected a divisor of the "
-            f"{sizes['heads']} heads"
-        )
+    heads, hidden = sizes["heads"], sizes["hidden"]
+    kv_heads = sizes.setdefault("kv_heads", heads)
+    if "head_size" not in sizes and hidden % heads:
+        found = f"found none for {heads} heads of a hidden size of {hidden}"
+        raise InputError(f"{file}: head_dim: {found}; expected an integer")
+    if heads % kv_heads:
+        found = f"{file}: num_key_value_heads: found {kv_heads}"
+        raise InputError(f"{found}; expected a divisor of the {heads} heads")
 
     # Gemma and Cohere tie their embeddings without a word in the file; the others say so.
-    tied = config.get(
-        "tie_word_embeddings", str(config.get("model_type", "")).startswith(("gemma", "cohere"))
-    )
-    return Architecture(name, **sizes, tied=bool(tied), notes=tuple(_approximations(config)))
+    silent = str(config.get("model_type", "")).startswith(("gemma", "cohere"))
+    tied = bool(config.get("tie_word_embeddings", silent))
+    return Architecture(name, **sizes, tied=tied, notes=tuple(_approximations(config)))
 
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:
@@ -322,13 +315,10 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     window = config.get("sliding_window") or config.get("attention_chunk_size")
     context = config.get("max_position_embeddings")
     layers = config.get("layer_types") or ["sliding_attention"]
-    windowed = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
+    slides = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
+    covered = isinstance(context, int) and isinstance(window, int) and window >= context
 
-    if (
-        isinstance(window, int)
-        and windowed
-        and not (isinstance(context, int) and window >= context)
-    ):
+    if isinstance(window, int) and slides and not covered:
         found.append(
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
             "too slow and too large for longer requests"

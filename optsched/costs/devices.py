@@ -67,6 +67,7 @@ _FORM = re.compile(r"(sxm\d?|pcie\d?|nvl\d*|hbm\d\w?)")
 _MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
 _SAME_MEMORY = 0.08
 """Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144."""
+_NEEDED = ("memory_gb", "bandwidth_gb_s", "bf16_tflops")
 OWN = {
     "memory_gb": "memory_gib",
     "bandwidth_gb_s": "bandwidth_gb_s",
@@ -115,17 +116,16 @@ def devices_named(name: str) -> list[Device]:
         return [DEVICES[name]]
 
     chip, form, memory = _parts(name)
-    found = {one: _parts(one.name) for one in DEVICES.values() if _parts(one.name)[0] == chip}
-    if form in ("sxm", "pcie", "nvl") and len({own for _, own, _ in found.values()}) > 1:
-        wanted = "" if form == "sxm" else form
-        found = {one: parts for one, parts in found.items() if parts[1] == wanted}
+    forms = {one: _parts(own)[1] for own, one in DEVICES.items() if _parts(own)[0] == chip}
+    wanted = {*forms.values()}
+    if form in ("sxm", "pcie", "nvl") and len(wanted) > 1:
+        wanted = {"" if form == "sxm" else form}
 
-    near = [
-        one
-        for one in found
-        if memory is None or abs(memory - one.memory_gib) <= _SAME_MEMORY * one.memory_gib
-    ]
-    return sorted(near, key=lambda one: found[one][1])
+    found = [one for one in forms if forms[one] in wanted]
+    if memory is not None:
+        found = [x for x in found if abs(memory - x.memory_gib) <= _SAME_MEMORY * x.memory_gib]
+
+    return sorted(found, key=forms.__getitem__)
 
 
 def device(name: str) -> Device:
@@ -192,22 +192,18 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
     known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
     values = convert_all(texts, known, where)
     name = values.pop("name", "own")
-    peaks = {"link_gb_s": PCIE_GB_S}
-    given = set()
-
+    peaks: dict[str, float] = {}
     for key, value in values.items():
-        if OWN[key] in given:
-            raise InputError(f"{where}: {key}: found twice; expected each peak once")
+        place = f"{where}: {key}: found"
+        if OWN[key] in peaks:
+            raise InputError(f"{place} twice; expected each peak once")
         if not 1e-6 <= value <= 1e12:
-            raise InputError(
-                f"{where}: {key}: found {value!r}; expected a number from 1e-06 to 1e+12"
-            )
+            raise InputError(f"{place} {value!r}; expected a number from 1e-06 to 1e+12")
 
-        given.add(OWN[key])
         peaks[OWN[key]] = value
 
-    for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops"):
+    for key in _NEEDED:
         if OWN[key] not in peaks:
             raise InputError(f"{where}: {key}: found nothing; expected a number > 0")
 
-    return Device(name, **peaks)
+    return Device(name, **{"link_gb_s": PCIE_GB_S, **peaks})

@@ -39,11 +39,18 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms += interpolated(attention, points[:, :4])
     prefills, decodes = chunk > 0, n > 0
     terms: Mapping[str, Floats] = {
-        "token": n + chunk, "base": np.ones(len(ms)), "decode_kv": n * kv, "decode_request": n,
-        "decode_base": decodes, "prefill_square": chunk**2, "prefill_cross": chunk * cached,
-        "prefill_kv": cached, "prefill_token": chunk, "prefill_request": requests - n,
+        "token": n + chunk,
+        "base": np.ones(len(ms)),
+        "decode_kv": n * kv,
+        "decode_request": n,
+        "decode_base": decodes,
+        "prefill_square": chunk**2,
+        "prefill_cross": chunk * cached,
+        "prefill_kv": cached,
+        "prefill_token": chunk,
+        "prefill_request": requests - n,
         "prefill_base": prefills,
-    }  # fmt: skip
+    }
     # A further term multiplies nothing that a table knows, and stays 0.
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]

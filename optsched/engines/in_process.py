@@ -7,6 +7,7 @@ of vLLM holds; where it says nothing, the engine's core runs in this process
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -46,20 +47,12 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
     try:
         return LLM(model=str(path), **given)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path}: found that vLLM does not start ({' '.join(str(error).split())}); expected a "
-            "model and arguments that it takes"
-        ) from None
+        found = f"{path}: found that vLLM does not start ({' '.join(str(error).split())})"
+        raise InputError(f"{found}; expected a model and arguments that it takes") from None
 
 
 def submit(
-    engine: Any,
-    name: str,
-    prompt: list[int],
-    output: int,
-    *,
-    told: Mapping[str, int] | None = None,
-    priority: int = 0,
+    engine: Any, name: str, prompt: list[int], output: int, told: Any = None, priority: int = 0
 ) -> None:
     """Add a request with so many output tokens to a started engine.
 
@@ -133,16 +126,11 @@ class InProcess:
 
         return sending.measured("vllm")
 
-    def _add(self, sending: Sending, request: int, name: str, longest: int | None = None) -> None:
-        output = int(sending.instance.output_tokens[request])
-        submit(
-            self.engine,
-            name,
-            sending.prompt(request),
-            output if longest is None else min(longest, output),
-            told=sending.predicted(request),
-            priority=0 if sending.priority is None else int(sending.priority[request]),
-        )
+    def _add(self, sending: Sending, request: int, name: str, longest: float = math.inf) -> None:
+        output = int(min(longest, sending.instance.output_tokens[request]))
+        first = 0 if sending.priority is None else int(sending.priority[request])
+        about = (sending.predicted(request), first)
+        submit(self.engine, name, sending.prompt(request), output, *about)
 
     def _warm_up(self, sending: Sending) -> None:
         """Serve a request of middle length, so that the first does not pay for what comes once."""

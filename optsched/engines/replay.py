@@ -75,19 +75,16 @@ def connect(
     """
     if address.startswith("vllm:"):
         if model is not None:
-            raise UsageError(
-                f"model: found {model!r} with vLLM in this process; expected it with a server only"
-            )
+            found = f"model: found {model!r} with vLLM in this process"
+            raise UsageError(f"{found}; expected it with a server only")
 
         from optsched.engines.in_process import InProcess
 
         return InProcess(address.removeprefix("vllm:"), options or {})
 
     if options:
-        raise UsageError(
-            f"options: found {', '.join(options)} with a server; expected them with vllm:FOLDER "
-            "only"
-        )
+        found = f"options: found {', '.join(options)} with a server"
+        raise UsageError(f"{found}; expected them with vllm:FOLDER only")
 
     return _Server(address, model)
 

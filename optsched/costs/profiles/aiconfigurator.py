@@ -10,13 +10,7 @@ import numpy as np
 
 from optsched.costs.architectures import BYTES
 from optsched.costs.profiles.identity import Claim
-from optsched.costs.profiles.tables import (
-    Measurements,
-    Profile,
-    Table,
-    decode_table,
-    prefill_table,
-)
+from optsched.costs.profiles.tables import Measurements, Profile, Table, decode_table, prefill_table
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
