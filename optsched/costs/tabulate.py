@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.profiles.tables import columns_of
 from optsched.costs.table import CostTable, Floats, Grid
 from optsched.problem.errors import InputError
 
@@ -37,27 +38,14 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms = np.interp(n + chunk, dense.axes["tokens"], dense.values)
     ms += np.interp(requests, request.axes["requests"], request.values)
     ms += interpolated(attention, points[:, :4])
-    prefills, decodes = chunk > 0, n > 0
-    terms: Mapping[str, Floats] = {
-        "token": n + chunk,
-        "base": np.ones(len(ms)),
-        "decode_kv": n * kv,
-        "decode_request": n,
-        "decode_base": decodes,
-        "prefill_square": chunk**2,
-        "prefill_cross": chunk * cached,
-        "prefill_kv": cached,
-        "prefill_token": chunk,
-        "prefill_request": requests - n,
-        "prefill_base": prefills,
-    }
+    terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
     # A further term multiplies nothing that a table knows, and stays 0.
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]
     linear = np.zeros(len(COEFFICIENTS))
     linear[[COEFFICIENTS.index(name) for name in names]] = non_negative(relative, np.ones(len(ms)))
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
-    where = (short & ~prefills & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
+    where = (short & (chunk == 0) & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
     floor = {names.index("base"): 1e-6 * ms.min()}
     minorants = [_text(names, minorant(relative, near, floor)) for near in where]
 

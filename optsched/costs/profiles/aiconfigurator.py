@@ -10,7 +10,14 @@ import numpy as np
 
 from optsched.costs.architectures import BYTES
 from optsched.costs.profiles.identity import Claim
-from optsched.costs.profiles.tables import Measurements, Profile, Table, decode_table, prefill_table
+from optsched.costs.profiles.tables import (
+    Measurements,
+    Profile,
+    Table,
+    decode_table,
+    layer_table,
+    prefill_table,
+)
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,7 +151,7 @@ def _gemm(rows: Measurements) -> Table:
             times[float(str(size))] = sum(a * b * _between(grid, a, b) for a, b in products)
 
     tokens, total = np.array(list(times)), np.array(list(times.values()), dtype=np.float64)
-    return Table("layer", total, {"token": tokens, "base": 1}, {"max_batch_tokens": tokens})
+    return layer_table(total, tokens)
 
 
 def _between(grid: pd.DataFrame, n: float, k: float) -> float:

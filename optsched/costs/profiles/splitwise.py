@@ -13,7 +13,7 @@ import numpy as np
 from optsched.costs.architectures import BYTES
 from optsched.costs.devices import Device
 from optsched.costs.profiles.identity import Claim
-from optsched.costs.profiles.tables import Profile, Table, attention_flops
+from optsched.costs.profiles.tables import Profile, Table, attention_flops, columns_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,34 +48,27 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     works &= fits & (o <= SPLITWISE_TOKENS)
 
     # Every row becomes two batches: the prefills come first, then the decodes.
-    prefill, decode = np.repeat([1.0, 0.0], len(n)), np.repeat([0.0, 1.0], len(n))
-    n, s, kv, last = (np.tile(values, 2) for values in (n, s, kv, s + o - 1))
-    tokens = n * np.where(prefill, s, 1)
+    zero = 0 * n
+    c, decodes, kv = np.append(s, zero), np.append(zero, n), np.append(zero, kv)
+    columns = columns_of(c, 0.0, decodes, kv, np.tile(n, 2))
+    last = np.append(zero, s + o - 1)
+    limits = {
+        "max_batch_tokens": columns["token"],
+        "max_prefill_chunk_tokens": c,
+        "max_decode_requests": decodes,
+        "max_request_kv_tokens": last,
+        "max_kv_tokens": decodes * last,
+    }
     table = Table(
         "batch",
-        np.concatenate([prompt, token]),
-        {
-            "token": tokens,
-            "base": 1,
-            "prefill_square": prefill * n * s**2,
-            "prefill_base": prefill,
-            "prefill_request": prefill * n,
-            "decode_kv": decode * n * kv,
-            "decode_request": decode * n,
-            "decode_base": decode,
-        },
-        limits={
-            "max_batch_tokens": tokens,
-            "max_prefill_chunk_tokens": prefill * s,
-            "max_decode_requests": decode * n,
-            "max_request_kv_tokens": decode * last,
-            "max_kv_tokens": decode * n * last,
-        },
-        ladder=("min_prefill_chunk_tokens", np.where(prefill, s, np.inf)),
+        np.append(prompt, token),
+        {term: columns[term] for term in (*IDENTIFIED, "prefill_base", "prefill_request")},
+        limits,
+        ladder=("min_prefill_chunk_tokens", np.where(c > 0, c, np.inf)),
         identified=IDENTIFIED,
-        operators=np.where(prefill, "prefill", "decode"),
+        operators=np.where(c > 0, "prefill", "decode"),
         whole_batch=True,
-    ).only(np.concatenate([fits, works]))
+    ).only(np.append(fits, works))
     claim.notes.append("whole-batch times: one layer stands for all")
     return claim.profile("Splitwise", [table], str(file))
 

@@ -14,11 +14,13 @@ from optsched.costs.architectures import (
     read_config,
 )
 from optsched.costs.profiles.identity import Claim, kind_of
-from optsched.costs.profiles.tables import Columns, Profile, Table
+from optsched.costs.profiles.tables import Profile, Table, columns_of
 from optsched.problem.errors import InputError
 
 BATCH = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 """Columns of a batch's content."""
+TERMS = "token base decode_kv decode_request prefill_square prefill_cross prefill_base"
+"""Coefficients that whole batches tell apart."""
 
 
 def read_steps(path: Path, claim: Claim) -> Profile | None:
@@ -51,15 +53,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     frame = claim.read(file, (*BATCH, "time_us"), also_known=also_known)
     (rows,) = claim.measured(path, {file: frame})
     p, c, m, n, k = (rows.numbers(name) for name in BATCH)
-    columns: Columns = {
-        "token": p * c + n,
-        "base": 1,
-        "decode_kv": n * k,
-        "decode_request": n,
-        "prefill_square": p * c * c,
-        "prefill_cross": p * c * m,
-        "prefill_base": np.where(c > 0, 1.0, 0.0),
-    }
+    columns = columns_of(c, m, n, k, p)
     limits = {
         "max_batch_tokens": p * c + n,
         "max_prefill_chunk_tokens": c,
@@ -69,7 +63,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     table = Table(
         "batch",
         rows.times("time_us") / 1000,
-        columns,
+        {term: columns[term] for term in TERMS.split()},
         limits,
         ladder=("min_prefill_chunk_tokens", np.where(c > 0, c, np.inf)),
         operators=np.where(n == 0, "prefill", np.where(c == 0, "decode", "both")),

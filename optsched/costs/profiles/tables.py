@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Frame = pd.DataFrame
 
 Bools = NDArray[np.bool_]
-Columns = Mapping[str, Floats | float]
-"""Columns, shape (rows,), or constants, by name."""
+Columns = Mapping[str, Floats]
+"""Columns, shape (rows,), by name."""
 
 COLUMN = {name: k for k, name in enumerate(COEFFICIENTS)}
 PARTS = {
@@ -62,7 +62,7 @@ class Table:
     name: str
     measured_ms: Floats
     columns: Columns
-    limits: Mapping[str, Floats]
+    limits: Columns
     ladder: tuple[str, Floats] | None = None
     identified: tuple[str, ...] = ()
     operators: NDArray[np.str_] | None = None
@@ -91,7 +91,7 @@ class Table:
     def only(self, rows: Bools) -> Table:
         """Return some of the rows."""
         columns, limits = (
-            {name: np.broadcast_to(values, rows.shape)[rows] for name, values in group.items()}
+            {name: values[rows] for name, values in group.items()}
             for group in (self.columns, self.limits)
         )
         ladder = None if self.ladder is None else (self.ladder[0], self.ladder[1][rows])
@@ -227,9 +227,40 @@ class Measurements:
         return f"{self.path}, line {self.frame['line'].iloc[row]}"
 
 
+def columns_of(
+    c: Floats | float, m: Floats | float, n: Floats | float, k: Floats | float, p: Any = 1
+) -> dict[str, Floats]:
+    """Return what multiplies each coefficient in the time of batches.
+
+    In each batch p requests prefill c tokens over m cached ones, unless c is 0, and n requests
+    decode over k cached tokens.
+    """
+    c, m, n, k, p = np.broadcast_arrays(c, m, n, k, p)
+    p = p * (c > 0)
+    return {
+        "token": p * c + n,
+        "base": np.ones(c.shape),
+        "decode_kv": n * k,
+        "decode_request": n,
+        "decode_base": n > 0,
+        "prefill_square": p * c * c,
+        "prefill_cross": p * c * m,
+        "prefill_kv": p * m,
+        "prefill_token": p * c,
+        "prefill_request": p,
+        "prefill_base": p > 0,
+    }
+
+
 def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: int) -> Floats:
     """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs."""
     return 4 * shape.attention_width / degree * (c * m + c * (c + 1) / 2)
+
+
+def layer_table(measured_ms: Floats, tokens: Floats) -> Table:
+    """Return the table of the operators that process every token of a batch alike."""
+    columns = {"token": tokens, "base": np.ones(len(tokens))}
+    return Table("layer", measured_ms, columns, {"max_batch_tokens": tokens})
 
 
 def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
@@ -237,7 +268,7 @@ def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
     measured, shape, degree = rows.times(times), rows.shape, rows.degree
     flops = 4 * shape.attention_width / degree * n * m
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
-    columns: Columns = {"decode_kv": n * m, "decode_request": n, "decode_base": 1}
+    columns = _of("decode", columns_of(0.0, 0.0, n, m))
     limits = {"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m}
     return Table("decode", measured, columns, limits, ("min_decode_requests", n)).only(good)
 
@@ -247,23 +278,20 @@ def prefill_table(
     times: str,
     batch: tuple[Floats, Floats, Floats | float],
     identified: tuple[str, ...],
-    limits: Mapping[str, Floats],
+    limits: Columns,
 ) -> Table:
     """Return the table of batches of n requests that prefill c tokens over m cached ones each."""
     measured, (n, c, m) = rows.times(times), batch
     flops = n * attention_flops(rows.shape, c, m, rows.degree)
     reads = n * (c + m) * rows.shape.layer_kv_bytes / rows.degree
     good = rows.possible(times, measured, flops, reads)
-    columns: Columns = {
-        "prefill_square": n * c**2,
-        "prefill_cross": n * c * m,
-        "prefill_kv": n * m,
-        "prefill_token": n * c,
-        "prefill_request": n,
-        "prefill_base": 1,
-    }
+    columns = _of("prefill", columns_of(c, m, 0.0, 0.0, n))
     ladder = ("min_prefill_chunk_tokens", c)
     return Table("prefill", measured, columns, limits, ladder, identified).only(good)
+
+
+def _of(phase: str, columns: Columns) -> Columns:
+    return {name: values for name, values in columns.items() if name.startswith(phase)}
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:

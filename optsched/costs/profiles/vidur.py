@@ -15,6 +15,7 @@ from optsched.costs.profiles.tables import (
     Profile,
     Table,
     decode_table,
+    layer_table,
     prefill_table,
 )
 
@@ -96,9 +97,7 @@ def _dense(rows: Measurements) -> Table:
 
         total += measured
 
-    return Table("layer", total, {"token": tokens, "base": 1}, {"max_batch_tokens": tokens}).only(
-        good
-    )
+    return layer_table(total, tokens).only(good)
 
 
 def _attention(rows: Measurements) -> list[Table]:
@@ -119,7 +118,7 @@ def _attention(rows: Measurements) -> list[Table]:
         if len(np.unique(table.columns["prefill_request"])) == 1:
             terms = terms[:-1]  # prefill_request cannot be told from prefill_base
 
-        cached = np.greater(table.columns["prefill_kv"], 0)
+        cached = table.columns["prefill_kv"] > 0
         kinds = np.where(cached, "prefill with cached KV", "prefill")
         tables.append(replace(table, identified=terms, operators=kinds))
 
