@@ -176,15 +176,13 @@ def table_from_dict(data: Any) -> CostTable:
         except InputError as error:
             raise InputError(f"{name}.{error}") from None
 
-    def entries(name: str) -> list[Any]:
+    for name in ("minorants", "grids"):
         found = data.get(name)
         if not isinstance(found, list):
             raise InputError(f"{name}: found {type(found).__name__}; expected a list of tables")
 
-        return found
-
     minorants = []
-    for k, entry in enumerate(entries("minorants")):
+    for k, entry in enumerate(data["minorants"]):
         if not isinstance(entry, Mapping):
             raise InputError(f"minorants[{k}]: expected a table of coefficients")
         if any(type(value) is int and abs(value) > _MAX for value in entry.values()):
@@ -192,6 +190,6 @@ def table_from_dict(data: Any) -> CostTable:
 
         minorants.append({key: str(value) for key, value in entry.items()})
 
-    grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(entries("grids"))]
+    grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(data["grids"])]
     skew = grid(data["skew"], "skew") if "skew" in data else no_skew()
     return CostTable(grids, minorants, skew)
