@@ -16,6 +16,7 @@ from optsched.costs.architectures import Architecture, architecture, known, same
 from optsched.costs.devices import DEVICES, Device, device, devices_named
 from optsched.costs.profiles.tables import PARTS, Measurements, Profile, Rejected, Table, read_table
 from optsched.problem.errors import InputError
+from optsched.problem.text_files import read_toml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,34 +24,8 @@ if TYPE_CHECKING:
     Frame = pd.DataFrame
 
 DEFAULT_DEVICE = "a100-80gb"
-_NAMES = {
-    "device": r"(device|gpu|hardware|accelerator|sku)(_(name|type|model|sku))?",
-    "model": r"(hf_)?model(_(id|name|path))?",
-    "degree": r"tp(_(size|degree))?|(num_)?tensor_(model_)?parallel(ism)?(_(size|degree|workers))?",
-    "window": r".*window(_(size|left|right|tokens))?|swa(_.*)?",
-    "type": r".*dtype|(.*_)?quant(iz.*|_.*)?|(kv_cache|weight)_type|.*precision|variant",
-    "experts": r".*(moe|experts?)(_.*)?|(router_)?top_?k",
-    "one": r"beam_width|pp(_size)?|.*pipeline.*",
-    "unit": r"((time|latency)_)?units?",
-    "constant": r"framework|engine|.*backend|.*version",
-}
-"""What each column that identifies tells, by its name. Of the constant ones a profile has one
-value, whatever it is, since the rows of two engines are two profiles."""
-_NO = {"0", "0.0", "-1", "-1.0", "false", "no", "none", "off", "full", "dense"}
-_PLAIN = {
-    "window": (_NO, "0, since attention is over all tokens"),
-    "experts": (_NO | {"1", "1.0"}, "dense layers, without experts"),
-    "one": (_NO | {"1", "1.0"}, "1"),
-}
-_MILLI, _MICRO = ("ms", "msec", "milliseconds"), ("us", "usec", "microseconds")
-_NAMELESS = re.compile(r"(cuda|gpu|hip|xpu)?:?\d*(\.0)?")
-"""Values of a device's column that name none: the kind, or the number of one in its machine."""
-SIXTEEN = (
-    ("bfloat16", "bf16", "auto", "none", "nan", "false", "no", "unquantized"),
-    ("float16", "fp16", "half"),
-)
-"""Names of 16-bit types. Rows of the second are used where there are none of the first."""
-_OTHER = re.compile("fp8|fp4|e4m3|e5m2|int8|int4|awq|gptq|w4|w8|[48]bit|fp32|float32")
+KINDS = read_toml(Path(__file__).with_name("columns.toml"), "kinds of columns")
+"""What columns that identify tell, and how they are recognised."""
 FEW = 12
 """Maximum number of different values of an unknown column that may identify."""
 
@@ -233,6 +208,7 @@ class Claim:
     def _wanted(self, column: _Column, exact: Mapping[str, Any], micro: bool) -> Wanted:
         """Return which of a column's values are wanted; None if it does not identify."""
         kind = kind_of(column.name)
+        about: Mapping[str, Any] = KINDS.get(str(kind), {})
         if column.name in exact:
             wanted = exact[column.name]
             whose = "" if isinstance(wanted, str) else f" ({self.model}, degree {self.degree or 1})"
@@ -247,26 +223,28 @@ class Claim:
             return self._degree(column)
         if kind == "type":
             texts = {value: _type(value) for value in column.values}
-            if column.name == "variant" and not any(map(_OTHER.search, texts.values())):
+            other = re.compile(about["other"])
+            if column.name == "variant" and not any(map(other.search, texts.values())):
                 return None  # it may be any word
 
-            kinds = next((one for one in SIXTEEN if {*texts.values()} & {*one}), SIXTEEN[0])
+            plain, half = about["sixteen_bit"]
+            kinds = next((one for one in (plain, half) if {*texts.values()} & {*one}), plain)
             fits = {value for value, text in texts.items() if text in kinds}
             return fits, f"{kinds[0]}, since no other is priced"
 
         if kind == "unit":
-            units = _MICRO if micro else _MILLI
+            units = about["microseconds" if micro else "milliseconds"]
             return column.among(units), f"{units[0]}, as its times are"
-        if kind in _PLAIN:
-            fitting, expected = _PLAIN[kind]
-            return column.among(fitting), expected
+        if "values" in about:
+            return column.among(about["values"]), about["expected"]
         if kind == "constant":
             self._constant(column)
 
         return None
 
     def _device(self, column: _Column) -> Wanted:
-        named = [one for one in column.values if not _NAMELESS.fullmatch(str(one).lower())]
+        nameless = re.compile(KINDS["device"]["nameless"])
+        named = [one for one in column.values if not nameless.fullmatch(str(one).lower())]
         if not named:
             return None
 
@@ -327,10 +305,10 @@ class Claim:
 
 
 def kind_of(column: Any) -> str | None:
-    """Return what a column tells if it identifies: a key of `_NAMES`, however it is written."""
+    """Return what a column tells if it identifies: a key of `KINDS`, however it is written."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(column)).lower()
     plain = re.sub(r"[^a-z0-9]+", "_", words).strip("_")
-    return next((kind for kind, names in _NAMES.items() if re.fullmatch(names, plain)), None)
+    return next((kind for kind, of in KINDS.items() if re.fullmatch(of["names"], plain)), None)
 
 
 def _one_device(column: _Column, asked: str) -> Device:
