@@ -123,35 +123,7 @@ _DATA = read_toml(Path(__file__).with_name("architectures.toml"), "shapes of mod
 ARCHITECTURES = {name: Architecture(name, **sizes) for name, sizes in _DATA.items()}
 """Known model architectures by name."""
 
-_FIELDS = {
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "ffn": "intermediate_size",
-    "vocab": "vocab_size",
-    "kv_heads": "num_key_value_heads",
-    "head_size": "head_dim",
-}
-"""Fields of an `Architecture` and their names in ``config.json``."""
-_NESTED = ("text_config", "llm_config", "language_config")
-"""Where the configuration of a model that also sees or hears has its language model."""
-_EXPERTS = "num_experts num_local_experts n_routed_experts num_routed_experts moe_num_experts"
-_STATES = ("mamba_d_state", "ssm_state_size", "state_size", "ssm_cfg", "lru_width")
-_SHARED = ("num_kv_shared_layers", "use_cla", "cross_attention_layers")
-_REFUSED = {
-    "keys and values of heads, not latent attention (MLA)": ("kv_lora_rank",),
-    "attention in every layer": (*_STATES, "linear_num_value_heads"),
-    "own keys and values in every layer": _SHARED,
-    "a decoder": ("is_encoder_decoder",),
-}
-"""What is expected of a model, and the fields that only other models have."""
-_QUANTIZED = ("quantization_config", "compression_config")
-_TYPES = (
-    "arcee bert bloom codegen distilbert falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt "
-    "nemotron opt persimmon phi roberta starcoder2 xlm-roberta"
-)
-_UNGATED = frozenset(_TYPES.split())
-"""Model types whose feed-forward network has two matrices; an `Architecture` has three."""
+_CONFIG = read_toml(Path(__file__).with_name("config.toml"), "fields of configurations")
 
 
 def architecture(name: str) -> Architecture:
@@ -214,8 +186,8 @@ def read_config(file: Path) -> dict[str, Any]:
         The file cannot be read.
     """
     found = read_object(file, "a model's configuration")
-    inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
-    kept = (*_QUANTIZED, "tie_word_embeddings")
+    inside = [found[key] for key in _CONFIG["nested"] if isinstance(found.get(key), dict)]
+    kept = (*_CONFIG["quantized"], "tie_word_embeddings")
     outside = {key: found[key] for key in kept if key in found}
 
     return {**outside, **inside[0]} if inside else found
@@ -234,7 +206,7 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     str or None
         Found and expected, for an error or a note.
     """
-    for key in _EXPERTS.split():
+    for key in _CONFIG["experts"]:
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value
         if isinstance(value, (int, float)) and value > 1:
@@ -244,19 +216,19 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
             )
 
     kind = str(config.get("model_type", ""))
-    if "moe" in kind.lower() or kind in ("mixtral", "dbrx", "jamba"):
+    if "moe" in kind.lower() or kind in _CONFIG["expert_types"]:
         return f"model_type: found {kind!r}; expected a model of dense layers"
 
     layers = config.get("layer_types")
     other = {str(one) for one in layers} if isinstance(layers, list) else set()
-    other -= {"full_attention", "sliding_attention", "chunked_attention"}
+    other -= {*_CONFIG["attention"]}
     if other:
         return f"layer_types: found {', '.join(sorted(other))}; expected attention in every layer"
-    for expected, keys in _REFUSED.items():
+    for expected, keys in _CONFIG["refused"].items():
         for key in filter(config.get, keys):
             return f"{key}: found {str(config[key])[:60]}; expected {expected}"
 
-    if kind in _UNGATED:
+    if kind in _CONFIG["ungated_types"]:
         return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
 
     return None
@@ -284,7 +256,7 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
         A field is missing or no integer >= 1, or the heads do not fit.
     """
     sizes: dict[str, int] = {}
-    for own, key in _FIELDS.items():
+    for own, key in _CONFIG["sizes"].items():
         value = config.get(key)
         if value is None and own in ("kv_heads", "head_size"):
             continue
@@ -324,7 +296,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
             "too slow and too large for longer requests"
         )
 
-    if any(config.get(key) for key in _QUANTIZED):
+    if any(config.get(key) for key in _CONFIG["quantized"]):
         found.append("weights are quantized and are taken as 16-bit floats")
 
     return found
