@@ -183,8 +183,8 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
         shipped = {p.name for p in (ROOT.parent / folder).iterdir() if p.is_file()}
         assert shipped
         assert {f"optsched/_data/{folder}/{name}" for name in shipped} <= names
-    modules = {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob("*.py")}
-    assert modules <= names
+    for kind in ("*.py", "*.toml"):
+        assert {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob(kind)} <= names
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
     metadata = next(n for n in names if n.endswith("entry_points.txt"))
     assert "optsched = optsched.cli:main" in zipfile.ZipFile(wheel).read(metadata).decode()
