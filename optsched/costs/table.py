@@ -45,13 +45,9 @@ MAX_CELLS = 1_000_000
 class Grid:
     """Values over some quantities of a batch.
 
-    Parameters
-    ----------
-    axes : mapping of str to array_like
-        Ascending values, at least two, by quantity.
-    values : array_like
-        As many as the axes have cells, the last axis running fastest. Kept as an ndarray of
-        float64 with one dimension per axis.
+    `axes`: ascending values, at least two, by quantity.
+    `values`: as many as the axes have cells, the last axis running fastest. They are kept with one
+    dimension per axis.
     """
 
     axes: Mapping[str, Floats]
@@ -116,16 +112,11 @@ def no_skew() -> Grid:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """The tables of a cost model, and linear models below them.
+    """The tables of a cost model, and linear models below them, in milliseconds per layer.
 
-    Parameters
-    ----------
-    grids : sequence of Grid
-        Milliseconds per layer; a batch takes their sum.
-    minorants : sequence of mapping of str to str
-        Decimal text of the coefficients of each minorant, in milliseconds per layer.
-    skew : Grid
-        Share by ``decode_requests`` alone; see the module's text.
+    `grids`: a batch takes their sum.
+    `minorants`: decimal text of the coefficients of each.
+    `skew`: share by ``decode_requests`` alone; see the module's text.
     """
 
     grids: Sequence[Grid]
