@@ -16,13 +16,14 @@ from matplotlib.figure import Figure
 
 from optsched.cli import app
 from optsched.costs.architectures import ARCHITECTURES
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost, load_cost_model, roofline
 from optsched.costs.devices import DEVICES, devices_named
-from optsched.costs.fit import Fit, errors_of, fit, non_negative
+from optsched.costs.fit import Fit, errors_of, fit
 from optsched.costs.hardware import kv_capacity
 from optsched.costs.model_file import to_toml
-from optsched.costs.profiles import LAYER_OPERATORS, read_profile
-from optsched.costs.roofline import roofline
+from optsched.costs.profiles import read_profile
+from optsched.costs.profiles.vidur import LAYER_OPERATORS
+from optsched.costs.tabulate import non_negative
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError

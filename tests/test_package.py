@@ -185,8 +185,8 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
         shipped = {p.name for p in (ROOT.parent / folder).iterdir() if p.is_file()}
         assert shipped
         assert {f"optsched/_data/{folder}/{name}" for name in shipped} <= names
-    modules = {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob("*.py")}
-    assert modules <= names
+    for kind in ("*.py", "*.toml"):
+        assert {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob(kind)} <= names
     studies = ROOT.parent / "benchmarks" / "studies"
     inside = {p.relative_to(studies).as_posix() for p in studies.rglob("*.py")}
     assert {f"optsched/_data/studies/{name}" for name in inside} <= names

@@ -139,7 +139,9 @@ class Engine:
         self.requests: dict[str, list[Any]] = {}  # prompt left, prompt, output, tokens
         self.decodes: list[int] = []
 
-    def add_request(self, name: str, prompt: dict[str, list[int]], exact: Any) -> None:
+    def add_request(
+        self, name: str, prompt: dict[str, list[int]], exact: Any, priority: int
+    ) -> None:
         tokens = len(prompt["prompt_token_ids"])
         assert tokens + exact.max_tokens <= self.longest
         self.requests[name] = [tokens, tokens, exact.max_tokens, []]

@@ -18,8 +18,8 @@ from optsched.bounds.certificate import verify_certificate
 from optsched.cli import app
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.fit import fit
-from optsched.costs.linear import minorant
 from optsched.costs.table import CostTable, Grid, table_from_dict
+from optsched.costs.tabulate import minorant
 from optsched.problem.errors import InputError, UsageError
 
 DATA = os.environ.get("OPTSCHED_DATA")

@@ -14,7 +14,7 @@ import numpy as np
 
 from optsched.costs.cost import load_cost_model
 from optsched.costs.devices import device
-from optsched.costs.profiles import SPLITWISE_TOKENS, splitwise_rows
+from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, splitwise_rows
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.policies.base import Rules
 from optsched.problem.errors import InputError

@@ -196,8 +196,8 @@ def roofline(
     Elsewhere, --cost-model roofline:MODEL gives the same.
     """
     check_outputs(out, json_out)
+    from optsched.costs.cost import roofline as run
     from optsched.costs.model_file import to_toml
-    from optsched.costs.roofline import roofline as run
     from optsched.files.read_write import write_bytes
 
     cost = run(model, device, tensor_parallel=tensor_parallel, usable=usable)

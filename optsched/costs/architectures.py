@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.errors import InputError
-from optsched.problem.text_files import read_object
+from optsched.problem.text_files import read_object, read_toml
 
 BYTES = 2
 """Bytes of a number in weights and KV, which are 16-bit floats."""
@@ -119,65 +119,11 @@ class Architecture:
         return self.kv_bytes * devices // min(devices, self.kv_heads)
 
 
-ARCHITECTURES = {
-    shape.name: shape
-    for shape in (
-        Architecture("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
-        Architecture("llama2-13b", 40, 5120, 40, 40, 13824, 32000),
-        Architecture("llama2-70b", 80, 8192, 64, 8, 28672, 32000),
-        Architecture("llama3-8b", 32, 4096, 32, 8, 14336, 128256),
-        Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
-        Architecture("llama3-405b", 126, 16384, 128, 8, 53248, 128256),
-        Architecture("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
-        Architecture("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064),
-        Architecture("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064),
-        Architecture("qwen3-4b", 36, 2560, 32, 8, 9728, 151936, head_size=128, tied=True),
-        Architecture("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, head_size=128),
-        Architecture("qwen3-14b", 40, 5120, 40, 8, 17408, 151936, head_size=128),
-        Architecture("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, head_size=128),
-        Architecture("gemma-7b", 28, 3072, 16, 16, 24576, 256000, head_size=256, tied=True),
-    )
-}
+_DATA = read_toml(Path(__file__).with_name("architectures.toml"), "shapes of models")
+ARCHITECTURES = {name: Architecture(name, **sizes) for name, sizes in _DATA.items()}
 """Known model architectures by name."""
 
-_FIELDS = {
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "ffn": "intermediate_size",
-    "vocab": "vocab_size",
-    "kv_heads": "num_key_value_heads",
-    "head_size": "head_dim",
-}
-"""Fields of an `Architecture` and their names in ``config.json``."""
-_NESTED = ("text_config", "llm_config", "language_config")
-"""Where the configuration of a model that also sees or hears has its language model."""
-_EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_routed_experts",
-    "moe_num_experts",
-)
-_REFUSED = {
-    "keys and values of heads, not latent attention (MLA)": ("kv_lora_rank",),
-    "attention in every layer": (
-        "mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "ssm_cfg",
-        "lru_width",
-    ),
-    "own keys and values in every layer": (
-        "num_kv_shared_layers", "use_cla", "cross_attention_layers",
-    ),
-    "a decoder": ("is_encoder_decoder",),
-}  # fmt: skip
-"""What is expected of a model, and the fields that only other models have."""
-_QUANTIZED = ("quantization_config", "compression_config")
-_TYPES = (
-    "arcee bert bloom codegen distilbert falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt "
-    "nemotron opt persimmon phi roberta starcoder2 xlm-roberta"
-)
-_UNGATED = frozenset(_TYPES.split())
-"""Model types whose feed-forward network has two matrices; an `Architecture` has three."""
+_CONFIG = read_toml(Path(__file__).with_name("config.toml"), "fields of configurations")
 
 
 def architecture(name: str) -> Architecture:
@@ -204,23 +150,22 @@ def architecture(name: str) -> Architecture:
     if plain in ARCHITECTURES:
         return ARCHITECTURES[plain]
 
-    path = Path(name)
-    if path.suffix == ".json" or (path / "config.json").is_file():
-        file = path if path.suffix == ".json" else path / "config.json"
-        config = read_config(file)
-        reason = not_modelled(config)
-        if reason is not None:
-            raise InputError(f"{file}: {reason}")
+    file = Path(name)
+    if file.suffix != ".json":
+        file = file / "config.json"
+        if not file.is_file():
+            raise InputError(
+                f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a "
+                "model's config.json, or its folder"
+            )
 
-        own = file.resolve()
-        return architecture_of(
-            config, own.parent.name if own.name == "config.json" else own.stem, file
-        )
+    config, own = read_config(file), file.resolve()
+    reason = not_modelled(config)
+    if reason is not None:
+        raise InputError(f"{file}: {reason}")
 
-    raise InputError(
-        f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a model's "
-        "config.json, or its folder"
-    )
+    title = own.parent.name if own.name == "config.json" else own.stem
+    return architecture_of(config, title, file)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -241,8 +186,8 @@ def read_config(file: Path) -> dict[str, Any]:
         The file cannot be read.
     """
     found = read_object(file, "a model's configuration")
-    inside = [found[key] for key in _NESTED if isinstance(found.get(key), dict)]
-    kept = (*_QUANTIZED, "tie_word_embeddings")
+    inside = [found[key] for key in _CONFIG["nested"] if isinstance(found.get(key), dict)]
+    kept = (*_CONFIG["quantized"], "tie_word_embeddings")
     outside = {key: found[key] for key in kept if key in found}
 
     return {**outside, **inside[0]} if inside else found
@@ -261,7 +206,7 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     str or None
         Found and expected, for an error or a note.
     """
-    for key in _EXPERTS:
+    for key in _CONFIG["experts"]:
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value
         if isinstance(value, (int, float)) and value > 1:
@@ -271,20 +216,19 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
             )
 
     kind = str(config.get("model_type", ""))
-    if "moe" in kind.lower() or kind in ("mixtral", "dbrx", "jamba"):
+    if "moe" in kind.lower() or kind in _CONFIG["expert_types"]:
         return f"model_type: found {kind!r}; expected a model of dense layers"
 
     layers = config.get("layer_types")
     other = {str(one) for one in layers} if isinstance(layers, list) else set()
-    other -= {"full_attention", "sliding_attention", "chunked_attention"}
+    other -= {*_CONFIG["attention"]}
     if other:
         return f"layer_types: found {', '.join(sorted(other))}; expected attention in every layer"
-    for expected, keys in _REFUSED.items():
-        for key in keys:
-            if config.get(key):
-                return f"{key}: found {str(config[key])[:60]}; expected {expected}"
+    for expected, keys in _CONFIG["refused"].items():
+        for key in filter(config.get, keys):
+            return f"{key}: found {str(config[key])[:60]}; expected {expected}"
 
-    if kind in _UNGATED:
+    if kind in _CONFIG["ungated_types"]:
         return f"model_type: found {kind!r}; expected a gated feed-forward network, as Llama has it"
 
     return None
@@ -312,35 +256,30 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
         A field is missing or no integer >= 1, or the heads do not fit.
     """
     sizes: dict[str, int] = {}
-    for own, key in _FIELDS.items():
+    for own, key in _CONFIG["sizes"].items():
         value = config.get(key)
         if value is None and own in ("kv_heads", "head_size"):
             continue
         if value is None:
             raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        if type(value) is not int or not 1 <= value < 2**31:
             raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
 
         sizes[own] = value
 
-    sizes.setdefault("kv_heads", sizes["heads"])
-    if "head_size" not in sizes and sizes["hidden"] % sizes["heads"]:
-        raise InputError(
-            f"{file}: head_dim: found none for {sizes['heads']} heads of a hidden size of "
-            f"{sizes['hidden']}; expected an integer"
-        )
-
-    if sizes["heads"] % sizes["kv_heads"]:
-        raise InputError(
-            f"{file}: num_key_value_heads: found {sizes['kv_heads']}; expected a divisor of the "
-            f"{sizes['heads']} heads"
-        )
+    heads, hidden = sizes["heads"], sizes["hidden"]
+    kv_heads = sizes.setdefault("kv_heads", heads)
+    if "head_size" not in sizes and hidden % heads:
+        found = f"found none for {heads} heads of a hidden size of {hidden}"
+        raise InputError(f"{file}: head_dim: {found}; expected an integer")
+    if heads % kv_heads:
+        found = f"{file}: num_key_value_heads: found {kv_heads}"
+        raise InputError(f"{found}; expected a divisor of the {heads} heads")
 
     # Gemma and Cohere tie their embeddings without a word in the file; the others say so.
-    tied = config.get(
-        "tie_word_embeddings", str(config.get("model_type", "")).startswith(("gemma", "cohere"))
-    )
-    return Architecture(name, **sizes, tied=bool(tied), notes=tuple(_approximations(config)))
+    silent = str(config.get("model_type", "")).startswith(("gemma", "cohere"))
+    tied = bool(config.get("tie_word_embeddings", silent))
+    return Architecture(name, **sizes, tied=tied, notes=tuple(_approximations(config)))
 
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:
@@ -348,22 +287,37 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     window = config.get("sliding_window") or config.get("attention_chunk_size")
     context = config.get("max_position_embeddings")
     layers = config.get("layer_types") or ["sliding_attention"]
-    windowed = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
+    slides = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
+    covered = isinstance(context, int) and isinstance(window, int) and window >= context
 
-    if (
-        isinstance(window, int)
-        and windowed
-        and not (isinstance(context, int) and window >= context)
-    ):
+    if isinstance(window, int) and slides and not covered:
         found.append(
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
             "too slow and too large for longer requests"
         )
 
-    if any(config.get(key) for key in _QUANTIZED):
+    if any(config.get(key) for key in _CONFIG["quantized"]):
         found.append("weights are quantized and are taken as 16-bit floats")
 
     return found
+
+
+def known(name: str) -> Architecture | None:
+    """Return the architecture of a name or configuration, or None if it has none.
+
+    Parameters
+    ----------
+    name : str
+        See `architecture`.
+
+    Returns
+    -------
+    Architecture or None
+    """
+    try:
+        return architecture(name)
+    except InputError:
+        return None
 
 
 def same_architecture(name: str, other: str) -> bool:
@@ -378,9 +332,5 @@ def same_architecture(name: str, other: str) -> bool:
     -------
     bool
     """
-    if name == other:
-        return True
-    try:
-        return architecture(name) == architecture(other)
-    except InputError:
-        return False
+    found = known(name)
+    return name == other or (found is not None and found == known(other))

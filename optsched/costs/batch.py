@@ -47,11 +47,9 @@ TERMS = {
 COEFFICIENTS = tuple(TERMS)
 """Names of the coefficients in the order of `BatchCost.array`, where ``layers`` comes first."""
 
-LAYERS = 0
-(
-    TOKEN, BASE, DECODE_KV, DECODE_REQUEST, DECODE_BASE, PREFILL_SQUARE, PREFILL_CROSS, PREFILL_KV,
-    PREFILL_TOKEN, PREFILL_REQUEST, PREFILL_BASE,
-) = range(1, 1 + len(TERMS))  # fmt: skip
+LAYERS, TOKEN, BASE, DECODE_KV, DECODE_REQUEST, DECODE_BASE = range(6)
+PREFILL_SQUARE, PREFILL_CROSS, PREFILL_KV = range(6, 9)
+PREFILL_TOKEN, PREFILL_REQUEST, PREFILL_BASE = range(9, 1 + len(TERMS))
 """Places in `BatchCost.array`: ``layers`` stands before the coefficients."""
 
 LINEAR = 1 + len(TERMS)
@@ -196,10 +194,10 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
 
     kv = sums.decode_kv / max(sums.decode_requests, 1)
     uneven = sums.decode_kv_max - kv
-    quantities = np.array([
-        sums.tokens, sums.decode_requests + sums.prefill_requests, sums.prefill_tokens,
-        sums.prefill_kv, sums.decode_requests, kv,
-    ])  # fmt: skip
+    requests = sums.decode_requests + sums.prefill_requests
+    quantities = np.array(
+        [sums.tokens, requests, sums.prefill_tokens, sums.prefill_kv, sums.decode_requests, kv]
+    )
     total, grids, at = 0.0, int(cost[at + 1]), at + 2
 
     for grid in range(grids):

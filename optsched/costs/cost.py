@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 from optsched.problem.text_files import read_toml
+
+if TYPE_CHECKING:
+    from optsched.costs.architectures import Architecture
+    from optsched.costs.devices import Device
 
 MAX_LAYERS, MAX_COEFFICIENT, MIN_BATCH_S = 10_000, 1e6, 1e-12
 """Maximum number of layers, maximum coefficient in ms per layer, and minimum seconds of a batch.
@@ -32,6 +36,12 @@ SAME_CAPACITY = 0.05
 
 UNIT = "ms_per_layer"
 """The only unit of coefficients that a cost model file may have."""
+
+FIXED = {"format": "optsched-cost-model", "version": 1, "unit": UNIT}
+"""Fields of a cost model file that have one value."""
+_OTHERS = "name layers coefficients kv_capacity_tokens provenance valid table"
+FIELDS = {*FIXED, *_OTHERS.split()}
+"""All fields of a cost model file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,22 +110,14 @@ class BatchCost:
 
     def __post_init__(self) -> None:
         if type(self.layers) is not int or not 1 <= self.layers <= MAX_LAYERS:
-            raise InputError(
-                f"layers: found {_short(self.layers)}; expected an integer from 1 to {MAX_LAYERS}"
-            )
+            found = f"layers: found {_short(self.layers)}"
+            raise InputError(f"{found}; expected an integer from 1 to {MAX_LAYERS}")
 
         for key, text in self.coefficients.items():
             if key not in COEFFICIENTS:
-                raise InputError(
-                    f"coefficients.{key}: unknown; known are {', '.join(COEFFICIENTS)}"
-                )
-
-            try:
-                value = float(text)
-            except (TypeError, ValueError):
-                value = float("nan")
-
-            if not 0 <= value <= MAX_COEFFICIENT:
+                known = ", ".join(COEFFICIENTS)
+                raise InputError(f"coefficients.{key}: unknown; known are {known}")
+            if not 0 <= _number(text) <= MAX_COEFFICIENT:
                 raise InputError(
                     f"coefficients.{key}: found {_short(text)}; expected a number from 0 to "
                     f"{MAX_COEFFICIENT:g}, in milliseconds per layer"
@@ -123,10 +125,8 @@ class BatchCost:
 
         one = self.layers * (self["base"] + self["token"]) / 1000.0
         if one < MIN_BATCH_S:
-            raise InputError(
-                f"coefficients: found token and base that make a batch of one token take {one:g} "
-                f"s; expected at least {MIN_BATCH_S:g} s"
-            )
+            found = f"found token and base that make a batch of one token take {one:g} s"
+            raise InputError(f"coefficients: {found}; expected at least {MIN_BATCH_S:g} s")
 
         if self.table is not None:
             try:
@@ -151,11 +151,8 @@ class BatchCost:
     @cached_property
     def array(self) -> NDArray[np.float64]:
         """``layers``, the coefficients in ms per layer, and the table, for `batch_time`."""
-        values = [float(self.layers)] + [float(self.coefficients.get(k, 0)) for k in COEFFICIENTS]
-        array = np.array(values, dtype=np.float64)
-        if self.table is not None:
-            array = np.concatenate([array, self.table.array])
-
+        tail = [] if self.table is None else self.table.array.tolist()
+        array = np.array([self.layers, *map(self.__getitem__, COEFFICIENTS), *tail], np.float64)
         array.setflags(write=False)
         return array
 
@@ -166,9 +163,8 @@ class BatchCost:
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of what times depend on: layers, the text of the coefficients, the table."""
-        data: dict[str, Any] = {
-            "layers": self.layers, "unit": UNIT, "coefficients": dict(self.coefficients),
-        }  # fmt: skip
+        coefficients = dict(self.coefficients)
+        data: dict[str, Any] = {"layers": self.layers, "unit": UNIT, "coefficients": coefficients}
         if self.table is not None:
             data["table"] = self.table.to_dict()
 
@@ -186,6 +182,14 @@ def _short(value: object) -> str:
         return "a number of thousands of digits"
 
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+
+
+def _number(value: object) -> float:
+    """Return what a value is as a number; NaN if it is none."""
+    try:
+        return float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
 
 
 def models_folder() -> Path:
@@ -216,7 +220,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     ----------
     name_or_file : str or Path
         A name of `shipped_models`, a ``.toml`` file, or ``roofline:MODEL,device=NAME,tp=N``, a
-        machine that runs at its published peaks (`optsched.costs.roofline.roofline`).
+        machine that runs at its published peaks (`roofline`).
 
     Returns
     -------
@@ -231,22 +235,73 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     if text.startswith("roofline:"):
         from optsched.costs.hardware import roofline_from_spec
 
-        return cost_model_from_dict(roofline_from_spec(text))
+        return BatchCost(**roofline_from_spec(text))
 
     path = Path(text)
     if not text.endswith(".toml"):
         path = models_folder() / f"{text}.toml"
         if not path.is_file():
-            raise InputError(
-                f"cost model: {text!r} is unknown; shipped are {', '.join(shipped_models())}, "
-                "or give a .toml file or roofline:MODEL"
+            known = (
+                f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
             )
+            raise InputError(f"cost model: {text!r} is unknown; {known}")
 
     data = read_toml(path, "a cost model in TOML", parse_float=str)
     try:
         return cost_model_from_dict(data, default_name=path.stem)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def roofline(
+    model: str | Architecture,
+    hardware: str | Device = "a100-80gb",
+    *,
+    tensor_parallel: int = 1,
+    usable: float = 0.9,
+) -> BatchCost:
+    """Return the cost model of a machine that runs at its published peaks.
+
+    Every operator takes the larger of its arithmetic time and its memory time, and nothing else
+    costs anything (Yuan et al. 2024, LLM-Viewer). This is a lower estimate: measured times are
+    longer. By name: ``load_cost_model("roofline:llama2-7b,device=a100-80gb,tp=1")``.
+
+    Parameters
+    ----------
+    model : str or Architecture
+        A name in `optsched.costs.architectures.ARCHITECTURES`, or an architecture.
+    hardware : str or Device
+        A name in `optsched.costs.devices.DEVICES`, or a device.
+    tensor_parallel : int
+        Number of devices that share every layer, with two all-reduces per layer.
+    usable : float
+        Share of the memory that weights and KV may take; it decides the KV capacity.
+
+    Returns
+    -------
+    BatchCost
+
+    Raises
+    ------
+    InputError
+        An unknown name, a degree that does not divide the heads, or weights that do not fit into
+        the memory.
+
+    Notes
+    -----
+    The time of the dense operators, the maximum of arithmetic and reading weights, is not linear
+    in the tokens. ``token`` and ``base`` are its relative least squares fit over batches of 1 to
+    4096 tokens. Decode attention is taken as memory-bound and prefill attention as compute-bound,
+    which holds except in the smallest chunks. Causal prefill attention counts half of c^2 and all
+    of c m.
+    """
+    from optsched.costs.architectures import architecture
+    from optsched.costs.devices import device
+    from optsched.costs.hardware import roofline_data
+
+    shape = architecture(model) if isinstance(model, str) else model
+    peak = device(hardware) if isinstance(hardware, str) else hardware
+    return BatchCost(**roofline_data(shape, peak, tensor_parallel, usable))
 
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
@@ -268,18 +323,14 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     InputError
         A field is missing, unknown or wrong. The error names it.
     """
-    for key, right in (("format", "optsched-cost-model"), ("version", 1), ("unit", UNIT)):
+    for key, right in FIXED.items():
         if data.get(key) != right:
             found = repr(data[key]) if key in data else "nothing"
             raise InputError(f"{key}: found {found}; expected {right!r}")
 
-    known = {
-        "format", "version", "name", "unit", "layers", "coefficients", "kv_capacity_tokens",
-        "provenance", "valid", "table",
-    }  # fmt: skip
     for key in data:
-        if key not in known:
-            raise InputError(f"{key}: unknown field; known are {', '.join(sorted(known))}")
+        if key not in FIELDS:
+            raise InputError(f"{key}: unknown field; known are {', '.join(sorted(FIELDS))}")
 
     coefficients = data.get("coefficients")
     if not isinstance(coefficients, Mapping) or not coefficients:
@@ -288,12 +339,11 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise InputError(f"coefficients.{key}: found {value!r}; expected a number")
         if isinstance(value, int) and value > MAX_COEFFICIENT:  # Python may refuse to print it
-            raise InputError(
-                f"coefficients.{key}: found {_short(value)}; expected at most {MAX_COEFFICIENT:g}"
-            )
+            found = f"coefficients.{key}: found {_short(value)}"
+            raise InputError(f"{found}; expected at most {MAX_COEFFICIENT:g}")
 
     capacity = data.get("kv_capacity_tokens")
-    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int)):
+    if capacity is not None and type(capacity) is not int:
         raise InputError(f"kv_capacity_tokens: found {capacity!r}; expected an integer")
     if "layers" not in data:
         raise InputError("layers: found nothing; expected the number of model layers")
@@ -302,29 +352,22 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     if not isinstance(valid, Mapping):
         raise InputError(f"valid: found {valid!r}; expected a table of limits")
     for key, value in valid.items():
-        try:
-            number = float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = float("nan")
-
-        if not number >= 0:
+        if not _number(value) >= 0:
             raise InputError(f"valid.{key}: found {_short(value)}; expected a number >= 0")
 
-    table = None
-    if "table" in data:
-        try:
-            table = table_from_dict(data["table"])
-        except InputError as error:
-            raise InputError(f"table: {error}") from None
+    try:
+        table = table_from_dict(data["table"]) if "table" in data else None
+    except InputError as error:
+        raise InputError(f"table: {error}") from None
 
     return BatchCost(
-        name=str(data.get("name", default_name)),
-        layers=data["layers"],
-        coefficients={k: str(v) for k, v in coefficients.items()},
-        kv_capacity_tokens=capacity,
-        provenance=str(data.get("provenance", "")),
-        valid={k: float(v) for k, v in valid.items()},
-        table=table,
+        str(data.get("name", default_name)),
+        data["layers"],
+        {key: str(value) for key, value in coefficients.items()},
+        capacity,
+        str(data.get("provenance", "")),
+        {key: float(value) for key, value in valid.items()},
+        table,
     )
 
 
@@ -364,10 +407,8 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
         return cost_model or UnitCost()
 
     if cost_model is None or isinstance(cost_model, UnitCost):
-        raise UsageError(
-            "cost model: found none for an instance in seconds; expected one, shipped are "
-            + ", ".join(shipped_models())
-        )
+        expected = f"expected one, shipped are {', '.join(shipped_models())}"
+        raise UsageError(f"cost model: found none for an instance in seconds; {expected}")
 
     cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
     _warn_of_default(instance, cost)

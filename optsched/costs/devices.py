@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,57 +53,8 @@ class Device:
         return max(flops / self.tflops / 1e9, memory_bytes / self.bandwidth_gb_s / 1e6)
 
 
-# The numbers are those of the makers' data sheets. Arithmetic is dense: where a sheet has the rate
-# "with sparsity", it is half of that. Consumer cards accumulate in 32 bits. Links without NVLink
-# are PCIe x16, both directions.
-DEVICES = {
-    device.name: device
-    for device in (
-        # NVIDIA A100 data sheet; SXM. The PCIe card of 80 GB has 1,935 GB/s.
-        Device("a100-80gb", 2039, 312, 80, 600),
-        Device("a100-40gb", 1555, 312, 40, 600),
-        Device("a800-80gb", 2039, 312, 80, 400),  # an A100 with a slower link
-        # NVIDIA H100 data sheet: SXM, PCIe (its first edition) and NVL.
-        Device("h100-80gb", 3350, 989, 80, 900),
-        Device("h100-pcie", 2000, 756, 80, 600),
-        Device("h100-nvl", 3900, 835, 94, 600),
-        Device("h800-80gb", 3350, 989, 80, 400),  # an H100 with a slower link
-        Device("h20", 4000, 148, 96, 900),  # the fewest units of a Hopper, and more memory
-        # NVIDIA H200 data sheet: SXM and NVL.
-        Device("h200", 4800, 989, 141, 900),
-        Device("h200-nvl", 4800, 835, 141, 900),
-        # NVIDIA DGX B200 data sheet, an eighth; GB200 NVL72 data sheet, half of a superchip.
-        Device("b200", 8000, 2250, 180, 1800),
-        Device("gb200", 8000, 2500, 186, 1800),
-        # NVIDIA data sheets of L40S, L40, L4, A40, A30, A10, and A10G (the card of Amazon's G5).
-        Device("l40s", 864, 362.05, 48, 64),
-        Device("l40", 864, 181.05, 48, 64),
-        Device("l4", 300, 121, 24, 64),
-        Device("a40", 696, 149.7, 48, 112.5),
-        Device("a30", 933, 165, 24, 200),
-        Device("a10", 600, 125, 24, 64),
-        Device("a10g", 600, 70, 24, 64),
-        # NVIDIA V100 data sheet; SXM2, and float16, since it has no bfloat16.
-        Device("v100-16gb", 900, 125, 16, 300),
-        Device("v100-32gb", 900, 125, 32, 300),
-        Device("t4", 320, 65, 16, 32),  # NVIDIA's whitepaper on Turing; float16 as well
-        # NVIDIA's whitepapers on GA102, Ada and RTX Blackwell.
-        Device("rtx3090", 936, 71, 24, 112.5),
-        Device("rtx4090", 1008, 165.2, 24, 64),
-        Device("rtx5090", 1792, 209.5, 32, 128),
-        # NVIDIA data sheets of the RTX A6000, RTX 6000 Ada and RTX PRO 6000 Blackwell (workstation;
-        # the server's memory is slower).
-        Device("rtx-a6000", 768, 154.8, 48, 112.5),
-        Device("rtx6000-ada", 960, 364.2, 48, 64),
-        Device("rtxpro6000", 1792, 503.8, 96, 128),
-        # AMD Instinct data sheets of the MI300X and MI325X; seven Infinity Fabric links.
-        Device("mi300x", 5300, 1307.4, 192, 896),
-        Device("mi325x", 6000, 1307.4, 256, 896),
-        # Intel's page on the Arc Pro B60: 197 TOPS of int8, half of them in float16; PCIe x8.
-        Device("arc-pro-b60", 456, 98.5, 24, 64),
-        Device("cpu", math.inf, math.inf, 0, math.inf),  # its peaks are not known: none is checked
-    )
-}
+_DATA = read_toml(Path(__file__).with_name("devices.toml"), "peaks of devices")
+DEVICES = {name: Device(name, **peaks) for name, peaks in _DATA.items()}
 """Known devices by name."""
 
 _WORDS = (
@@ -117,6 +67,7 @@ _FORM = re.compile(r"(sxm\d?|pcie\d?|nvl\d*|hbm\d\w?)")
 _MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
 _SAME_MEMORY = 0.08
 """Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144."""
+_NEEDED = ("memory_gb", "bandwidth_gb_s", "bf16_tflops")
 OWN = {
     "memory_gb": "memory_gib",
     "bandwidth_gb_s": "bandwidth_gb_s",
@@ -165,17 +116,16 @@ def devices_named(name: str) -> list[Device]:
         return [DEVICES[name]]
 
     chip, form, memory = _parts(name)
-    found = {one: _parts(one.name) for one in DEVICES.values() if _parts(one.name)[0] == chip}
-    if form in ("sxm", "pcie", "nvl") and len({own for _, own, _ in found.values()}) > 1:
-        wanted = "" if form == "sxm" else form
-        found = {one: parts for one, parts in found.items() if parts[1] == wanted}
+    forms = {one: _parts(own)[1] for own, one in DEVICES.items() if _parts(own)[0] == chip}
+    wanted = {*forms.values()}
+    if form in ("sxm", "pcie", "nvl") and len(wanted) > 1:
+        wanted = {"" if form == "sxm" else form}
 
-    near = [
-        one
-        for one in found
-        if memory is None or abs(memory - one.memory_gib) <= _SAME_MEMORY * one.memory_gib
-    ]
-    return sorted(near, key=lambda one: found[one][1])
+    found = [one for one in forms if forms[one] in wanted]
+    if memory is not None:
+        found = [x for x in found if abs(memory - x.memory_gib) <= _SAME_MEMORY * x.memory_gib]
+
+    return sorted(found, key=forms.__getitem__)
 
 
 def device(name: str) -> Device:
@@ -242,22 +192,18 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
     known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
     values = convert_all(texts, known, where)
     name = values.pop("name", "own")
-    peaks = {"link_gb_s": PCIE_GB_S}
-    given = set()
-
+    peaks: dict[str, float] = {}
     for key, value in values.items():
-        if OWN[key] in given:
-            raise InputError(f"{where}: {key}: found twice; expected each peak once")
+        place = f"{where}: {key}: found"
+        if OWN[key] in peaks:
+            raise InputError(f"{place} twice; expected each peak once")
         if not 1e-6 <= value <= 1e12:
-            raise InputError(
-                f"{where}: {key}: found {value!r}; expected a number from 1e-06 to 1e+12"
-            )
+            raise InputError(f"{place} {value!r}; expected a number from 1e-06 to 1e+12")
 
-        given.add(OWN[key])
         peaks[OWN[key]] = value
 
-    for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops"):
+    for key in _NEEDED:
         if OWN[key] not in peaks:
             raise InputError(f"{where}: {key}: found nothing; expected a number > 0")
 
-    return Device(name, **peaks)
+    return Device(name, **{"link_gb_s": PCIE_GB_S, **peaks})

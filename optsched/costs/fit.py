@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost
-from optsched.costs.devices import Device
 from optsched.costs.hardware import kv_capacity
-from optsched.costs.linear import non_negative
 from optsched.costs.model_file import to_toml
-from optsched.costs.profiles import COLUMN, Profile, Rejected, Table, read_profile
-from optsched.costs.table import no_skew
-from optsched.costs.tabulate import interpolated, left_out, tabulate
+from optsched.costs.profiles import Asked, read_profile
+from optsched.costs.profiles.tables import COLUMN, Bools, Profile, Rejected, Table
+from optsched.costs.table import CostTable, Floats, no_skew
+from optsched.costs.tabulate import interpolated, left_out, non_negative, tabulate
 from optsched.problem.errors import InputError
 
 TARGET = 0.08
@@ -65,9 +63,9 @@ class OperatorFit:
     p95: float
     r2: float
     mean_outside: float
-    measured_ms: NDArray[np.float64]
-    predicted_ms: NDArray[np.float64]
-    tested: NDArray[np.bool_]
+    measured_ms: Floats
+    predicted_ms: Floats
+    tested: Bools
     reached: bool
 
 
@@ -143,16 +141,12 @@ class Fit:
 def fit(
     profiles: str | Path | Profile,
     *,
-    model: str | None = None,
-    tensor_parallel: int | None = None,
-    hardware: str | Device | None = None,
-    link_gb_s: float | None = None,
-    only: Mapping[str, str] | None = None,
     partial: bool = False,
     name: str | None = None,
     held_out: float = 0.2,
     target: float = TARGET,
     seed: int = 0,
+    **asked: Unpack[Asked],
 ) -> Fit:
     """Fit a cost model to a folder of profiles.
 
@@ -173,16 +167,6 @@ def fit(
     ----------
     profiles : str, path or Profile
         A folder, or what `optsched.costs.profiles.read_profile` returned for one.
-    model : str, optional
-        See `read_profile`.
-    tensor_parallel : int, optional
-        See `read_profile`.
-    hardware : str or Device, optional
-        See `read_profile`.
-    link_gb_s : float, optional
-        See `read_profile`.
-    only : mapping of str to str, optional
-        See `read_profile`.
     partial : bool
         Whether a profile may lack attention, which then costs nothing. The model's name and file
         say so.
@@ -195,6 +179,13 @@ def fit(
         Mean relative error to reach, > 0.
     seed : int
         Seed of the split.
+    **asked
+        What a folder's profile has to be. ``model``: its name, or its config.json; by default it is
+        the one that the files or the folder name. ``tensor_parallel``: degree of the rows to read,
+        by default the only one, or 1. ``hardware``: the device that was profiled, whose peaks no
+        row may beat; by default the one that the files or the folder name, or else an A100, which
+        the notes say. ``link_gb_s``: bandwidth between devices. ``only``: values that columns must
+        have.
 
     Returns
     -------
@@ -203,27 +194,16 @@ def fit(
     Raises
     ------
     InputError
-        As for `read_profile`; ``held_out`` or ``target`` out of range; a table with too few
-        different shapes; or a profile without dense operators, or without attention unless
-        ``partial``.
+        The folder has no profile, or not the one that is asked for; ``held_out`` or ``target`` out
+        of range; a table with too few different shapes; or a profile without dense operators, or
+        without attention unless ``partial``.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out: found {held_out!r}; expected a share between 0 and 1")
     if not target > 0:
         raise InputError(f"target: found {target!r}; expected a relative error > 0")
 
-    profile = (
-        profiles
-        if isinstance(profiles, Profile)
-        else read_profile(
-            profiles,
-            model=model,
-            tensor_parallel=tensor_parallel,
-            hardware=hardware,
-            link_gb_s=link_gb_s,
-            only=only,
-        )
-    )
+    profile = profiles if isinstance(profiles, Profile) else read_profile(profiles, **asked)
     _check_whole(profile, partial)
     if profile.grids:
         return _tabulated(profile, name, target)
@@ -241,31 +221,51 @@ def fit(
         for limit, value in limits.items():
             # A chunk, batch or context that is outside one table is outside the range.
             narrow = max if limit.startswith("min_") else min
-            valid[limit] = narrow(value, valid[limit]) if limit in valid else value
+            valid[limit] = narrow(value, valid.get(limit, value))
 
     names = {c for table in profile.tables for c in table.terms}
     if "prefill_square" in names and "prefill_cross" not in names and values.any():
         values[COLUMN["prefill_cross"]] = 2 * values[COLUMN["prefill_square"]]
         names.add("prefill_cross")
 
-    whole = any(table.whole_batch for table in profile.tables)
-    cost_model = BatchCost(
-        name=name or _name(profile),
-        layers=1 if whole else profile.shape.layers,
-        coefficients={
-            key: f"{values[COLUMN[key]]:.6g}" for key in COEFFICIENTS if key in names
-        },
-        kv_capacity_tokens=_capacity(profile),
-        provenance=_provenance(profile, seed, held_out),
-        valid=valid,
-    )  # fmt: skip
+    provenance = [
+        f"fitted by optsched to {profile.words}: non-negative relative least squares, "
+        f"{held_out:.0%} of the shapes held out (seed {seed}), {len(profile.rejected)} rows "
+        "rejected for beating the device; KV capacity derived from 90% of the memory less the "
+        "weights",
+        *(f"{part} is missing and costs nothing" for part in profile.missing),
+    ]
+    coefficients = {key: values[COLUMN[key]] for key in COEFFICIENTS if key in names}
+    cost_model = _model(profile, name, coefficients, provenance, valid)
     return Fit(cost_model, tuple(parts), profile.rejected, profile, seed, target, held_out)
 
 
-def _name(profile: Profile) -> str:
+def _model(
+    profile: Profile,
+    name: str | None,
+    coefficients: Mapping[str, float],
+    provenance: list[str],
+    valid: Mapping[str, float],
+    table: CostTable | None = None,
+) -> BatchCost:
+    shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
     lacks = [part.replace(" ", "-") for part in profile.missing]
     lacking = "-without-attention" if len(lacks) > 1 else "".join(f"-without-{p}" for p in lacks)
-    return f"{profile.shape.name}-tp{profile.tensor_parallel}-{profile.hardware.name}-fit{lacking}"
+    try:
+        held = shape.weight_bytes, shape.kv_bytes_on(degree)
+        capacity = kv_capacity(peak.memory_gib, *held, devices=degree)
+    except InputError:
+        capacity = None  # the weights do not fit into the device's memory
+
+    return BatchCost(
+        name or f"{shape.name}-tp{degree}-{peak.name}-fit{lacking}",
+        1 if any(one.whole_batch for one in profile.tables) else shape.layers,
+        {key: f"{value:.6g}" for key, value in coefficients.items()},
+        capacity,
+        "; ".join([*provenance, *profile.notes]),
+        valid,
+        table,
+    )
 
 
 def _check_whole(profile: Profile, partial: bool) -> None:
@@ -284,153 +284,56 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     """Return the tabulated model of a profile's grids, and the errors of interpolation."""
     dense, request, attention = profile.grids
     table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
-    checked = {"per token": dense, "per request": request, "attention": attention}
-    reports = []
-
-    for operator, grid in checked.items():
-        measured, predicted = left_out(grid)
-        reports.append(_interpolated(operator, grid.values.size, measured, predicted, target))
-
+    names = ("per token", "per request", "attention")
+    checked = [
+        (operator, grid.values.size, left_out(grid))
+        for operator, grid in zip(names, profile.grids, strict=True)
+    ]
     if profile.apart is not None and len(profile.apart[1]):
         points, measured = profile.apart
-        predicted = interpolated(attention, points)
-        reports.append(_interpolated("attention, apart", 0, measured, predicted, target))
+        checked.append(("attention, apart", 0, (measured, interpolated(attention, points))))
 
-    axes = attention.axes
-    cost_model = BatchCost(
-        name=name or _name(profile),
-        layers=profile.shape.layers,
-        coefficients={
-            key: f"{value:.6g}" for key, value in zip(COEFFICIENTS, linear, strict=True) if value
-        },
-        kv_capacity_tokens=_capacity(profile),
-        provenance="; ".join([
-            f"tabulated by optsched from profiles in {profile.source} of {profile.shape.name} on "
-            f"{profile.hardware.name}, tensor parallel {profile.tensor_parallel}; the coefficients "
-            "are a linear approximation, and price single requests alone",
-            *profile.notes,
-        ]),
-        valid={
-            "max_batch_tokens": float(dense.axes["tokens"][-1]),
-            "max_prefill_chunk_tokens": float(axes["prefill_tokens"][-1]),
-            "max_decode_requests": float(axes["decode_requests"][-1]),
-            "max_request_kv_tokens": float(axes["decode_kv"][-1]),
-        },
-        table=table,
-    )  # fmt: skip
+    reports = []
+    for operator, cells, (measured, predicted) in checked:
+        every = np.ones(len(measured), dtype=bool)
+        report = _report(operator, every, every, every, measured, predicted, target)
+        reports.append(replace(report, rows=cells))
+
+    provenance = (
+        f"tabulated by optsched from {profile.words}; the coefficients are a linear approximation, "
+        "and price single requests alone"
+    )
+    last = {key: float(axis[-1]) for grid in profile.grids for key, axis in grid.axes.items()}
+    valid = {
+        "max_batch_tokens": last["tokens"],
+        "max_prefill_chunk_tokens": last["prefill_tokens"],
+        "max_decode_requests": last["decode_requests"],
+        "max_request_kv_tokens": last["decode_kv"],
+    }
+    coefficients = {key: x for key, x in zip(COEFFICIENTS, linear, strict=True) if x}
+    cost_model = _model(profile, name, coefficients, [provenance], valid, table)
     return Fit(cost_model, tuple(reports), profile.rejected, profile, 0, target, 0.0)
 
 
-def _interpolated(
-    operator: str,
-    cells: int,
-    measured: NDArray[np.float64],
-    predicted: NDArray[np.float64],
-    target: float,
-) -> OperatorFit:
-    every = np.ones(len(measured), dtype=bool)
-    report = _report(operator, every, every, every, measured, predicted, target)
-    return replace(report, rows=cells)
+class _Rows:
+    """The rows of a table to fit and to test. Every shape has the same weight, however often it
+    was measured, and is held out, or in a fold, as a whole.
+    """
 
+    def __init__(self, table: Table, held_out: float, generator: np.random.Generator) -> None:
+        self.table, self.columns = table, [COLUMN[term] for term in table.terms]
+        self.matrix, self.measured = table.features[:, self.columns], table.measured_ms
+        if not len(self.matrix):
+            raise InputError(f"profile of {table.name}: found no usable rows; expected some")
 
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
+        self.shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
+        self.count = int(self.shapes.max()) + 1
+        self.weights = 1 / np.bincount(self.shapes)[self.shapes]
+        order = generator.permutation(self.count)
+        self.tested = (order < max(1, round(held_out * self.count)))[self.shapes]
+        self.fold = (order % FOLDS)[self.shapes]
 
-
-def _capacity(profile: Profile) -> int | None:
-    shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
-    try:
-        return kv_capacity(
-            peak.memory_gib, shape.weight_bytes, shape.kv_bytes_on(degree), devices=degree
-        )
-    except InputError:
-        return None  # the weights do not fit into the device's memory
-
-
-def _provenance(profile: Profile, seed: int, held_out: float) -> str:
-    text = (
-        f"fitted by optsched to profiles in {profile.source} of {profile.shape.name} on "
-        f"{profile.hardware.name}, tensor parallel {profile.tensor_parallel}: non-negative "
-        f"relative least squares, {held_out:.0%} of the shapes held out (seed {seed}), "
-        f"{len(profile.rejected)} rows rejected for beating the device; KV capacity derived from "
-        "90% of the memory less the weights"
-    )
-    lacks = [f"{part} is missing and costs nothing" for part in profile.missing]
-    return "; ".join([text, *lacks, *profile.notes])
-
-
-def _fit_table(
-    table: Table, held_out: float, target: float, generator: np.random.Generator
-) -> tuple[NDArray[np.float64], dict[str, float], list[OperatorFit]]:
-    """Return the coefficients, the range of validity and one report per operator of a table."""
-    columns = [COLUMN[term] for term in table.terms]
-    matrix = table.features[:, columns]
-    if not len(matrix):
-        raise InputError(f"profile of {table.name}: found no usable rows; expected some")
-
-    tested, fold, shapes = _split(table, held_out, generator)
-    count = int(shapes.max()) + 1
-    needed = MIN_SHAPES_PER_TERM * len(columns)
-
-    if count < needed:
-        raise InputError(
-            f"profile of {table.name}: found {count} usable rows of different shape; expected at "
-            f"least {needed} for {len(columns)} coefficients"
-        )
-
-    inside = np.ones(len(matrix), dtype=bool)
-    limits: dict[str, float] = {}
-    data = _Data(matrix, table.measured_ms, shapes, 1 / np.bincount(shapes)[shapes], table.operator)
-
-    if not data.error(~tested, fold) <= target:
-        rungs = {
-            key: rung
-            for key, sizes in table.ladders.items()
-            if (rung := _first_rung(data, sizes, ~tested, fold, target)) is not None
-        }
-        if rungs:
-            key = max(rungs, key=lambda key: int((table.ladders[key] >= rungs[key]).sum()))
-            inside = table.ladders[key] >= rungs[key]
-            limits[key] = rungs[key]
-
-    x = data.fit(inside & ~tested)
-    predicted = matrix @ x
-    for key, sizes in table.limits.items():
-        if (sizes > 0).any():
-            limits[key] = float(sizes[inside].max())
-
-    values = np.zeros(len(COEFFICIENTS))
-    values[columns] = x
-    reports = [
-        _report(str(o), table.operator == o, inside, tested, table.measured_ms, predicted, target)
-        for o in sorted(set(table.operator.tolist()))
-    ]
-    return values, limits, reports
-
-
-def _split(
-    table: Table, held_out: float, generator: np.random.Generator
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Return for every row whether it is held out, its fold and its shape."""
-    shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
-    count = int(shapes.max()) + 1
-    order = generator.permutation(count)
-    tested = (order < max(1, round(held_out * count)))[shapes]
-
-    return tested, (order % FOLDS)[shapes], shapes
-
-
-@dataclass(frozen=True, eq=False)
-class _Data:
-    """Rows to fit. Every shape has the same weight, however often it was measured."""
-
-    matrix: NDArray[np.float64]
-    measured: NDArray[np.float64]
-    shapes: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    operator: NDArray[np.str_]
-
-    def fit(self, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def fit(self, rows: Bools) -> Floats:
         count, columns = self.matrix[rows].shape
         if count < columns:
             raise InputError(
@@ -441,76 +344,98 @@ class _Data:
         # Dividing every row by its measured time makes the error relative.
         return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
 
-    def error(self, rows: NDArray[np.bool_], fold: NDArray[np.int64]) -> float:
+    def error(self, rows: Bools) -> float:
         """Return the mean cross-validation error of the worst operator; NaN with too few rows."""
-        if len(np.unique(self.shapes[rows])) < MIN_SHAPES_PER_TERM * self.matrix.shape[1]:
+        if len(np.unique(self.shapes[rows])) < MIN_SHAPES_PER_TERM * len(self.columns):
             return float("nan")
 
-        errors = np.zeros(len(rows))
+        errors, operator = np.zeros(len(rows)), self.table.operator
         for k in range(FOLDS):
-            test = rows & (fold == k)
-            x = self.fit(rows & (fold != k))
+            test = rows & (self.fold == k)
+            x = self.fit(rows & (self.fold != k))
             errors[test] = np.abs(self.matrix[test] @ x / self.measured[test] - 1)
 
-        return max(
-            float(np.average(errors[mine], weights=self.weights[mine]))
-            for name in np.unique(self.operator[rows])
-            if (mine := rows & (self.operator == name)).any()
+        groups = [rows & (operator == name) for name in np.unique(operator[rows])]
+        return max(float(np.average(errors[one], weights=self.weights[one])) for one in groups)
+
+    def first_rung(self, sizes: Floats, target: float) -> float | None:
+        """Return the first power of two above which a linear model meets the target, or None."""
+        rung = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
+        largest = sizes.max(where=np.isfinite(sizes), initial=0.0)  # infinite: always in the range
+        while rung <= largest and (sizes >= rung).mean() >= MIN_SHARE:
+            if self.error(~self.tested & (sizes >= rung)) <= target:
+                return float(rung)
+
+            rung *= 2
+
+        return None
+
+
+def _fit_table(
+    table: Table, held_out: float, target: float, generator: np.random.Generator
+) -> tuple[Floats, dict[str, float], list[OperatorFit]]:
+    """Return the coefficients, the range of validity and one report per operator of a table."""
+    data = _Rows(table, held_out, generator)
+    terms = len(data.columns)
+    if data.count < MIN_SHAPES_PER_TERM * terms:
+        raise InputError(
+            f"profile of {table.name}: found {data.count} usable rows of different shape; expected "
+            f"at least {MIN_SHAPES_PER_TERM * terms} for {terms} coefficients"
         )
 
+    inside = np.ones(len(data.matrix), dtype=bool)
+    limits: dict[str, float] = {}
+    if table.ladder is not None and not data.error(~data.tested) <= target:
+        key, sizes = table.ladder
+        rung = data.first_rung(sizes, target)
+        if rung is not None:
+            inside, limits[key] = sizes >= rung, rung
 
-def _first_rung(
-    data: _Data,
-    sizes: NDArray[np.float64],
-    train: NDArray[np.bool_],
-    fold: NDArray[np.int64],
-    target: float,
-) -> float | None:
-    """Return the first power of two above which a linear model meets the target, or None."""
-    rung = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
-    largest = sizes.max(where=np.isfinite(sizes), initial=0.0)  # infinite: always within the range
-    while rung <= largest and (sizes >= rung).mean() >= MIN_SHARE:
-        if data.error(train & (sizes >= rung), fold) <= target:
-            return float(rung)
+    x = data.fit(inside & ~data.tested)
+    for key, sizes in table.limits.items():
+        if (sizes > 0).any():
+            limits[key] = float(sizes[inside].max())
 
-        rung *= 2
-
-    return None
+    values = np.zeros(len(COEFFICIENTS))
+    values[data.columns] = x
+    operator, rest = table.operator, (table.measured_ms, data.matrix @ x, target)
+    reports = [
+        _report(str(name), operator == name, inside, data.tested, *rest)
+        for name in np.unique(operator)
+    ]
+    return values, limits, reports
 
 
 def _report(
     name: str,
-    mine: NDArray[np.bool_],
-    inside: NDArray[np.bool_],
-    tested: NDArray[np.bool_],
-    measured: NDArray[np.float64],
-    predicted: NDArray[np.float64],
+    mine: Bools,
+    inside: Bools,
+    tested: Bools,
+    measured: Floats,
+    predicted: Floats,
     target: float,
 ) -> OperatorFit:
     error = np.abs(predicted / measured - 1)
-    used = mine & inside
+    used, outside = mine & inside, mine & ~inside
     test = used & tested
     judged = error[test if test.any() else used]
+    errors = _summary(judged) if judged.size else (float("nan"), float("nan"), float("nan"))
     spread = float(((measured[used] - measured[used].mean()) ** 2).sum()) if used.any() else 0.0
     residual = float(((measured[used] - predicted[used]) ** 2).sum())
-    outside = mine & ~inside
-    mean = float(judged.mean()) if judged.size else float("nan")
+    r2 = 1 - residual / spread if spread > 0 else float("nan")
+    mean_outside = float(error[outside].mean()) if outside.any() else float("nan")
+    counts = (int((used & ~tested).sum()), int(test.sum()), int(outside.sum()))
+    times = (measured[used], predicted[used], tested[used])
+    return OperatorFit(name, *counts, *errors, r2, mean_outside, *times, errors[0] <= target)
 
-    return OperatorFit(
-        operator=name,
-        rows=int((used & ~tested).sum()),
-        held_out=int(test.sum()),
-        outside=int(outside.sum()),
-        mean=mean,
-        median=float(np.median(judged)) if judged.size else float("nan"),
-        p95=float(np.quantile(judged, 0.95)) if judged.size else float("nan"),
-        r2=1 - residual / spread if spread > 0 else float("nan"),
-        mean_outside=float(error[outside].mean()) if outside.any() else float("nan"),
-        measured_ms=measured[used],
-        predicted_ms=predicted[used],
-        tested=tested[used],
-        reached=mean <= target,
-    )
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _summary(errors: Floats) -> tuple[float, float, float]:
+    """Return the mean, the median and the 95th percentile of errors."""
+    return float(errors.mean()), float(np.median(errors)), float(np.quantile(errors, 0.95))
 
 
 def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
@@ -528,36 +453,26 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
         ``median_error``, ``p95_error`` and ``bias`` (the mean of predicted / measured - 1).
         Errors are relative.
     """
-    out = []
     generator = np.random.default_rng(found.seed)
     chosen = []
-
     for table in found.profile.tables:
-        tested = _split(table, found.held_out, generator)[0]
-        inside = np.ones(len(tested), dtype=bool)
-        for key, sizes in table.ladders.items():
-            inside &= sizes >= found.cost_model.valid.get(key, 0.0)
+        pick = _Rows(table, found.held_out, generator).tested
+        if table.ladder is not None:
+            key, sizes = table.ladder
+            pick = pick & (sizes >= found.cost_model.valid.get(key, 0.0))
 
-        chosen.append(tested & inside)
+        chosen.append((table, pick))
 
+    out = []
     for model in models:
-        for table, pick in zip(found.profile.tables, chosen, strict=True):
+        for table, pick in chosen:
             factor = model.layers if table.whole_batch else 1
-            predicted = factor * (table.features @ model.array[1:])
-            for name in sorted(set(table.operator.tolist())):
-                rows = pick & (table.operator == name)
-                if not rows.any():
-                    continue
-
-                off = predicted[rows] / table.measured_ms[rows] - 1
-                out.append(
-                    {
-                        "model": model.name, "operator": name, "rows": int(rows.sum()),
-                        "mean_error": float(np.abs(off).mean()),
-                        "median_error": float(np.median(np.abs(off))),
-                        "p95_error": float(np.quantile(np.abs(off), 0.95)),
-                        "bias": float(off.mean()),
-                    }
-                )  # fmt: skip
+            off = factor * (table.features @ model.array[1:]) / table.measured_ms - 1
+            for name in np.unique(table.operator[pick]):
+                rows = off[pick & (table.operator == name)]
+                row: dict[str, Any] = {"model": model.name, "operator": str(name)}
+                errors = ("mean_error", "median_error", "p95_error")
+                row |= {"rows": len(rows), **dict(zip(errors, _summary(np.abs(rows)), strict=True))}
+                out.append(row | {"bias": float(rows.mean())})
 
     return out

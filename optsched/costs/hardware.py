@@ -51,10 +51,9 @@ def kv_capacity(
         A number is not > 0, ``usable`` is more than 1, or there is room for no token or for more
         than an instance may have.
     """
-    given = {"memory_gib": memory_gib, "model_bytes": model_bytes}
-    given |= {"bytes_per_token": bytes_per_token, "usable": usable, "devices": devices}
-    for name, value in given.items():
-        if not 0 < value < float("inf"):
+    given = {"memory_gib": memory_gib, "model_bytes": model_bytes, "usable": usable}
+    for name, value in {**given, "bytes_per_token": bytes_per_token, "devices": devices}.items():
+        if not 0 < value < math.inf:
             raise InputError(f"{name}: found {value!r}; expected a number > 0")
 
     if usable > 1:
@@ -84,7 +83,7 @@ ROOFLINE_TOKENS = 4096
 def roofline_data(
     shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
 ) -> dict[str, Any]:
-    """Return the content of a roofline's cost model file.
+    """Return the fields of a roofline's cost model.
 
     Parameters
     ----------
@@ -98,8 +97,8 @@ def roofline_data(
     Returns
     -------
     dict
-        For `optsched.costs.cost.cost_model_from_dict`; `optsched.costs.roofline.roofline` says
-        how the coefficients come about.
+        Of `optsched.costs.cost.BatchCost`; `optsched.costs.cost.roofline` says how the
+        coefficients come about.
 
     Raises
     ------
@@ -117,41 +116,28 @@ def roofline_data(
     # The times are flat at first and rise later, so no coefficient of the fit is negative.
     scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
     slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
-    token = slope / ROOFLINE_TOKENS
-    token += all_reduce_ms(shape, peak, tensor_parallel)
     heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
     values = {
-        "token": token,
+        "token": slope / ROOFLINE_TOKENS + all_reduce_ms(shape, peak, tensor_parallel),
         "base": base,
         "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
         "prefill_square": 2 * shape.attention_width * attention,
         "prefill_cross": 4 * shape.attention_width * attention,
     }
-
+    held = (peak.memory_gib, shape.weight_bytes, shape.kv_bytes_on(tensor_parallel))
+    of_peaks = (
+        f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
+        f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a lower "
+        "estimate, not a measurement"
+    )
     return {
-        "format": "optsched-cost-model",
-        "version": 1,
         "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
-        "unit": "ms_per_layer",
         "layers": shape.layers,
-        "kv_capacity_tokens": kv_capacity(
-            peak.memory_gib,
-            shape.weight_bytes,
-            shape.kv_bytes_on(tensor_parallel),
-            usable=usable,
-            devices=tensor_parallel,
-        ),
-        "provenance": "; ".join(
-            [
-                f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
-                f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a "
-                "lower estimate, not a measurement",
-                *shape.notes,
-            ]
-        ),
+        "kv_capacity_tokens": kv_capacity(*held, usable=usable, devices=tensor_parallel),
+        "provenance": "; ".join([of_peaks, *shape.notes]),
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
-        "valid": {"max_batch_tokens": ROOFLINE_TOKENS},
+        "valid": {"max_batch_tokens": float(ROOFLINE_TOKENS)},
     }
 
 
@@ -175,7 +161,7 @@ def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
-    """Return the content of a roofline's cost model file from its specification.
+    """Return the fields of a roofline's cost model from its specification.
 
     Parameters
     ----------

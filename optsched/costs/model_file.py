@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-
-import numpy as np
-from numpy.typing import NDArray
 
 from optsched.costs.batch import TERMS
 from optsched.costs.cost import BatchCost
@@ -49,17 +47,12 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
 
 
 def _grid(grid: Grid) -> list[str]:
-    axes = ", ".join(f"{name} = {_list(axis)}" for name, axis in grid.axes.items())
-    return [f"axes = {{ {axes} }}", f"values = {_list(grid.values.ravel())}"]
-
-
-def _list(values: NDArray[np.float64]) -> str:
-    return "[" + ", ".join(f"{value!r}" for value in values.tolist()) + "]"
+    axes = ", ".join(f"{name} = {axis.tolist()}" for name, axis in grid.axes.items())
+    return [f"axes = {{ {axes} }}", f"values = {grid.values.ravel().tolist()}"]
 
 
 def _quoted(text: str) -> str:
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps("".join(c if c.isprintable() else " " for c in text), ensure_ascii=False)
 
 
 def _decimal(text: str) -> str:

@@ -30,13 +30,12 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.costs.batch import COEFFICIENTS
 from optsched.problem.errors import InputError
 
-QUANTITIES = (
-    "tokens", "requests", "prefill_tokens", "prefill_kv", "decode_requests", "decode_kv",
-)  # fmt: skip
+Floats = NDArray[np.float64]
+QUANTITIES = ("tokens", "requests", "prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 """What an axis may be: tokens processed, requests, tokens of prefills, KV cached before them,
 requests that decode, and the KV that each of these has cached."""
 
-_MOST = 1e12
+_MAX = 1e12
 """The largest time in milliseconds, and the largest quantity."""
 MAX_CELLS = 1_000_000
 """Maximum number of values in a grid."""
@@ -46,17 +45,13 @@ MAX_CELLS = 1_000_000
 class Grid:
     """Values over some quantities of a batch.
 
-    Parameters
-    ----------
-    axes : mapping of str to array_like
-        Ascending values, at least two, by quantity.
-    values : array_like
-        As many as the axes have cells, the last axis running fastest. Kept as an ndarray of
-        float64 with one dimension per axis.
+    `axes`: ascending values, at least two, by quantity.
+    `values`: as many as the axes have cells, the last axis running fastest. They are kept with one
+    dimension per axis.
     """
 
-    axes: Mapping[str, NDArray[np.float64]]
-    values: NDArray[np.float64]
+    axes: Mapping[str, Floats]
+    values: Floats
 
     def __post_init__(self) -> None:
         if not self.axes:
@@ -83,7 +78,7 @@ class Grid:
         object.__setattr__(self, "values", values.reshape(shape))
 
     @property
-    def array(self) -> NDArray[np.float64]:
+    def array(self) -> Floats:
         """The number of axes, each axis as its quantity, length and values, and the values."""
         parts: list[ArrayLike] = [[len(self.axes)]]
         for name, axis in self.axes.items():
@@ -97,14 +92,14 @@ class Grid:
         return {"axes": axes, "values": self.values.ravel().tolist()}
 
 
-def _numbers(given: Any, name: str) -> NDArray[np.float64]:
+def _numbers(given: Any, name: str) -> Floats:
     try:
         values = np.array(given, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
 
-    if not ((values >= 0).all() and (values <= _MOST).all()):
-        raise InputError(f"{name}: found something else; expected numbers from 0 to {_MOST:g}")
+    if not ((values >= 0).all() and (values <= _MAX).all()):
+        raise InputError(f"{name}: found something else; expected numbers from 0 to {_MAX:g}")
 
     values.setflags(write=False)
     return values
@@ -117,16 +112,11 @@ def no_skew() -> Grid:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """The tables of a cost model, and linear models below them.
+    """The tables of a cost model, and linear models below them, in milliseconds per layer.
 
-    Parameters
-    ----------
-    grids : sequence of Grid
-        Milliseconds per layer; a batch takes their sum.
-    minorants : sequence of mapping of str to str
-        Decimal text of the coefficients of each minorant, in milliseconds per layer.
-    skew : Grid
-        Share by ``decode_requests`` alone; see the module's text.
+    `grids`: a batch takes their sum.
+    `minorants`: decimal text of the coefficients of each.
+    `skew`: share by ``decode_requests`` alone; see the module's text.
     """
 
     grids: Sequence[Grid]
@@ -142,7 +132,7 @@ class CostTable:
             raise InputError("skew: found other axes; expected decode_requests alone")
 
     @property
-    def array(self) -> NDArray[np.float64]:
+    def array(self) -> Floats:
         """What `optsched.costs.batch.batch_time` reads behind the coefficients.
 
         The number of minorants and their coefficients, the number of grids and each `Grid.array`.
@@ -177,22 +167,20 @@ def table_from_dict(data: Any) -> CostTable:
         except InputError as error:
             raise InputError(f"{name}.{error}") from None
 
-    def entries(name: str) -> list[Any]:
+    for name in ("minorants", "grids"):
         found = data.get(name)
         if not isinstance(found, list):
             raise InputError(f"{name}: found {type(found).__name__}; expected a list of tables")
 
-        return found
-
     minorants = []
-    for k, entry in enumerate(entries("minorants")):
+    for k, entry in enumerate(data["minorants"]):
         if not isinstance(entry, Mapping):
             raise InputError(f"minorants[{k}]: expected a table of coefficients")
-        if any(type(value) is int and abs(value) > _MOST for value in entry.values()):
-            raise InputError(f"minorants[{k}]: found a larger number; expected at most {_MOST:g}")
+        if any(type(value) is int and abs(value) > _MAX for value in entry.values()):
+            raise InputError(f"minorants[{k}]: found a larger number; expected at most {_MAX:g}")
 
         minorants.append({key: str(value) for key, value in entry.items()})
 
-    grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(entries("grids"))]
+    grids = [grid(entry, f"grids[{k}]") for k, entry in enumerate(data["grids"])]
     skew = grid(data["skew"], "skew") if "skew" in data else no_skew()
     return CostTable(grids, minorants, skew)

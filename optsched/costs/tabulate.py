@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS
-from optsched.costs.linear import minorant, non_negative
-from optsched.costs.table import CostTable, Grid
-
-Floats = NDArray[np.float64]
+from optsched.costs.profiles.tables import columns_of
+from optsched.costs.table import CostTable, Floats, Grid
+from optsched.problem.errors import InputError
 
 LONG_KV, FEW_DECODES, SHORT_CHUNK = 4096, 8, 256
 """The minorants are near the table where requests hold at most so many KV tokens, and where batches
@@ -39,24 +38,52 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms = np.interp(n + chunk, dense.axes["tokens"], dense.values)
     ms += np.interp(requests, request.axes["requests"], request.values)
     ms += interpolated(attention, points[:, :4])
-    prefills, decodes = chunk > 0, n > 0
-    terms: Mapping[str, Floats] = {
-        "token": n + chunk, "base": np.ones(len(ms)), "decode_kv": n * kv, "decode_request": n,
-        "decode_base": decodes, "prefill_square": chunk**2, "prefill_cross": chunk * cached,
-        "prefill_kv": cached, "prefill_token": chunk, "prefill_request": requests - n,
-        "prefill_base": prefills,
-    }  # fmt: skip
+    terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
     # A further term multiplies nothing that a table knows, and stays 0.
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]
     linear = np.zeros(len(COEFFICIENTS))
     linear[[COEFFICIENTS.index(name) for name in names]] = non_negative(relative, np.ones(len(ms)))
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
-    where = (short & ~prefills & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
+    where = (short & (chunk == 0) & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
     floor = {names.index("base"): 1e-6 * ms.min()}
     minorants = [_text(names, minorant(relative, near, floor)) for near in where]
 
     return CostTable((dense, request, attention), minorants, skew), linear
+
+
+def non_negative(matrix: Floats, target: Floats) -> Floats:
+    """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
+
+    Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
+    many orders of magnitude.
+    """
+    from scipy.optimize import nnls  # loaded only to fit
+
+    scale = np.abs(matrix).max(axis=0, initial=0)
+    scale[scale == 0] = 1
+    return np.asarray(nnls(matrix / scale, target)[0] / scale)
+
+
+def minorant(relative: Floats, near: NDArray[np.bool_], floors: Mapping[int, float]) -> Floats:
+    """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
+
+    `relative` (shape (rows, columns)): what multiplies each coefficient in the time of a row,
+    divided by that time.
+    `near` (shape (rows,)): the rows that count in the mean. The others count a thousandth as much.
+    """
+    from scipy.optimize import linprog
+
+    weights = near / max(near.sum(), 1) + 1e-3 / len(near)
+    scale = relative.max(axis=0)
+    scale[scale == 0] = 1
+    rows = relative / scale
+    bounds = [(floors.get(k, 0.0) * size, None) for k, size in enumerate(scale.tolist())]
+    found = linprog(-(weights @ rows), A_ub=rows, b_ub=np.ones(len(rows)), bounds=bounds)
+    if not found.success:
+        raise InputError(f"minorant: found no linear model ({found.message}); expected times > 0")
+
+    return np.asarray(found.x / scale)
 
 
 def interpolated(grid: Grid, points: Floats) -> Floats:
@@ -90,7 +117,7 @@ def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     chunks, cached, decodes, kv = attention.axes.values()
     tokens = dense.axes["tokens"]
     tokens = tokens[np.unique(np.linspace(0, len(tokens) - 1, _PLACES).round().astype(int))]
-    most = request.axes["requests"][-1]
+    largest = request.axes["requests"][-1]
     found = set(product(chunks, cached, decodes, kv))
     found |= set(product(tokens[tokens <= chunks[-1]], cached, [0.0], kv[:1]))
     found |= set(product([0.0], cached[:1], tokens[tokens <= decodes[-1]], kv))
@@ -99,7 +126,7 @@ def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     points[points[:, 2] == 0, 3] = 0
     points = np.unique(points, axis=0)
     chunk, n = points[:, 0], points[:, 2]
-    many = n + np.minimum(chunk, np.maximum(1, most - n))
+    many = n + np.minimum(chunk, np.maximum(1, largest - n))
 
     return np.concatenate(
         [np.column_stack([points, n + (chunk > 0)]), np.column_stack([points, many])]

@@ -7,15 +7,14 @@ of vLLM holds; where it says nothing, the engine's core runs in this process
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-from optsched.engines.recorder import Recorder
-from optsched.engines.sending import Progress, Sending
+from optsched.engines.sending import Sending
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError
 from optsched.problem.text_files import read_object
@@ -48,52 +47,60 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
     try:
         return LLM(model=str(path), **given)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path}: found that vLLM does not start ({' '.join(str(error).split())}); expected a "
-            "model and arguments that it takes"
-        ) from None
+        found = f"{path}: found that vLLM does not start ({' '.join(str(error).split())})"
+        raise InputError(f"{found}; expected a model and arguments that it takes") from None
+
+
+def submit(
+    engine: Any, name: str, prompt: list[int], output: int, told: Any = None, priority: int = 0
+) -> None:
+    """Add a request with so many output tokens to a started engine.
+
+    ``told`` is what its scheduler is told, and of priorities the smallest is served first.
+    """
+    from vllm import SamplingParams
+
+    exact = {"max_tokens": output, "ignore_eos": True, "detokenize": False, "temperature": 0}
+    params = SamplingParams(**exact, extra_args=told or None)
+    engine.add_request(name, {"prompt_token_ids": prompt}, params, priority=priority)
+
+
+def drain(engine: Any) -> None:
+    """Run an engine until it has no request left."""
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 class InProcess:
-    """vLLM in this process as the engine of replays.
-
-    Parameters
-    ----------
-    folder : str
-        The model's folder.
-    options : mapping
-        Arguments of ``vllm.LLM``.
-    """
+    """vLLM in this process as the engine of replays; ``options`` are arguments of ``vllm.LLM``."""
 
     def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
         self.engine = start(folder, options).llm_engine
         self.warm = False
 
-    def serve(self, sending: Sending, progress: Progress | None, stop: Event) -> Measured:
+    def serve(self, sending: Sending) -> Measured:
         """See `optsched.engines.replay.Engine.serve`."""
-        engine, output = self.engine, sending.instance.output_tokens
+        engine, stop = self.engine, sending.stop
         if not self.warm:
             self._warm_up(sending)
 
-        recorder = Recorder(sending.instance, progress)
+        sending.begin()
         waiting = sending.order[::-1]
         running: dict[str, int] = {}
 
         while (waiting or running) and not stop.is_set():
-            while waiting and recorder.due[waiting[-1]] <= recorder.now():
+            while waiting and sending.due[waiting[-1]] <= sending.now():
                 request = waiting.pop()
-                recorder.late_s = max(recorder.late_s, recorder.now() - recorder.due[request])
-                running[str(request)] = request
-
+                sending.sent(request)
                 try:
-                    self._add(str(request), sending, request, int(output[request]))
+                    self._add(sending, request, str(request))
+                    running[str(request)] = request
                 except Exception as error:  # their classes differ between versions of vLLM
-                    del running[str(request)]
-                    recorder.end(request, error=f"refused: {error}")
+                    sending.end(request, error=f"refused: {error}")
 
             if not running:
                 if waiting:
-                    stop.wait(min(0.1, max(0.0, recorder.due[waiting[-1]] - recorder.now())))
+                    stop.wait(min(0.1, max(0.0, sending.due[waiting[-1]] - sending.now())))
 
                 continue
 
@@ -102,43 +109,35 @@ class InProcess:
                     continue
 
                 request = running[found.request_id]
-                recorder.token(request)
+                sending.token(request)
                 if found.finished:
-                    recorder.end(request, len(found.outputs[0].token_ids))
+                    sending.end(request, len(found.outputs[0].token_ids))
                     del running[found.request_id]
 
-            late = sending.timeout_s
-            over = [n for n, r in running.items() if recorder.now() - recorder.due[r] > late]
+            until = sending.now() - sending.timeout_s
+            over = [name for name, request in running.items() if sending.due[request] < until]
             if over:
                 engine.abort_request(over)
             for name in over:
-                recorder.end(running.pop(name), error=f"no end within {late:g} s")
+                sending.end(running.pop(name), error=sending.late)
 
         if running:
             engine.abort_request(list(running))
 
-        return recorder.measured("vllm")
+        return sending.measured("vllm")
 
-    def _add(self, name: str, sending: Sending, request: int, output: int) -> None:
-        from vllm import SamplingParams
-
-        exact = SamplingParams(
-            max_tokens=output, ignore_eos=True, detokenize=False, temperature=0,
-            extra_args=sending.told(request) or None,
-        )  # fmt: skip
+    def _add(self, sending: Sending, request: int, name: str, longest: float = math.inf) -> None:
+        output = int(min(longest, sending.instance.output_tokens[request]))
         first = 0 if sending.priority is None else int(sending.priority[request])
-        tokens = {"prompt_token_ids": sending.prompt(request)}
-        self.engine.add_request(name, tokens, exact, priority=first)
+        about = (sending.predicted(request), first)
+        submit(self.engine, name, sending.prompt(request), output, *about)
 
     def _warm_up(self, sending: Sending) -> None:
         """Serve a request of middle length, so that the first does not pay for what comes once."""
         prompts = sending.instance.prompt_tokens
         middle = sorted(range(len(prompts)), key=prompts.__getitem__)[len(prompts) // 2]
         with suppress(Exception):  # if it is too long it is refused again later
-            output = min(8, int(sending.instance.output_tokens[middle]))
-            self._add("warm-up", sending, middle, output)
+            self._add(sending, middle, "warm-up", longest=8)
 
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
-
+        drain(self.engine)
         self.warm = True

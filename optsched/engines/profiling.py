@@ -14,63 +14,39 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.engines.in_process import configuration, start
+from optsched.engines.in_process import configuration, drain, start, submit
 from optsched.engines.sending import FIRST_ID
 from optsched.files.outputs import check_folder, make_folder
 from optsched.files.strict_json import write_json
 from optsched.problem.errors import InputError
 from optsched.problem.text_files import read_object
 
-COLUMNS = (
-    "n_prefill",
-    "prefill_chunk",
-    "kv_prefill",
-    "n_decode",
-    "kv_decode",
-    "time_us",
-    "spread_us",
-    "repeats",
-)
+BATCH = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+COLUMNS = (*BATCH, "time_us", "spread_us", "repeats")
 """Columns of ``steps.csv``; the KV of a decode is the mean over its repetitions."""
 DEFAULTS = {"async_scheduling": False}
 """Arguments of ``vllm.LLM`` beside those of a replay: a step's tokens come with the step."""
 
 
-@dataclass(frozen=True)
-class Progressed:
-    """How far a profile has come.
-
-    Parameters
-    ----------
-    measured, wanted : int
-        Number of batches that are in it, and that belong into it.
-    """
+class Progressed(NamedTuple):
+    """How many batches are in a profile, and how many belong into it."""
 
     measured: int
     wanted: int
 
 
-@dataclass(frozen=True, order=True)
-class Shape:
+class Shape(NamedTuple):
     """What a batch holds: chunks over cached KV, and decodes with the same KV each.
 
-    Parameters
-    ----------
-    chunk, cached : int
-        Tokens that a request prefills, and its KV before. 0 and 0: none prefills.
-    decodes, kv : int
-        Requests that decode, and the KV of each.
-    prefills : int
-        Requests that prefill a chunk, if any does.
+    ``prefills`` requests prefill a ``chunk`` over ``cached`` tokens, unless both are 0.
     """
 
     chunk: int
@@ -78,6 +54,27 @@ class Shape:
     decodes: int
     kv: int
     prefills: int = 1
+
+    @property
+    def prefilling(self) -> int:
+        """Requests that prefill."""
+        return self.prefills if self.chunk else 0
+
+    @property
+    def label(self) -> str:
+        """The name of the batch in a profile."""
+        return f"{self.prefills}*{self.chunk}/{self.cached}+{self.decodes}x{self.kv}"
+
+    def output(self, max_tokens: int, repeats: int) -> int:
+        """Return the max tokens that a decode produces until its batch has been measured.
+
+        The first decodes while the prompts of the others are prefilled.
+        """
+        if not self.decodes:
+            return 0
+
+        left = max(1, max_tokens - self.decodes)
+        return -(-self.decodes * self.kv // left) + self.decodes + repeats + 2
 
 
 def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
@@ -92,30 +89,14 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     kvs, decodes = _powers(32, max_kv), _powers(1, max_requests)
     found += [Shape(0, 0, n, k) for n, k in product(decodes, kvs)]
     few = [n for n in decodes[1::2] if n < max_requests]
-    found += [
-        Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3]) if c + n <= max_tokens
-    ]
+    both = [Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3])]
+    found += [s for s in both if s.chunk + s.decodes <= max_tokens]
 
     if few and few[-1] + 2 <= max_requests:
-        found += [
-            replace(s, prefills=2)
-            for s in found
-            if s.chunk and s.decodes == few[-1] and 2 * s.chunk + s.decodes <= max_tokens
-        ]
+        pairs = [s._replace(prefills=2) for s in both if s.decodes == few[-1]]
+        found += [s for s in pairs if 2 * s.chunk + s.decodes <= max_tokens]
 
-    return [s for s in found if s.kv + _output(s, max_tokens, repeats) <= max_kv]
-
-
-def _output(shape: Shape, max_tokens: int, repeats: int) -> int:
-    """Return the max tokens that a decode of a batch produces until it has been measured.
-
-    The first decodes while the prompts of the others are prefilled.
-    """
-    if not shape.decodes:
-        return 0
-
-    left = max(1, max_tokens - shape.decodes)
-    return -(-shape.decodes * shape.kv // left) + shape.decodes + repeats + 2
+    return [s for s in found if s.kv + s.output(max_tokens, repeats) <= max_kv]
 
 
 def _powers(low: int, high: int) -> list[int]:
@@ -142,8 +123,8 @@ def profile(
     again.
     `repeats`: number of times that each batch is measured, after one that does not count.
     """
-    for name, value in (("max_tokens", max_tokens), ("max_requests", max_requests),
-                        ("max_kv", max_kv), ("repeats", repeats)):  # fmt: skip
+    sizes = {"max_tokens": max_tokens, "max_requests": max_requests, "max_kv": max_kv}
+    for name, value in {**sizes, "repeats": repeats}.items():
         if value < 1:
             raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
 
@@ -158,12 +139,11 @@ def profile(
     if not left:
         return Progressed(len(wanted), len(wanted))
 
-    sizes = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests,
-             "max_model_len": max_kv}  # fmt: skip
-    engine = start(str(folder), {**DEFAULTS, **sizes, **(options or {})}).llm_engine
+    limits = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests}
+    limits["max_model_len"] = max_kv
+    engine = start(str(folder), {**DEFAULTS, **limits, **(options or {})}).llm_engine
     make_folder(table.parent)
     device = _device(engine)
-
     if device is not None:
         if done and (table.parent / "device.json").is_file():
             _check_same(table.parent, {"device.json": {"device": device}})
@@ -175,10 +155,6 @@ def profile(
 
     cache = engine.vllm_config.cache_config
     held = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
-    left = [
-        s for s in left
-        if s.cached + s.chunk + s.decodes * (s.kv + _output(s, max_tokens, repeats)) <= held
-    ]  # fmt: skip
     bench = _Bench(engine, np.random.default_rng(seed))
 
     with table.open("a", newline="", encoding="utf-8") as file:
@@ -186,12 +162,15 @@ def profile(
         if not file.tell():
             writer.writerow(["shape", *COLUMNS])
         for shape in left:
+            each = shape.kv + shape.output(max_tokens, repeats)
+            if shape.cached + shape.chunk + shape.decodes * each > held:
+                continue
             if stop is not None and stop.is_set():
                 break
             if progress is not None:
                 progress(len(done), len(wanted), shape)
 
-            writer.writerow([_name(shape), *bench.measure(shape, repeats)])
+            writer.writerow([shape.label, *bench.measure(shape, repeats)])
             file.flush()
             done.add(shape)
 
@@ -205,11 +184,6 @@ def _device(engine: Any) -> str | None:
         return str(import_module("torch").cuda.get_device_name())  # vLLM has it
 
     return "cpu" if kind == "cpu" else None
-
-
-def _name(shape: Shape) -> str:
-    prefills = f"{shape.prefills}*{shape.chunk}/{shape.cached}"
-    return f"{prefills}+{shape.decodes}x{shape.kv}"
 
 
 def _measured(table: Path) -> set[Shape]:
@@ -232,16 +206,14 @@ def _measured(table: Path) -> set[Shape]:
 def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
     """Check that a profile that goes on is one of the same model and options."""
     for name, mine in about.items():
-        file = folder / name
-        theirs = read_object(file, "that of the profile")
-        differ = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
-
-        if differ:
-            key = differ[0]
-            raise InputError(
-                f"{file}: {key}: found {mine.get(key)!r} for a profile of {theirs.get(key)!r}; "
-                "expected the same model and options, or another folder"
-            )
+        theirs = read_object(folder / name, "that of the profile")
+        for key in {**theirs, **mine}:
+            if theirs.get(key) != mine.get(key):
+                found = f"found {mine.get(key)!r} for a profile of {theirs.get(key)!r}"
+                raise InputError(
+                    f"{folder / name}: {key}: {found}; expected the same model and options, or "
+                    "another folder"
+                )
 
 
 class _Bench:
@@ -250,20 +222,16 @@ class _Bench:
     def __init__(self, engine: Any, generator: np.random.Generator) -> None:
         self.engine, self.generator = engine, generator
         self.produced: dict[str, int] = {}
-        self.names = (f"r{k}" for k in range(10**9))
+        self.numbers = count()
 
     def measure(self, shape: Shape, repeats: int) -> list[float]:
         """Return the columns of a batch: its content, median time, spread and repetitions."""
-        steps = list(
-            self._decodes(shape, repeats) if shape.decodes else self._alone(shape, repeats)
-        )
-        times = [1e6 * seconds for seconds, _ in steps[1:]]
-        kv = round(sum(held for _, held in steps[1:]) / len(times))
-        spread = max(times) - min(times)
-        prefills = shape.prefills if shape.chunk else 0
-
-        return [prefills, shape.chunk, shape.cached, shape.decodes, kv, round(median(times), 1),
-                round(spread, 1), len(times)]  # fmt: skip
+        run = self._decodes if shape.decodes else self._alone
+        _, *steps = run(shape, repeats)
+        times = [1e6 * seconds for seconds, _ in steps]
+        kv = round(sum(held for _, held in steps) / len(steps))
+        batch = (shape.prefilling, shape.chunk, shape.cached, shape.decodes, kv)
+        return [*batch, round(median(times), 1), round(max(times) - min(times), 1), len(times)]
 
     def _alone(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
         for _ in range(repeats + 1):
@@ -272,7 +240,7 @@ class _Bench:
             while not self.produced[names[0]]:
                 seconds = self._step()  # the last one has the chunk
 
-            self._whole(shape, names)
+            self._check_together(shape, names)
             self._clear()
             yield seconds, 0.0
 
@@ -281,44 +249,34 @@ class _Bench:
         while not all(self.produced[name] for name in running):
             self._step()
         for _ in range(repeats + 1):
-            held = sum(shape.kv + self.produced[name] - 1 for name in running) / len(running)
-            more = shape.prefills if shape.chunk else 0
-            others = [self._add(shape.chunk, 1) for _ in range(more)]
             before = sum(self.produced[name] for name in running)
+            held = (shape.decodes * (shape.kv - 1) + before) / shape.decodes
+            others = [self._add(shape.chunk, 1) for _ in range(shape.prefilling)]
             seconds = self._step()
             ran = sum(self.produced[name] for name in running) - before
-
             if ran != shape.decodes:
                 raise InputError(
                     f"profile: found {ran} decodes in a batch; expected the {shape.decodes} of "
-                    f"{_name(shape)}"
+                    f"{shape.label}"
                 )
 
-            self._whole(shape, others)
+            self._check_together(shape, others)
             yield seconds, held
 
         self._clear()
 
-    def _whole(self, shape: Shape, names: list[str]) -> None:
+    def _check_together(self, shape: Shape, names: list[str]) -> None:
         """Check that prompts were prefilled in one batch."""
         if not all(self.produced[name] for name in names):
             raise InputError(
-                f"profile: found prompts of {_name(shape)} in several batches; expected one"
+                f"profile: found prompts of {shape.label} in several batches; expected one"
             )
 
     def _add(self, prompt: int, output: int) -> str:
-        from vllm import SamplingParams
-
-        limit = self.engine.model_config.max_model_len - prompt
-        name = next(self.names)
-        config = self.engine.model_config
+        config, name = self.engine.model_config, f"r{next(self.numbers)}"
         tokens = self.generator.integers(FIRST_ID, config.get_vocab_size(), prompt).tolist()
-        exact = SamplingParams(
-            max_tokens=min(output, limit), ignore_eos=True, detokenize=False, temperature=0
-        )
         self.produced[name] = 0
-        self.engine.add_request(name, {"prompt_token_ids": tokens}, exact)
-
+        submit(self.engine, name, tokens, min(output, config.max_model_len - prompt))
         return name
 
     def _step(self) -> float:
@@ -334,7 +292,5 @@ class _Bench:
 
     def _clear(self) -> None:
         self.engine.abort_request(list(self.produced))
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
-
+        drain(self.engine)
         self.produced.clear()

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from optsched.engines.recorder import Recorder
 from optsched.engines.sending import TIMEOUT_S, VOCABULARY, Progress, Sending
 from optsched.files.exchange import LINE_BYTES, Exchange, lines, whole
 from optsched.files.measured import Measured
@@ -34,15 +33,13 @@ _NAME = 200
 class Engine(Protocol):
     """What serves requests and notes when their tokens come: see `connect`."""
 
-    def serve(self, sending: Sending, progress: Progress | None, stop: threading.Event) -> Measured:
-        """Serve requests at their arrivals, until all have ended or ``stop`` is set.
+    def serve(self, sending: Sending) -> Measured:
+        """Serve requests at their arrivals, until all have ended or ``sending.stop`` is set.
 
         Parameters
         ----------
         sending : Sending
-        progress : callable or None
-            See `Progress`.
-        stop : threading.Event
+            What is sent, and told of tokens and ends.
 
         Returns
         -------
@@ -78,19 +75,16 @@ def connect(
     """
     if address.startswith("vllm:"):
         if model is not None:
-            raise UsageError(
-                f"model: found {model!r} with vLLM in this process; expected it with a server only"
-            )
+            found = f"model: found {model!r} with vLLM in this process"
+            raise UsageError(f"{found}; expected it with a server only")
 
         from optsched.engines.in_process import InProcess
 
         return InProcess(address.removeprefix("vllm:"), options or {})
 
     if options:
-        raise UsageError(
-            f"options: found {', '.join(options)} with a server; expected them with vllm:FOLDER "
-            "only"
-        )
+        found = f"options: found {', '.join(options)} with a server"
+        raise UsageError(f"{found}; expected them with vllm:FOLDER only")
 
     return _Server(address, model)
 
@@ -147,11 +141,12 @@ def replay(
     InputError
         The engine cannot be reached, or an argument is out of range.
     """
-    sending = Sending(instance, priority, timeout_s, vocabulary, seed)
+    events = (progress, stop or threading.Event())
+    sending = Sending(instance, priority, timeout_s, vocabulary, seed, *events)
     if isinstance(engine, str):
         engine = connect(engine, model=model, options=options)
 
-    return engine.serve(sending, progress, stop or threading.Event())
+    return engine.serve(sending)
 
 
 class _Server:
@@ -166,76 +161,68 @@ class _Server:
             parts = urlsplit("")
 
         if parts.scheme not in ("http", "https") or not self.host:
-            raise InputError(
-                f"engine: found {address!r}; expected http://HOST:PORT, https://HOST:PORT or "
-                "vllm:FOLDER"
-            )
+            ways = "http://HOST:PORT, https://HOST:PORT or vllm:FOLDER"
+            raise InputError(f"engine: found {address!r}; expected {ways}")
 
         self.secure = parts.scheme == "https"
         self.path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
-        self.model = model or self.first_model()
+        self.model = model or self._first_model()
 
-    def serve(self, sending: Sending, progress: Progress | None, stop: threading.Event) -> Measured:
+    def serve(self, sending: Sending) -> Measured:
         """See `Engine.serve`. Each request has a thread."""
-        recorder = Recorder(sending.instance, progress)
+        sending.begin()
+        stop = sending.stop
         sent: list[tuple[int, float, threading.Thread]] = []
         for request in sending.order:
-            if stop.wait(max(0.0, recorder.due[request] - recorder.now())):
+            if stop.wait(max(0.0, sending.due[request] - sending.now())):
                 break
 
             body = self._body(sending, request)
-            now = recorder.now()
-            recorder.late_s = max(recorder.late_s, now - recorder.due[request])
-            work = threading.Thread(
-                target=_ask, args=(self, request, body, sending.timeout_s, recorder), daemon=True
-            )
+            until = sending.sent(request) + sending.timeout_s + _GRACE_S
+            work = threading.Thread(target=self._ask, args=(sending, request, body), daemon=True)
             work.start()
-            sent.append((request, now + sending.timeout_s + _GRACE_S, work))
+            sent.append((request, until, work))
 
         # Names of hosts may be looked up and several addresses tried for longer than the timeout,
         # where nobody can break off, so that the wait has an end of its own.
         for request, until, work in sent:
-            while work.is_alive() and not stop.is_set() and recorder.now() < until:
+            while work.is_alive() and not stop.is_set() and sending.now() < until:
                 work.join(0.1)
             if not stop.is_set():
-                recorder.end(request, error=_too_late(sending.timeout_s))
+                sending.end(request, error=sending.late)
 
-        return recorder.measured(self.model)
+        return sending.measured(self.model)
 
     def _body(self, sending: Sending, request: int) -> dict[str, Any]:
         output = int(sending.instance.output_tokens[request])
-        body = {
-            "model": self.model, "prompt": sending.prompt(request), "temperature": 0,
-            "ignore_eos": True, "max_tokens": output, "min_tokens": output,
-            "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        body = {"model": self.model, "prompt": sending.prompt(request), "temperature": 0}
+        body |= {"ignore_eos": True, "max_tokens": output, "min_tokens": output}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         if sending.priority is not None:
             body["priority"] = int(sending.priority[request])
-        if told := sending.told(request):
-            body["vllm_xargs"] = told
+        if predicted := sending.predicted(request):
+            body["vllm_xargs"] = predicted
 
         return body
 
-    def open(self, timeout_s: float, max_bytes: int) -> Exchange:
+    def _open(self, timeout_s: float, max_bytes: int) -> Exchange:
         """Connect for one request."""
         assert self.host is not None
         return Exchange(self.secure, self.host, self.port, timeout_s=timeout_s, max_bytes=max_bytes)
 
-    def first_model(self) -> str:
+    def _first_model(self) -> str:
         """Return the name of the first model that the server lists."""
-        expected = "expected an OpenAI-compatible server"
+        expected, path = "expected an OpenAI-compatible server", f"{self.path}/models"
         try:
-            with self.open(_LIST_S, 2 * LINE_BYTES) as exchange:
-                answer = exchange.answer("GET", f"{self.path}/models")
+            with self._open(_LIST_S, 2 * LINE_BYTES) as exchange:
+                answer = exchange.answer("GET", path)
                 status, body = answer.status, whole(answer)
         except (InputError, OSError, http.client.HTTPException, UnicodeError) as error:
             words = str(error) or type(error).__name__
             raise InputError(f"{self.address}: found no answer ({words}); {expected}") from None
 
         if status != 200:
-            raise InputError(
-                f"{self.address}: found status {status} for {self.path}/models; {expected}"
-            )
+            raise InputError(f"{self.address}: found status {status} for {path}; {expected}")
 
         try:
             name = parse_json(body.decode())["data"][0]["id"]
@@ -248,10 +235,36 @@ class _Server:
 
         return name
 
-    def stream(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+    def _ask(self, sending: Sending, request: int, body: Mapping[str, Any]) -> None:
+        """Send one request, and note its tokens and its end."""
+        tokens = 0
+        try:
+            for event in self._events(body, sending.timeout_s):
+                if event.get("error"):
+                    raise InputError(f"failed: {json.dumps(event['error'])[:300]}")
+                if event.get("choices"):
+                    sending.token(request)
+                    tokens += 1
+                if usage := event.get("usage"):
+                    counted = usage.get("completion_tokens") if isinstance(usage, dict) else usage
+                    if type(counted) is not int or counted < 0:
+                        found = f"broke off: completion_tokens: found {str(counted)[:40]}"
+                        raise InputError(f"{found}; expected an integer >= 0")
+
+                    tokens = counted
+
+            sending.end(request, tokens)
+        except TimeoutError:
+            sending.end(request, error=sending.late)
+        except InputError as error:
+            sending.end(request, error=str(error))
+        except Exception as error:  # whatever a server answers ends one request only
+            sending.end(request, error=f"broke off: {error or type(error).__name__}")
+
+    def _events(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed completion, until its end or the timeout."""
         allowed = LINE_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
-        with self.open(timeout_s, allowed) as exchange:
+        with self._open(timeout_s, allowed) as exchange:
             head = {"Content-Type": "application/json", "Accept": "text/event-stream"}
             answer = exchange.answer("POST", f"{self.path}/completions", json.dumps(body), head)
             if answer.status != 200:
@@ -259,60 +272,19 @@ class _Server:
                 raise InputError(f"refused with status {answer.status}: {text}")
 
             for line in lines(answer):
-                if line.startswith(b"data:"):
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        return
+                if not line.startswith(b"data:"):
+                    continue
 
-                    yield _event(data)
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
 
+                try:
+                    event = parse_json(data.decode())
+                except InputError as error:
+                    raise InputError(f"broke off: {error}") from None
 
-def _ask(
-    server: _Server, request: int, body: Mapping[str, Any], timeout_s: float, recorder: Recorder
-) -> None:
-    """Send one request, and record its tokens and its end."""
-    tokens = 0
-    try:
-        for event in server.stream(body, timeout_s):
-            if event.get("error"):
-                raise InputError(f"failed: {json.dumps(event['error'])[:300]}")
-            if event.get("choices"):
-                recorder.token(request)
-                tokens += 1
+                if not isinstance(event, dict):
+                    raise InputError("broke off: found no event; expected a JSON object")
 
-            if event.get("usage"):
-                tokens = _count(event["usage"])
-
-        recorder.end(request, tokens)
-    except TimeoutError:
-        recorder.end(request, error=_too_late(timeout_s))
-    except InputError as error:
-        recorder.end(request, error=str(error))
-    except Exception as error:  # whatever a server answers ends one request only
-        recorder.end(request, error=f"broke off: {error or type(error).__name__}")
-
-
-def _event(data: bytes) -> dict[str, Any]:
-    try:
-        event = parse_json(data.decode())
-    except InputError as error:
-        raise InputError(f"broke off: {error}") from None
-
-    if not isinstance(event, dict):
-        raise InputError("broke off: found no event; expected a JSON object")
-
-    return event
-
-
-def _count(usage: Any) -> int:
-    found = usage.get("completion_tokens") if isinstance(usage, dict) else usage
-    if type(found) is not int or found < 0:
-        raise InputError(
-            f"broke off: completion_tokens: found {str(found)[:40]}; expected an integer >= 0"
-        )
-
-    return found
-
-
-def _too_late(timeout_s: float) -> str:
-    return f"no end within {timeout_s:g} s"
+                yield event

@@ -1,12 +1,16 @@
-"""The requests of an instance as they are sent to a real engine."""
+"""The requests of an instance as they are sent to a real engine, and when their tokens came."""
 
 from __future__ import annotations
 
+import threading
+import time
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 
@@ -16,22 +20,18 @@ FIRST_ID, VOCABULARY = 100, 10_000
 """Token ids of prompts are at least the first and, by default, less than the second."""
 PREDICTED = "predicted_output_tokens"
 """What an instance's predictions are called where they are sent: ``SamplingParams.extra_args``."""
+_LATE_S = 0.1
+"""Requests that are sent later than this make a warning."""
 
 Progress = Callable[[int, int], None]
 """``progress(ended, failed)`` is called whenever a request ends."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Sending:
-    """The requests of an instance, as they are sent.
+    """The requests of an instance as they are sent, and when their tokens came.
 
-    Parameters
-    ----------
-    instance : Instance
-    priority : sequence of int, optional
-        See `optsched.engines.replay.replay`, as for the other parameters.
-    timeout_s : float
-    vocabulary, seed : int
+    The parameters are those of `optsched.engines.replay.replay`. Times are seconds since `begin`.
     """
 
     instance: Instance
@@ -39,21 +39,28 @@ class Sending:
     timeout_s: float = TIMEOUT_S
     vocabulary: int = VOCABULARY
     seed: int = 0
+    progress: Progress | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        n, ids = self.instance.n, self.vocabulary
         if self.instance.in_rounds:
             raise UsageError("replay: found an instance in rounds; expected one in seconds")
         if not self.timeout_s > 0:
             raise InputError(f"timeout: found {self.timeout_s!r}; expected seconds > 0")
-        if self.vocabulary <= FIRST_ID:
-            raise InputError(
-                f"vocabulary: found {self.vocabulary!r}; expected more than {FIRST_ID}"
-            )
+        if ids <= FIRST_ID:
+            raise InputError(f"vocabulary: found {ids!r}; expected more than {FIRST_ID}")
+        if self.priority is not None and len(self.priority) != n:
+            raise InputError(f"priority: found {len(self.priority)} values; expected {n}")
 
-        if self.priority is not None and len(self.priority) != self.instance.n:
-            raise InputError(
-                f"priority: found {len(self.priority)} values; expected {self.instance.n}"
-            )
+        self.due: list[float] = self.instance.release.tolist()
+        self.late = f"no end within {self.timeout_s:g} s"
+        self.errors: dict[int, str] = {}
+        self._first, self._last = np.full(n, np.nan), np.full(n, np.nan)
+        self._delay_s = 0.0
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+        self.begin()
 
     @property
     def order(self) -> list[int]:
@@ -68,9 +75,66 @@ class Sending:
         found: list[int] = generator.integers(FIRST_ID, self.vocabulary, size).tolist()
         return found
 
-    def told(self, request: int) -> dict[str, int]:
+    def predicted(self, request: int) -> dict[str, int]:
         """Return what the engine is told of a request's output: its prediction, if it has one."""
         if self.instance.predicted is None:
             return {}
 
         return {PREDICTED: round(float(self.instance.predicted[request]))}
+
+    def begin(self) -> None:
+        """Let the replay begin now."""
+        self._began = time.perf_counter()
+
+    def now(self) -> float:
+        """Return the seconds since the replay began."""
+        return time.perf_counter() - self._began
+
+    def sent(self, request: int) -> float:
+        """Note that a request is sent now, and return the time."""
+        now = self.now()
+        self._delay_s = max(self._delay_s, now - self.due[request])
+        return now
+
+    def token(self, request: int) -> None:
+        """Note that some token of a request has come."""
+        self._last[request] = now = self.now()
+        if np.isnan(self._first[request]):
+            self._first[request] = now
+
+    def end(self, request: int, tokens: int | None = None, error: str | None = None) -> None:
+        """Note that a request has ended, with so many tokens or with an error."""
+        wanted = int(self.instance.output_tokens[request])
+        if error is None and tokens != wanted:
+            error = f"answered with {tokens} of {wanted} tokens"
+        if error is None and np.isnan(self._first[request]):
+            error = f"found {tokens} tokens at once; expected a stream of tokens"
+        with self._lock:
+            if request in self._ended:
+                return
+
+            self._ended.add(request)
+            if error is not None:
+                # A server's words may hold sequences that a terminal obeys.
+                words = " ".join(error.split())
+                self.errors[request] = "".join(c if c.isprintable() else "?" for c in words)
+
+            ended, failed = len(self._ended), len(self.errors)
+
+        if self.progress is not None:
+            self.progress(ended, failed)
+
+    def measured(self, name: str) -> Measured:
+        """Return what was measured; requests that have not ended have an error."""
+        for request in range(self.instance.n):
+            self.end(request, error="interrupted")
+        if self._delay_s > _LATE_S:
+            warnings.warn(f"requests were sent up to {self._delay_s:.2g} s late", stacklevel=3)
+
+        return Measured(
+            latency=self._last - self.due,
+            ttft=self._first - self.due,
+            name=name,
+            instance_sha256=self.instance.sha256,
+            errors=dict(self.errors),
+        )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,52 +41,35 @@ TESTED = ("0.32.0",)
 """The versions of vLLM that this module was tested with."""
 
 
+@dataclass(eq=False)
 class Desk:
     """What a policy that is asked batch by batch is told of a server's requests.
 
     Requests are numbered as they come. Nothing is known of their outputs but predictions.
-
-    Parameters
-    ----------
-    policy : Rules or Policy
-        What is asked: rules, or an object with ``batch(view)``.
-    cost : CostModel
-        Batch times, for policies that use them.
-    kv_capacity, kv_block_tokens : int
-        KV tokens of the server, and of a block.
-    limits : Limits
-        Max tokens and requests of a step.
-    chunked : bool
-        Whether prefills may be split.
-    seed : int
-        Seed of random decisions.
+    `policy`: rules, or an object with ``batch(view)``.
+    `kv_capacity`, `kv_block_tokens`: KV tokens of the server, and of a block.
+    `limits`, `chunked`: max tokens and requests of a step, and whether prefills may be split.
     """
 
-    def __init__(
-        self,
-        policy: Scheduler,
-        cost: CostModel,
-        kv_capacity: int,
-        kv_block_tokens: int,
-        limits: Limits,
-        *,
-        chunked: bool = True,
-        seed: int = 0,
-    ) -> None:
-        if not isinstance(policy, Rules) and not callable(getattr(policy, "batch", None)):
-            raise UsageError(
-                f"policy: found {type(policy).__name__}, which runs as a whole; expected Rules or "
-                "an object with batch(view)"
-            )
+    policy: Scheduler
+    cost: CostModel
+    kv_capacity: int
+    kv_block_tokens: int
+    limits: Limits
+    chunked: bool = True
+    seed: int = 0
+    arrival: list[float] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    predicted: list[int] = field(default_factory=list)
 
-        self.policy, self.cost = policy, cost
-        self.kv_capacity = kv_capacity - kv_capacity % kv_block_tokens
-        self.block, self.limits, self.chunked = kv_block_tokens, limits, chunked
-        self.generator = np.random.default_rng(seed)
-        self.arrival: list[float] = []
-        self.prompt: list[int] = []
-        self.predicted: list[int] = []
-        self.asked: Any = policy
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, Rules) and not callable(getattr(self.policy, "batch", None)):
+            found = f"policy: found {type(self.policy).__name__}, which runs as a whole"
+            raise UsageError(f"{found}; expected Rules or an object with batch(view)")
+
+        self.kv_capacity -= self.kv_capacity % self.kv_block_tokens
+        self.generator = np.random.default_rng(self.seed)
+        self.asked: Any = self.policy
         self.told = 0  # requests that rules have been told of
 
     def add(self, arrival: float, prompt: int, predicted: float) -> int:
@@ -105,13 +89,14 @@ class Desk:
         decoding: NDArray[np.bool_],
     ) -> Batch:
         """Ask the policy for the next batch."""
-        prompt, predicted = np.array(self.prompt), np.array(self.predicted)
+        arrival, prompt = np.array(self.arrival), np.array(self.prompt)
+        predicted = np.array(self.predicted)
         if isinstance(self.policy, Rules) and self.told < len(prompt):
             known = Instance(
-                np.array(self.arrival), prompt, predicted, self.kv_capacity, "second", "cached",
-                self.limits, kv_block_tokens=self.block,
+                *(arrival, prompt, predicted, self.kv_capacity, "second", "cached", self.limits),
+                kv_block_tokens=self.kv_block_tokens,
                 chunked_prefill=None if self.chunked else False,
-            )  # fmt: skip
+            )
             if self.told:
                 self.asked.learn(known)
             else:
@@ -120,12 +105,7 @@ class Desk:
             self.told = len(prompt)
 
         view = View(
-            now=now,
-            waiting=waiting,
-            running=running,
-            arrival=np.array(self.arrival),
-            prompt_tokens=prompt,
-            predicted=predicted,
+            *(now, waiting, running, arrival, prompt, predicted),
             remaining=np.maximum(1.0, predicted - generated),
             generated=generated,
             cached=cached,
@@ -138,7 +118,7 @@ class Desk:
             evict_mode="recompute",
             generator=self.generator,
             cost=self.cost,
-            kv_block_tokens=self.block,
+            kv_block_tokens=self.kv_block_tokens,
         )
         answer = self.asked.batch(view)
         if not isinstance(answer, Batch):
@@ -173,17 +153,14 @@ class _Decides(_Base):
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
         wrong = _refused(vllm_config)
         if wrong is not None:
-            raise UsageError(
-                f"optsched.engines.vllm: found {wrong}; expected a configuration without"
-            )
+            found = f"optsched.engines.vllm: found {wrong}"
+            raise UsageError(f"{found}; expected a configuration without")
 
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:
-            raise UsageError(
-                f"additional_config.optsched: found {config!r:.80}; expected a policy, as in "
-                '{"policy": "fcfs"}'
-            )
+            found = f"additional_config.optsched: found {config!r:.80}"
+            raise UsageError(f'{found}; expected a policy, as in {{"policy": "fcfs"}}')
 
         settings, model = self.scheduler_config, config.get("cost_model")
         self._desk = Desk(
@@ -220,12 +197,9 @@ class _Decides(_Base):
         from vllm.v1.request import RequestStatus
 
         place, known = self._number, self._known
+        queued = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         running = [place[r.request_id] for r in self.running]
-        waiting = [
-            place[r.request_id]
-            for r in self.waiting
-            if r.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        ]
+        waiting = [place[r.request_id] for r in self.waiting if r.status in queued]
         if not running and not waiting:
             return Batch()
 
@@ -236,12 +210,9 @@ class _Decides(_Base):
         cached[alive] = [known[i].num_computed_tokens for i in alive]
         decoding[running] = [not known[i].is_prefill_chunk for i in running]
 
-        return self._desk.ask(
-            time.time(),
-            sorted(waiting, key=self._turns.__getitem__),
-            sorted(running, key=lambda i: (self._desk.arrival[i], i)),
-            generated, cached, decoding,
-        )  # fmt: skip
+        waiting.sort(key=self._turns.__getitem__)
+        running.sort(key=lambda i: (self._desk.arrival[i], i))
+        return self._desk.ask(time.time(), waiting, running, generated, cached, decoding)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Return what the next step processes."""
@@ -257,9 +228,7 @@ class _Decides(_Base):
             self._preempt_request(request, time.monotonic())
             self._waits(i)
 
-        fresh: list[Any] = []
-        resumed: list[Any] = []
-        old: list[Any] = []
+        fresh, resumed, old = list[Any](), list[Any](), list[Any]()
         blocks: dict[str, Any] = {}
         tokens: dict[str, int] = {}
         left = self.max_num_scheduled_tokens
@@ -299,14 +268,12 @@ class _Decides(_Base):
         if self.use_v2_model_runner:
             fresh, resumed = [*fresh, *resumed], []
 
-        known = [
-            NewRequestData.from_request(
-                r, blocks[r.request_id].get_block_ids(),
-                *((r._all_token_ids,) if self.use_v2_model_runner else ()),
-                uses_mrope=self.model_uses_mrope,
-            )
-            for r in fresh
-        ]  # fmt: skip
+        known, mrope = [], self.model_uses_mrope
+        for r in fresh:
+            tokens_too = (r._all_token_ids,) if self.use_v2_model_runner else ()
+            mine = (r, blocks[r.request_id].get_block_ids(), *tokens_too)
+            known.append(NewRequestData.from_request(*mine, uses_mrope=mrope))
+
         cached = self._make_cached_request_data(old, resumed, tokens, {}, blocks)
         if not self.use_v2_model_runner:
             self.prev_step_scheduled_req_ids.clear()
@@ -338,10 +305,8 @@ def _scheduler_class() -> type:
 
     version = str(vllm.__version__).partition("+")[0]
     if version not in TESTED:
-        warnings.warn(
-            f"optsched.engines.vllm: found vLLM {version}; tested with {', '.join(TESTED)}",
-            stacklevel=3,
-        )
+        words = f"found vLLM {version}; tested with {', '.join(TESTED)}"
+        warnings.warn(f"optsched.engines.vllm: {words}", stacklevel=3)
 
     return type("PolicyScheduler", (_Decides, Base), {"__module__": __name__})
 

@@ -1,4 +1,4 @@
-"""Measured times of operators from public profiles, of four kinds.
+"""Measured times of operators from public profiles, of several kinds.
 
 Each source has a reader in a file of its own. It recognises its files in a folder, checks every
 row against the peaks of the device, and returns `Table` objects that say what each row's batch
@@ -9,70 +9,59 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from optsched.costs.architectures import same_architecture
 from optsched.costs.devices import Device, device, devices_named
 from optsched.costs.profiles.aiconfigurator import read_aiconfigurator
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.llmservingsim import read_llmservingsim
-from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, read_splitwise, splitwise_rows
+from optsched.costs.profiles.splitwise import read_splitwise
 from optsched.costs.profiles.steps import read_steps
-from optsched.costs.profiles.tables import COLUMN, Profile, Rejected, Table
-from optsched.costs.profiles.vidur import LAYER_OPERATORS, read_vidur
+from optsched.costs.profiles.tables import Profile
+from optsched.costs.profiles.vidur import read_vidur
 from optsched.problem.errors import InputError
 
-__all__ = [
-    "COLUMN", "LAYER_OPERATORS", "SPLITWISE_TOKENS", "Profile", "Rejected", "Table",
-    "read_profile", "splitwise_rows",
-]  # fmt: skip
+READERS = (read_llmservingsim, read_steps, read_vidur, read_splitwise, read_aiconfigurator)
 
 
-def read_profile(
-    folder: str | Path,
-    *,
-    model: str | None = None,
-    tensor_parallel: int | None = None,
-    hardware: str | Device | None = None,
-    link_gb_s: float | None = None,
-    only: Mapping[str, str] | None = None,
-) -> Profile:
+class Asked(TypedDict, total=False):
+    """What a profile is asked to be; what is left out or None, the files say."""
+
+    model: str | None
+    tensor_parallel: int | None
+    hardware: str | Device | None
+    link_gb_s: float | None
+    only: Mapping[str, str] | None
+
+
+def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
     """Read the profiles in a folder.
 
     `folder`: a folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
     Splitwise's ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et al.
     2026), or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). If a folder
     inside it has the name of ``model``, that one is read. AIConfigurator's tables may lie in
-    folders inside it.
-    `model`: name of the model, or its config.json. By default it is the one that the files name;
-    Vidur's profiles name it by their folder, and AIConfigurator's do not name it.
-    `tensor_parallel`: degree of tensor parallelism of the rows to read, >= 1. The default is the
-    file's only one, or 1, and for LLMServingSim that of the run beside the profile, or else the
-    profiled one.
-    `hardware`: device that was profiled. No row may be faster than its peaks allow. By default it
-    is the one that the files name, or the folder, or else `DEFAULT_DEVICE`, which the notes say.
+    folders inside it. What is asked is documented at `optsched.costs.fit.fit`.
     """
-    asked = hardware if isinstance(hardware, str) and len(devices_named(hardware)) > 1 else ""
-    peak = device(hardware) if isinstance(hardware, str) and not asked else None
-    if isinstance(hardware, Device):
-        peak = hardware
+    model, degree = asked.get("model"), asked.get("tensor_parallel")
+    peak, several = asked.get("hardware"), ""
+    if isinstance(peak, str):
+        name = peak
+        several = name if len(devices_named(name)) > 1 else ""
+        peak = None if several else device(name)
 
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected a folder of profiles")
-    if tensor_parallel is not None and tensor_parallel < 1:
-        raise InputError(f"tensor_parallel: found {tensor_parallel!r}; expected an integer >= 1")
+    if degree is not None and degree < 1:
+        raise InputError(f"tensor_parallel: found {degree!r}; expected an integer >= 1")
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
 
-    claim = Claim(model, tensor_parallel, peak, asked, link_gb_s, only or {})
-    for reader in (
-        read_llmservingsim,
-        read_steps,
-        read_vidur,
-        read_splitwise,
-        read_aiconfigurator,
-    ):
+    claim = Claim(model, degree, peak, several, asked.get("link_gb_s"), asked.get("only") or {})
+    for reader in READERS:
         found = reader(path, claim)
         if found is not None:
             claim.check_only(path)

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.architectures import BYTES
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
     Measurements,
     Profile,
-    Rejected,
     Table,
-    Terms,
-    attention_flops,
     decode_table,
-    read_table,
+    layer_table,
+    prefill_table,
 )
 from optsched.problem.errors import InputError
 
@@ -31,18 +29,18 @@ _PART = {
     "attention of prefills": "context_attention",
 }
 """The kind of table that has each part of a model."""
-_HEADS = (
-    "batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype",
-    "latency",
-)  # fmt: skip
+_PRODUCTS = ("m", "n", "k", "gemm_dtype", "latency")
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+_BATCH = ("batch_size", "isl", "step", *_HEADS, "attn_dtype", "latency")
+_OTHER_LAYERS = re.compile("moe|expert|grouped|encoder|wideep")
+"""Tables of products of experts and attention of encoders, which are other kinds of layers."""
 
 
 def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
     """Return the profile of one model from a folder, or None if it has no tables of this kind.
 
     The repository sorts its tables into folders by kind, framework and version within a device's
-    folder, so they are searched for in all folders of ``path``. InputError: no model is named,
-    tables are missing, or no row has its heads; or as for `read_profile`.
+    folder, so they are searched for in all folders of ``path``.
     """
     files = _files(path, claim)
     if not files:
@@ -52,36 +50,27 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
 
-    shape, degree = claim.shape(path), claim.degree or 1
-    claim.degree = degree
+    shape = claim.find_shape(path)
+    claim.degree = degree = claim.degree or 1
     shape.check_degree(degree)
-    heads = {
-        "num_heads": shape.heads // degree,
-        "num_key_value_heads": max(1, shape.kv_heads // degree),
-        "head_dim": shape.head_size,
-    }
+    sizes = (shape.heads // degree, max(1, shape.kv_heads // degree), shape.head_size)
+    heads = dict(zip(_HEADS, sizes, strict=True))
     frames = {}
-
     for kind in (one for one in _PART.values() if one in files):
-        file = files[kind]
-        needed = ("m", "n", "k", "gemm_dtype", "latency") if kind == "gemm" else _HEADS
-        rows = read_table(file, needed)
-        exact: dict[str, Any] = {"op_name": kind} if kind == "gemm" else {"op_name": kind, **heads}
+        exact: dict[str, Any] = {"op_name": kind} | ({} if kind == "gemm" else heads)
         if kind == "context_attention":
             exact["step"] = 0  # with cached KV a prefill has another term
 
-        frames[kind] = claim.select(file, rows, exact=exact, known=needed)
+        needed = _PRODUCTS if kind == "gemm" else _BATCH
+        frames[files[kind]] = claim.read(files[kind], needed, exact=exact)
 
-    peak = claim.peak(path)
-    rejected: list[Rejected] = []
-    tables = [
-        _READERS[kind](Measurements(files[kind], frame, peak, rejected), shape, degree)
-        for kind, frame in frames.items()
-    ]
+    readers = {"gemm": _gemm, "generation_attention": _decode, "context_attention": _prefill}
+    kinds = {file: kind for kind, file in files.items()}
+    tables = [readers[kinds[rows.path]](rows) for rows in claim.measured(path, frames)]
     claim.notes.append("the layer is its four matrix products; norms and activations are missing")
     places = {part: f"a table {kind}_perf in a folder of {path}" for part, kind in _PART.items()}
 
-    return claim.profile("aiconfigurator", shape, tables, places, rejected)
+    return claim.profile("aiconfigurator", tables, places)
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:
@@ -92,15 +81,12 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
     sets: dict[tuple[str, ...], dict[str, Path]] = {}
     for file in sorted(path.rglob("*_perf.*")):
         kind = next((k for k in _PART.values() if re.search(rf"(^|_){k}_perf$", file.stem)), None)
-        if kind is None or file.suffix not in (".parquet", ".txt", ".csv"):
+        readable = file.suffix in (".parquet", ".txt", ".csv")
+        if kind is None or not readable or _OTHER_LAYERS.search(file.stem):
             continue
-        if re.search("moe|expert|grouped|encoder|wideep", file.stem):
-            continue  # products of experts and attention of encoders are other kinds of layers
 
-        place = tuple(
-            p for p in file.relative_to(path).parts[:-1] if p not in ("gemm", "attention")
-        )
-        own = sets.setdefault(place, {})
+        folders = file.relative_to(path).parts[:-1]
+        own = sets.setdefault(tuple(p for p in folders if p not in ("gemm", "attention")), {})
         if kind in own and own[kind].stem != file.stem:
             raise InputError(f"{file}: found beside {own[kind].name}; expected one {kind} table")
         if kind not in own or file.suffix == ".parquet":  # older versions are text as well
@@ -126,33 +112,21 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
     )
 
 
-def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
+def _decode(rows: Measurements) -> Table:
     m = rows.numbers("isl", 1) + rows.numbers("step")
-    return decode_table(rows, "latency", rows.numbers("batch_size", 1), m, shape, degree)
+    return decode_table(rows, "latency", rows.numbers("batch_size", 1), m)
 
 
-def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    n, c, measured = rows.numbers("batch_size", 1), rows.numbers("isl", 1), rows.times("latency")
-    good = rows.possible(
-        "latency", measured, n * attention_flops(shape, c, 0.0, degree),
-        n * c * shape.layer_kv_bytes / degree,
-    )  # fmt: skip
-    n, c = n[good], c[good]
+def _prefill(rows: Measurements) -> Table:
+    n, c = rows.numbers("batch_size", 1), rows.numbers("isl", 1)
+    limits = {"max_prefill_chunk_tokens": c, "max_batch_tokens": n * c}
     # Without cached KV the cross term does not show. By the arithmetic it is twice the square,
     # c m pairs against c^2 / 2, so the two are fitted as one.
-    return Table.of(
-        "prefill",
-        measured[good],
-        {
-            "prefill_square": n * c**2, "prefill_token": n * c, "prefill_request": n,
-            "prefill_base": 1,
-        },
-        ladders={"min_prefill_chunk_tokens": c},
-        limits={"max_prefill_chunk_tokens": c, "max_batch_tokens": n * c},
-    )  # fmt: skip
+    terms = ("prefill_square", "prefill_token", "prefill_request", "prefill_base")
+    return prefill_table(rows, "latency", (n, c, 0.0), terms, limits)
 
 
-def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
+def _gemm(rows: Measurements) -> Table:
     """Return the table of layers: the sum of a layer's four matrix products.
 
     Shapes between the measured ones are interpolated. The time per weight varies slowly over the
@@ -162,6 +136,7 @@ def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
     measured = rows.times("latency")
     good = rows.possible("latency", measured, 2 * m * n * k, BYTES * (m * k + n * k + m * n))
     frame = rows.frame[good].assign(each=(measured / (n * k))[good])
+    shape, degree = rows.shape, rows.degree
     kv = max(shape.kv_heads / degree, 1) * shape.head_size
     products = (
         (shape.attention_width / degree + 2 * kv, shape.hidden),
@@ -170,23 +145,16 @@ def _gemm(rows: Measurements, shape: Architecture, degree: int) -> Table:
         (shape.hidden, shape.ffn / degree),
     )
     times: dict[float, float] = {}
-
     for size, group in frame.groupby("m"):
         grid = group.pivot_table(index="n", columns="k", values="each").dropna()
         if min(grid.shape) > 1:
             times[float(str(size))] = sum(a * b * _between(grid, a, b) for a, b in products)
 
-    tokens = np.array(list(times))
-    total = np.array(list(times.values()), dtype=np.float64)
-    terms: Terms = {"token": tokens, "base": 1}
-    return Table.of("layer", total, terms, limits={"max_batch_tokens": tokens})
+    tokens, total = np.array(list(times)), np.array(list(times.values()), dtype=np.float64)
+    return layer_table(total, tokens)
 
 
 def _between(grid: pd.DataFrame, n: float, k: float) -> float:
     rows, columns = np.log(grid.index.to_numpy(float)), np.log(grid.columns.to_numpy(float))
-    values: Any = grid.to_numpy()
-    over_k = [np.interp(np.log(k), columns, row) for row in values]
+    over_k = [np.interp(np.log(k), columns, row) for row in grid.to_numpy(float)]
     return float(np.interp(np.log(n), rows, over_k))
-
-
-_READERS = {"gemm": _gemm, "generation_attention": _decode, "context_attention": _prefill}

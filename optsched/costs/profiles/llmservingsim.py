@@ -14,17 +14,17 @@ itself takes the same, and all-reduces go at the peak of the link.
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.architectures import BYTES
 from optsched.costs.hardware import all_reduce_ms
 from optsched.costs.profiles.identity import Claim
-from optsched.costs.profiles.tables import Measurements, Profile, Rejected, read_table
-from optsched.costs.table import Grid, no_skew
+from optsched.costs.profiles.tables import Measurements, Profile, read_table
+from optsched.costs.table import Floats, Grid, no_skew
 from optsched.problem.errors import InputError
 from optsched.problem.text_files import read_object, read_text
 
@@ -36,9 +36,11 @@ WHOLE = ("layernorm", "final_layernorm", "sampler")
 TWICE = ("layernorm",)
 """Layers that run twice in every layer of the model."""
 MATRICES = {
-    "qkv_proj": "attn_pre_proj", "o_proj": "attn_post_proj", "gate_up_proj": "mlp_up_proj",
+    "qkv_proj": "attn_pre_proj",
+    "o_proj": "attn_post_proj",
+    "gate_up_proj": "mlp_up_proj",
     "down_proj": "mlp_down_proj",
-}  # fmt: skip
+}
 """Matrix products, and what `Architecture.layer_weights` calls them."""
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -57,8 +59,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
 
     The tables lie in the folder, or in one inside it that is called ``profile`` or ``tp`` and the
     degree. The model is that of the claim or of ``meta.yaml``. The degree is that of the claim, or
-    of the run beside the profile (``meta.json``), or else the one that was profiled. InputError: a
-    file, a column or a part of a grid is missing, or ``meta.yaml`` is not what is claimed.
+    of the run beside the profile (``meta.json``), or else the one that was profiled.
     """
     run, notes = _run(path), claim.notes
     of_run = run.pop("tensor_parallel_size", None)
@@ -75,23 +76,18 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     claim.check(path / "meta.json", run)
     _check_dense(folder)
     frames = {}
-
     for name, needed in COLUMNS.items():
         file = folder / name
         if name in FILES or (file.is_file() and facts.get("skew_profile") != "false"):
-            frames[file] = claim.select(file, read_table(file, needed), known=(*needed, *SKEW))
+            frames[file] = claim.read(file, needed, also_known=SKEW)
 
     if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
 
-    shape, peak = claim.shape(meta), claim.peak(path)
-    rejected: list[Rejected] = []
-    dense_rows, request_rows, attention_rows, *skew_rows = (
-        Measurements(file, frame, peak, rejected) for file, frame in frames.items()
-    )
-    profiled = _profiled(request_rows, shape)
-    degree = wanted or profiled
-
+    shape = claim.find_shape(meta)
+    dense_rows, request_rows, attention_rows, *skew_rows = claim.measured(path, frames)
+    peak, profiled = dense_rows.peak, _profiled(request_rows)
+    claim.degree = degree = wanted or profiled
     if degree != profiled:
         notes.append(
             f"the tables are those of tensor parallel {profiled}; the times of {degree} are derived"
@@ -102,8 +98,8 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
 
-    share = (profiled, profiled / degree)
-    dense = _layers(dense_rows, "tokens", shape, share)
+    share = profiled / degree
+    dense = _layers(dense_rows, "tokens", profiled, share)
     if degree > 1:
         ring = all_reduce_ms(shape, peak, degree)
         dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
@@ -112,18 +108,15 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
             "both directions together; without direct access between the devices they take longer"
         )
 
-    grids = [dense, _layers(request_rows, "requests", shape, share)]
-    attention, (points, ms) = _attention(attention_rows)
-    attention, apart = Grid(attention.axes, attention.values * share[1]), (points, ms * share[1])
+    request = _layers(request_rows, "requests", profiled, share)
+    attention, apart = _attention(attention_rows, share)
     if not skew_rows:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
 
     skew = _skew(skew_rows[0]) if skew_rows else no_skew()
-    claim.degree = degree
-    return claim.profile(
-        "LLMServingSim's tables", shape, (), {}, rejected, grids=(*grids, attention), skew=skew,
-        apart=apart,
-    )  # fmt: skip
+    grids = (dense, request, attention)
+    source = "LLMServingSim's tables"
+    return claim.profile(source, (), {}, grids=grids, skew=skew, apart=apart)
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -141,22 +134,22 @@ def _run(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _profiled(rows: Measurements, shape: Architecture) -> int:
+def _profiled(rows: Measurements) -> int:
     """Return the smallest degree at which the output layer is not faster than the bandwidth."""
-    head = rows.only(rows.frame["layer"] == "lm_head")
+    head = rows.only((rows.frame["layer"] == "lm_head").to_numpy())
     if not len(head):
         return 1
 
     ms = head.times("time_us")[np.argmin(head.numbers("sequences", 1))] / 1000
-    whole = rows.peak.least_ms(0.0, BYTES * shape.vocab * shape.hidden)
+    whole = rows.peak.least_ms(0.0, BYTES * rows.shape.vocab * rows.shape.hidden)
     return next((g for g in (1, 2, 4) if whole / g <= ms), 8)
 
 
 def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
     names = ("model", "gpu", "hardware", "variant")
-    inside = ("dtype", "kv_cache_dtype", "quantization", "num_experts", "num_local_experts",
-              "sliding_window")  # fmt: skip
+    experts = ("num_experts", "num_local_experts")
+    inside = ("dtype", "kv_cache_dtype", "quantization", "sliding_window", *experts)
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = read_text(file, "a description of a profile")
@@ -192,22 +185,21 @@ def _check_dense(folder: Path) -> None:
         )
 
 
-def _layers(rows: Measurements, axis: str, shape: Architecture, share: tuple[int, float]) -> Grid:
+def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
     """Return the time of all kernels of a table by tokens or by requests, in ms per layer.
 
-    Of ``share``, the first is the profiled degree, and the second the factor of what is shared.
+    ``profiled`` is the degree of the tables, and ``share`` the factor of what devices share.
     """
-    column = {"requests": "sequences"}.get(axis, axis)
-    sizes, ms = rows.numbers(column, 1), rows.times("time_us") / 1000
+    sizes = rows.numbers("sequences" if axis == "requests" else axis, 1)
+    ms, shape = rows.times("time_us") / 1000, rows.shape
     layer = rows.frame["layer"].astype(str).to_numpy()
     matrix, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
 
     if matrix.any():
-        weights = {name: shape.layer_weights[own] / share[0] for name, own in MATRICES.items()}
+        weights = {name: shape.layer_weights[own] / profiled for name, own in MATRICES.items()}
         weight = np.array([weights[name] for name in layer[matrix]])
-        flops = 2 * weight * sizes[matrix]
-        only = rows.only(matrix)
-        good[matrix] = only.possible("time_us", ms[matrix], flops, BYTES * weight)
+        flops, mine = 2 * weight * sizes[matrix], rows.only(matrix)
+        good[matrix] = mine.possible("time_us", ms[matrix], flops, BYTES * weight)
 
     values = np.unique(sizes)
     total = np.zeros(len(values))
@@ -218,16 +210,14 @@ def _layers(rows: Measurements, axis: str, shape: Architecture, share: tuple[int
 
         order = np.argsort(sizes[mine])
         one = np.interp(values, sizes[mine][order], ms[mine][order])
-        one *= 1 if name in WHOLE else share[1]
+        one *= 1 if name in WHOLE else share
         total += one / shape.layers if name in ONCE else one * (1 + (name in TWICE))
 
     return Grid({axis: values}, total)
 
 
-def _attention(
-    rows: Measurements,
-) -> tuple[Grid, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return the grid of attention, and the rows that are not on it.
+def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Floats]]:
+    """Return the grid of attention, and the rows that are not on it, all times ``share``.
 
     Where decode batches were measured with more requests than any mixed batch had, mixed ones go on
     as decodes alone do.
@@ -235,42 +225,41 @@ def _attention(
     points = np.stack([rows.numbers(name) for name in ATTENTION], axis=1)
     ms = rows.times("time_us") / 1000
     prefills, decodes = points[:, 0] > 0, points[:, 2] > 0
-    pure = ~prefills & decodes
-    if not (prefills & decodes).any() or not pure.any():
+    mixed, pure = prefills & decodes, decodes & ~prefills
+    if not mixed.any() or not pure.any():
         raise InputError(f"{rows.path}: found no mixed batches or no decodes; expected both")
 
-    axes = _complete(points[prefills & decodes])
-    last = axes[2][-1]
-    more = np.unique(points[pure, 2])
+    axes = _complete(points[mixed])
+    last, more = axes[2][-1], np.unique(points[pure, 2])
     axes[0] = np.concatenate([[0.0], axes[0]])
     axes[2] = np.concatenate([[0.0], axes[2], more[more > last]])
-    values = np.full([len(axis) for axis in axes], np.nan)
-    place = np.stack([np.searchsorted(a, points[:, k]) for k, a in enumerate(axes)], axis=1)
-    found = [np.isin(points[:, k], axis) for k, axis in enumerate(axes)]
-    mixed, alone = np.all(found, axis=0) & prefills & decodes, prefills & ~decodes
-    values[tuple(place[mixed].T)] = ms[mixed]
-    alone &= found[0] & found[1]
-    values[place[alone, 0], place[alone, 1], 0] = ms[alone, None]
-    decode_only = pure & found[2] & found[3]
-    for p, t in zip(place[decode_only], ms[decode_only], strict=True):
-        values[0, :, p[2], p[3]] = t
+    # What a batch lacks does not count: cached KV without prefills, and KV without decodes.
+    known = {
+        (c, m if c else 0.0, n, k if n else 0.0): t
+        for (c, m, n, k), t in zip(points.tolist(), ms.tolist(), strict=True)
+    }
 
-    values[0, :, 0] = 0.0
-    k = int(np.searchsorted(axes[2], last))
-    further = values[:1, :, k + 1 :] - values[:1, :, k : k + 1]
-    values[1:, :, k + 1 :] = values[1:, :, k : k + 1] + further
+    def time(c: float, m: float, n: float, k: float) -> float:
+        if c and n > last:
+            return time(c, m, last, k) + (time(0.0, m, n, k) - time(0.0, m, last, k))
 
-    if np.isnan(values).any():
-        hole = np.argwhere(np.isnan(values))[0]
-        at = ", ".join(f"{n} {a[i]:g}" for n, a, i in zip(ATTENTION, axes, hole, strict=True))
-        raise InputError(f"{rows.path}: found no row of {at}; expected one")
+        return known[c, m if c else 0.0, n, k if n else 0.0] if c or n else 0.0
 
-    apart = ~(mixed | alone | decode_only)
-    grid = Grid(dict(zip(AXES, axes, strict=True)), values)
-    return grid, (points[apart], ms[apart])
+    values = []
+    for point in product(*(axis.tolist() for axis in axes)):
+        try:
+            values.append(time(*point))
+        except KeyError:
+            at = ", ".join(f"{name} {x:g}" for name, x in zip(ATTENTION, point, strict=True))
+            raise InputError(f"{rows.path}: found no row of {at}; expected one") from None
+
+    on = [np.isin(points[:, k], axis) for k, axis in enumerate(axes)]
+    inside = (~prefills | (on[0] & on[1])) & (~decodes | (on[2] & on[3])) & (prefills | decodes)
+    grid = Grid(dict(zip(AXES, axes, strict=True)), np.array(values) * share)
+    return grid, (points[~inside], ms[~inside] * share)
 
 
-def _complete(points: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def _complete(points: Floats) -> list[Floats]:
     """Return the axes of the largest grid whose cells are all among some points.
 
     A profile may hold several grids, each of some prefills. The one chosen has the shortest and
@@ -295,12 +284,13 @@ def _complete(points: NDArray[np.float64]) -> list[NDArray[np.float64]]:
 def _skew(rows: Measurements) -> Grid:
     """Return the share of the way from mean to maximum KV by decodes: relative least squares."""
     n = rows.numbers("n", 1)
-    mean, most, uneven = (rows.times(f"t_{name}_us") for name in ("mean", "max", "skew"))
-    used = most > mean
+    mean, longest, uneven = (rows.times(f"t_{name}_us") for name in ("mean", "max", "skew"))
+    used = longest > mean
     counts = np.unique(n[used])
     if len(counts) < 2:
         raise InputError(f"{rows.path}: n: found {len(counts)} values; expected at least two")
 
-    x, y = (most - mean) / mean, (uneven - mean) / mean
-    share = [float((x * y)[used & (n == k)].sum() / (x * x)[used & (n == k)].sum()) for k in counts]
+    x, y = (longest - mean) / mean, (uneven - mean) / mean
+    groups = [used & (n == k) for k in counts]
+    share = [float((x * y)[rows].sum() / (x * x)[rows].sum()) for rows in groups]
     return Grid({"decode_requests": counts}, np.clip(share, 0.0, 1.0))

@@ -9,29 +9,25 @@ import numpy as np
 from optsched.costs.architectures import (
     ARCHITECTURES,
     Architecture,
-    architecture,
     architecture_of,
     not_modelled,
     read_config,
 )
 from optsched.costs.profiles.identity import Claim, kind_of
-from optsched.costs.profiles.tables import (
-    Measurements,
-    Profile,
-    Table,
-    Terms,
-    features_of,
-    read_table,
-)
+from optsched.costs.profiles.tables import Profile, Table, columns_of
 from optsched.problem.errors import InputError
+
+BATCH = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+"""Columns of a batch's content."""
+TERMS = "token base decode_kv decode_request prefill_square prefill_cross prefill_base"
+"""Coefficients that whole batches tell apart."""
 
 
 def read_steps(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has no steps.csv.
 
     Its times are not held against the device. A model's name in the claim is that of the cost
-    model, which is named after the folder otherwise. InputError: a column or a field is missing,
-    or a value is out of range; the sizes are not those of the named model, if it is a known one.
+    model, which is named after the folder otherwise.
     """
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():
@@ -40,45 +36,41 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     own = read_config(config)
     reason = not_modelled(own)
     name = claim.model or path.resolve().name
-
     if reason is None:
-        shape = architecture_of(own, name, config)
-        _check_model(shape, claim.model, config)
+        claim.shape = architecture_of(own, name, config)
+        _check_model(claim.shape, claim.model, config)
     else:
-        shape = Architecture(name, 1, 0, 1, 1, 0, 0)
+        claim.shape = Architecture(name, 1, 0, 1, 1, 0, 0)
         claim.notes.append(f"config.json: {reason}; no KV capacity is derived")
 
-    claim.notes += shape.notes
-    for about in ("device.json", "settings.json"):
-        facts = read_config(path / about) if (path / about).is_file() else {}
+    claim.notes += claim.shape.notes
+    for about in (path / "device.json", path / "settings.json"):
+        facts = read_config(about) if about.is_file() else {}
         # Times of other types are right; only the capacity is that of 16-bit numbers.
-        claim.check(
-            path / about, {k: v for k, v in facts.items() if kind_of(k) in ("device", "degree")}
-        )
+        claim.check(about, {k: v for k, v in facts.items() if kind_of(k) in ("device", "degree")})
 
-    names = ("n_prefill", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    known = (*names, "shape", "time_us", "spread_us", "repeats")
-    frame = claim.select(file, read_table(file, (*names, "time_us")), known=known)
-    rows = Measurements(file, frame, claim.peak(path), [])
-    p, c, m, n, k = (rows.numbers(name) for name in names)
-    measured_ms = rows.times("time_us") / 1000
-    terms: Terms = {
-        "token": p * c + n, "base": np.ones(len(c)), "decode_kv": n * k, "decode_request": n,
-        "prefill_square": p * c * c, "prefill_cross": p * c * m,
-        "prefill_base": np.where(c > 0, 1.0, 0.0),
-    }  # fmt: skip
-    kinds = np.where(n == 0, "prefill", np.where(c == 0, "decode", "both"))
+    also_known = ("shape", "spread_us", "repeats")
+    frame = claim.read(file, (*BATCH, "time_us"), also_known=also_known)
+    (rows,) = claim.measured(path, {file: frame})
+    p, c, m, n, k = (rows.numbers(name) for name in BATCH)
+    columns = columns_of(c, m, n, k, p)
+    limits = {
+        "max_batch_tokens": p * c + n,
+        "max_prefill_chunk_tokens": c,
+        "max_decode_requests": n,
+        "max_request_kv_tokens": np.maximum(k, c + m),
+    }
     table = Table(
-        "batch", kinds, features_of(len(c), terms), measured_ms, tuple(terms), whole_batch=True,
-        ladders={"min_prefill_chunk_tokens": np.where(c > 0, c, np.inf)},
-        limits={
-            "max_batch_tokens": p * c + n, "max_prefill_chunk_tokens": c, "max_decode_requests": n,
-            "max_request_kv_tokens": np.maximum(k, c + m),
-        },
-    )  # fmt: skip
+        "batch",
+        rows.times("time_us") / 1000,
+        {term: columns[term] for term in TERMS.split()},
+        limits,
+        ladder=("min_prefill_chunk_tokens", np.where(c > 0, c, np.inf)),
+        operators=np.where(n == 0, "prefill", np.where(c == 0, "decode", "both")),
+        whole_batch=True,
+    )
     claim.notes.append("whole batches of the engine, with its scheduling; one layer stands for all")
-
-    return claim.profile("steps.csv", shape, [table], str(file))
+    return claim.profile("steps.csv", [table], str(file))
 
 
 def _check_model(shape: Architecture, model: str | None, config: Path) -> None:
@@ -86,9 +78,8 @@ def _check_model(shape: Architecture, model: str | None, config: Path) -> None:
     if model is None or model not in ARCHITECTURES:
         return
 
-    known = architecture(model)
     for field in ("layers", "hidden", "heads", "kv_heads", "ffn", "head_size"):
-        found, expected = getattr(shape, field), getattr(known, field)
+        found, expected = getattr(shape, field), getattr(ARCHITECTURES[model], field)
         if found != expected:
             raise InputError(
                 f"{config}: {field}: found {found}; expected {expected}, as {model} has it, or "

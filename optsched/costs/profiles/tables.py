@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from optsched.costs.architectures import Architecture
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.devices import Device
-from optsched.costs.table import Grid
+from optsched.costs.table import Floats, Grid
 from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
     Frame = pd.DataFrame
 
-Floats = NDArray[np.float64]
-Terms = Mapping[str, Floats | float]
-"""Columns, shape (rows,), or constants, by the coefficient that they multiply."""
+Bools = NDArray[np.bool_]
+Columns = Mapping[str, Floats]
+"""Columns, shape (rows,), by name."""
 
 COLUMN = {name: k for k, name in enumerate(COEFFICIENTS)}
 PARTS = {
@@ -34,19 +35,8 @@ PARTS = {
 """What every profile has to measure, and a coefficient of each."""
 
 
-@dataclass(frozen=True)
-class Rejected:
-    """A row that was left out.
-
-    Parameters
-    ----------
-    file : str
-        Name of the file.
-    line : int
-        Line of a CSV file, where the header is line 1, or row of a Parquet file from 1.
-    reason : str
-        Why the row was left out.
-    """
+class Rejected(NamedTuple):
+    """A row that was left out: its file, its line (of Parquet, its number from 1), and why."""
 
     file: str
     line: int
@@ -60,96 +50,69 @@ class Rejected:
 class Table:
     """Measured rows whose times share coefficients.
 
-    Parameters
-    ----------
-    name : str
-    operator : ndarray of str, shape (rows,)
-        The operator that each row measures; a fit reports errors per operator.
-    features : ndarray of float64, shape (rows, coefficients)
-        What multiplies each of `optsched.costs.batch.COEFFICIENTS` in the time of a row.
-    measured_ms : ndarray of float64, shape (rows,)
-        Milliseconds per layer, or per whole batch.
-    terms : tuple of str
-        Coefficients that the table can identify.
-    whole_batch : bool
-        Whether a time covers all layers.
-    ladders : mapping of str to ndarray of float64, shape (rows,)
-        Quantities with a lower limit of validity, by name of the limit. `fit` may raise one of
-        these limits where small values do not follow a linear model.
-    limits : mapping of str to ndarray of float64, shape (rows,)
-        Quantities with an upper limit of validity, by name of the limit.
+    `measured_ms`: milliseconds per layer, or of the whole batch.
+    `columns`: what multiplies each of `COEFFICIENTS` in the time of a row.
+    `limits`: quantities with an upper limit of validity, by name of the limit.
+    `ladder`: the name of a lower limit and its quantity. `fit` may raise this limit where small
+    values do not follow a linear model.
+    `identified`: the coefficients that the table can tell apart, unless it is all of its columns'.
+    `operators`: the operator of each row, for reports, unless it is the table's name.
     """
 
     name: str
-    operator: NDArray[np.str_]
-    features: Floats
     measured_ms: Floats
-    terms: tuple[str, ...]
+    columns: Columns
+    limits: Columns
+    ladder: tuple[str, Floats] | None = None
+    identified: tuple[str, ...] = ()
+    operators: NDArray[np.str_] | None = None
     whole_batch: bool = False
-    ladders: Mapping[str, Floats] = field(default_factory=dict)
-    limits: Mapping[str, Floats] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        measured_ms: Floats,
-        terms: Terms,
-        *,
-        ladders: Mapping[str, Floats] | None = None,
-        limits: Mapping[str, Floats],
-    ) -> Table:
-        """Return the table of a single operator."""
-        operator = np.full(len(measured_ms), name)
-        features = features_of(len(measured_ms), terms)
-        return cls(
-            name, operator, features, measured_ms, tuple(terms), ladders=ladders or {},
-            limits=limits,
-        )  # fmt: skip
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Coefficients that the table can identify."""
+        return self.identified or tuple(self.columns)
 
+    @property
+    def operator(self) -> NDArray[np.str_]:
+        """The operator that each row measures."""
+        named = self.operators
+        return np.full(len(self.measured_ms), self.name) if named is None else named
 
-def features_of(rows: int, terms: Terms) -> Floats:
-    """Return what multiplies each coefficient in the time of each row."""
-    features = np.zeros((rows, len(COEFFICIENTS)))
-    for name, values in terms.items():
-        features[:, COLUMN[name]] = values
+    @cached_property
+    def features(self) -> Floats:
+        """What multiplies each coefficient in the time of a row, shape (rows, coefficients)."""
+        features = np.zeros((len(self.measured_ms), len(COEFFICIENTS)))
+        for name, values in self.columns.items():
+            features[:, COLUMN[name]] = values
 
-    return features
+        return features
 
-
-def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: int) -> Floats:
-    """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs."""
-    return 4 * shape.attention_width / degree * (c * m + c * (c + 1) / 2)
+    def only(self, rows: Bools) -> Table:
+        """Return some of the rows."""
+        columns, limits = (
+            {name: values[rows] for name, values in group.items()}
+            for group in (self.columns, self.limits)
+        )
+        ladder = None if self.ladder is None else (self.ladder[0], self.ladder[1][rows])
+        named = None if self.operators is None else self.operators[rows]
+        measured = self.measured_ms[rows]
+        return Table(
+            self.name, measured, columns, limits, ladder, self.identified, named, self.whole_batch
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
     """What was read from a folder of profiles.
 
-    Parameters
-    ----------
-    source : str
-        The kind of profile.
-    shape : Architecture
-        Architecture of the profiled model.
-    tensor_parallel : int
-        Degree of tensor parallelism.
-    hardware : Device
-        Device that was profiled.
-    tables : tuple of Table
-    rejected : tuple of Rejected
-        Rows that are faster than the device can be.
-    notes : tuple of str
-        What the profile is by its files, which rows were used, and what it lacks.
-    grids : tuple of Grid
-        Milliseconds per layer of a profile that becomes a tabulated model; it has no tables.
-    skew : Grid, optional
-        See `optsched.costs.table`.
-    apart : tuple of ndarray
-        Points of the last grid's quantities, shape (rows, 4), and their milliseconds per layer,
-        shape (rows,), that were measured and are not on that grid.
-    files : mapping of str to str
-        Where each of `PARTS` is expected, for errors.
+    `rejected`: rows that are faster than the device can be.
+    `notes`: what the profile is by its files, which rows were used, and what it lacks.
+    `files`: where each of `PARTS` is expected, for errors.
+    `grids`, `skew`: milliseconds per layer of a profile that becomes a tabulated model
+    (`optsched.costs.table`); it has no tables.
+    `apart`: points of the last grid's quantities, shape (rows, 4), and their milliseconds per
+    layer, that were measured and are not on that grid.
     """
 
     source: str
@@ -158,11 +121,17 @@ class Profile:
     hardware: Device
     tables: tuple[Table, ...]
     rejected: tuple[Rejected, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    files: Mapping[str, str]
     grids: tuple[Grid, ...] = ()
     skew: Grid | None = None
     apart: tuple[Floats, Floats] | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Of what model and machine the profiles are."""
+        what = f"profiles in {self.source} of {self.shape.name} on {self.hardware.name}"
+        return f"{what}, tensor parallel {self.tensor_parallel}"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -176,29 +145,22 @@ class Profile:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Rows of a file, with checks against the device that was profiled.
+    """Rows of a file, with a column ``line``, and what was profiled.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    frame : DataFrame
-        Its rows, with a column ``line``.
-    peak : Device
-        No row may be faster than the peaks of this device allow.
-    rejected : list of Rejected
-        Rows that are too fast are added here.
+    No row may be faster than the peaks of the device allow; those that are join the rejected ones.
     """
 
     path: Path
     frame: Frame
+    shape: Architecture
+    degree: int
     peak: Device
     rejected: list[Rejected]
 
     def __len__(self) -> int:
         return len(self.frame)
 
-    def only(self, chosen: Any) -> Measurements:
+    def only(self, chosen: Bools) -> Measurements:
         """Return some of the rows."""
         return replace(self, frame=self.frame[chosen])
 
@@ -210,10 +172,8 @@ class Measurements:
         bad = ~(np.isfinite(values) & (values >= low))
         if bad.any():
             k = int(bad.argmax())
-            found = self.frame[name].iloc[k]
-            raise InputError(
-                f"{self._place(k)}: {name}: found {found!r}; expected a number >= {low:g}"
-            )
+            found = f"{self._place(k)}: {name}: found {self.frame[name].iloc[k]!r}"
+            raise InputError(f"{found}; expected a number >= {low:g}")
 
         return values
 
@@ -228,44 +188,38 @@ class Measurements:
 
     def possible(
         self, what: str, measured_ms: Floats, flops: Floats, memory_bytes: Floats | float
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """Return which rows are possible on the device, and reject the others."""
-        peak = self.peak
-        memory_bytes = np.broadcast_to(memory_bytes, len(self))
-        by_flops = flops / peak.tflops / 1e9
-        by_bytes = memory_bytes / peak.bandwidth_gb_s / 1e6
-        least = np.maximum(by_flops, by_bytes)
-        slack = measured_ms / least
+        peak, memory_bytes = self.peak, np.broadcast_to(memory_bytes, len(self))
+        by_flops, by_bytes = flops / peak.tflops / 1e9, memory_bytes / peak.bandwidth_gb_s / 1e6
+        shortest = np.maximum(by_flops, by_bytes)
+        slack = measured_ms / shortest
         beats = slack < 1
 
         if beats.mean() > 0.5:
-            k = int(beats.argmax())
-            in_seconds = slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9
-            right = "expected a profile of this device"
-            if in_seconds:
+            k, right = int(beats.argmax()), "expected a profile of this device"
+            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:
                 right = "expected milliseconds, and these look like seconds"
 
             raise InputError(
                 f"{self._place(k)}: {what}: found {measured_ms[k]:.6g} ms, which beats {peak.name} "
-                f"({least[k]:.4g} ms at its peak), as {beats.mean():.0%} of the rows do; {right}"
+                f"({shortest[k]:.4g} ms at its peak), as {beats.mean():.0%} of the rows do; {right}"
             )
 
-        if least.max() > 0.01 and slack.min() > 100:
+        if shortest.max() > 0.01 and slack.min() > 100:
             raise InputError(
                 f"{self.path}: {what}: found every row more than {slack.min():.0f} times slower "
                 f"than {peak.name}'s peak; expected milliseconds, and these look like microseconds"
             )
 
         for k in np.flatnonzero(beats).tolist():
+            ms = measured_ms[k]
+            rate = f"{memory_bytes[k] / ms / 1e6:.4g} GB/s; the peak is {peak.bandwidth_gb_s:g}"
             if by_flops[k] >= by_bytes[k]:
-                rate = f"{flops[k] / measured_ms[k] / 1e9:.4g} TFLOP/s; the peak is {peak.tflops:g}"
-            else:
-                speed = memory_bytes[k] / measured_ms[k] / 1e6
-                rate = f"{speed:.4g} GB/s; the peak is {peak.bandwidth_gb_s:g}"
+                rate = f"{flops[k] / ms / 1e9:.4g} TFLOP/s; the peak is {peak.tflops:g}"
 
-            reason = f"{what}: {measured_ms[k]:.6g} ms is {rate}"
             line = int(self.frame["line"].iloc[k])
-            self.rejected.append(Rejected(self.path.name, line, reason))
+            self.rejected.append(Rejected(self.path.name, line, f"{what}: {ms:.6g} ms is {rate}"))
 
         return ~beats
 
@@ -273,22 +227,71 @@ class Measurements:
         return f"{self.path}, line {self.frame['line'].iloc[row]}"
 
 
-def decode_table(
-    rows: Measurements, times: str, n: Floats, m: Floats, shape: Architecture, degree: int
-) -> Table:
+def columns_of(
+    c: Floats | float, m: Floats | float, n: Floats | float, k: Floats | float, p: Any = 1
+) -> dict[str, Floats]:
+    """Return what multiplies each coefficient in the time of batches.
+
+    In each batch p requests prefill c tokens over m cached ones, unless c is 0, and n requests
+    decode over k cached tokens.
+    """
+    c, m, n, k, p = np.broadcast_arrays(c, m, n, k, p)
+    p = p * (c > 0)
+    return {
+        "token": p * c + n,
+        "base": np.ones(c.shape),
+        "decode_kv": n * k,
+        "decode_request": n,
+        "decode_base": n > 0,
+        "prefill_square": p * c * c,
+        "prefill_cross": p * c * m,
+        "prefill_kv": p * m,
+        "prefill_token": p * c,
+        "prefill_request": p,
+        "prefill_base": p > 0,
+    }
+
+
+def attention_flops(shape: Architecture, c: Floats, m: Floats | float, degree: int) -> Floats:
+    """Return the operations of causal attention: two products over c m + c (c + 1) / 2 pairs."""
+    return 4 * shape.attention_width / degree * (c * m + c * (c + 1) / 2)
+
+
+def layer_table(measured_ms: Floats, tokens: Floats) -> Table:
+    """Return the table of the operators that process every token of a batch alike."""
+    columns = {"token": tokens, "base": np.ones(len(tokens))}
+    return Table("layer", measured_ms, columns, {"max_batch_tokens": tokens})
+
+
+def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
     """Return the table of decode batches of n requests that hold m tokens of KV each."""
-    measured = rows.times(times)
+    measured, shape, degree = rows.times(times), rows.shape, rows.degree
     flops = 4 * shape.attention_width / degree * n * m
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
-    n, m = n[good], m[good]
+    columns = _of("decode", columns_of(0.0, 0.0, n, m))
+    limits = {"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m}
+    return Table("decode", measured, columns, limits, ("min_decode_requests", n)).only(good)
 
-    return Table.of(
-        "decode",
-        measured[good],
-        {"decode_kv": n * m, "decode_request": n, "decode_base": 1},
-        ladders={"min_decode_requests": n},
-        limits={"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m},
-    )
+
+def prefill_table(
+    rows: Measurements,
+    times: str,
+    batch: tuple[Floats, Floats, Floats | float],
+    identified: tuple[str, ...],
+    limits: Columns,
+) -> Table:
+    """Return the table of batches of n requests that prefill c tokens over m cached ones each."""
+    measured, (n, c, m) = rows.times(times), batch
+    flops = n * attention_flops(rows.shape, c, m, rows.degree)
+    reads = n * (c + m) * rows.shape.layer_kv_bytes / rows.degree
+    good = rows.possible(times, measured, flops, reads)
+    columns = _of("prefill", columns_of(c, m, 0.0, 0.0, n))
+    ladder = ("min_prefill_chunk_tokens", c)
+    return Table("prefill", measured, columns, limits, ladder, identified).only(good)
+
+
+def _of(phase: str, columns: Columns) -> Columns:
+    return {name: values for name, values in columns.items() if name.startswith(phase)}
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
@@ -315,8 +318,7 @@ def read_table(path: Path, needed: Sequence[str]) -> Frame:
 
     missing = [name for name in needed if name not in frame]
     if missing:
-        raise InputError(
-            f"{path}: found no column {missing[0]!r}; expected the columns {', '.join(needed)}"
-        )
+        columns = ", ".join(needed)
+        raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns {columns}")
 
     return frame.assign(line=np.arange(len(frame)) + first_line)

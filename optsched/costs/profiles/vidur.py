@@ -7,24 +7,23 @@ from pathlib import Path
 
 import numpy as np
 
-from optsched.costs.architectures import BYTES, Architecture
+from optsched.costs.architectures import BYTES
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import (
     PARTS,
     Measurements,
     Profile,
-    Rejected,
     Table,
-    Terms,
-    attention_flops,
     decode_table,
-    read_table,
+    layer_table,
+    prefill_table,
 )
 
-LAYER_OPERATORS = (
-    "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
-    "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
-)  # fmt: skip
+_OPERATORS = (
+    "input_layernorm attn_pre_proj attn_rope attn_post_proj post_attention_layernorm mlp_up_proj "
+    "mlp_act mlp_down_proj add"
+)
+LAYER_OPERATORS = tuple(_OPERATORS.split())
 """Operators of a layer in Vidur's mlp.csv.
 
 ``emb`` is left out, since it runs once per batch and not in every layer. ``attn_kv_cache_save`` of
@@ -34,6 +33,9 @@ that measured it and not from serving.
 """
 
 _DEGREE = "num_tensor_parallel_workers"
+_SIZES = {"batch_size": 1, "prefill_chunk_size": 0, "kv_cache_size": 0}
+"""Columns of a batch of attention, and the minimum of each."""
+_IDENTIFIED = "prefill_square prefill_cross prefill_kv prefill_token prefill_base prefill_request"
 
 
 def _median(name: str) -> str:
@@ -43,8 +45,7 @@ def _median(name: str) -> str:
 def read_vidur(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv.
 
-    The model is that of the claim, or else the folder's name. InputError: it is unknown, or no row
-    is what is claimed; or as for `read_profile`.
+    The model is that of the claim, or else the folder's name.
     """
     dense_file = path / "mlp.csv"
     attention_files = sorted(path.glob("attention*.csv"))
@@ -53,7 +54,7 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
 
     claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
     claim.model = claim.model or path.resolve().name
-    shape = claim.shape(path)
+    shape = claim.find_shape(path)
     sizes = {
         "n_head": shape.heads,
         "n_q_head": shape.heads,
@@ -63,90 +64,62 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
         "use_gated_mlp": True,
     }
     columns = {dense_file: ["num_tokens", *map(_median, LAYER_OPERATORS)]}
-
     for file in attention_files[:1]:
-        columns[file] = ["batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill"]
-        columns[file] += [_median("attn_prefill"), _median("attn_decode")]
+        times = map(_median, ("attn_prefill", "attn_decode"))
+        columns[file] = [*_SIZES, "is_prefill", *times]
 
-    frames = {}
-    for file, needed in columns.items():
-        if file.is_file():
-            rows = read_table(file, [*needed, _DEGREE])
-            frames[file] = claim.select(file, rows, exact=sizes, known=needed)
-
-    degree, peak = claim.degree or 1, claim.peak(path)
-    rejected: list[Rejected] = []
+    frames = {
+        file: claim.read(file, [*needed, _DEGREE], exact=sizes)
+        for file, needed in columns.items()
+        if file.is_file()
+    }
     tables: list[Table] = []
+    for rows in claim.measured(path, frames):
+        tables += [_dense(rows)] if rows.path == dense_file else _attention(rows)
 
-    for file, frame in frames.items():
-        measured = Measurements(file, frame, peak, rejected)
-        if file == dense_file:
-            tables.append(_dense(measured, shape, degree))
-        else:
-            tables += _attention(measured, shape, degree)
-
-    if degree > 1:
+    if claim.degree and claim.degree > 1:
         claim.notes.append("all-reduces are not in these profiles")
 
     files = dict.fromkeys(PARTS, f"{path / 'attention*.csv'}") | {"layers": str(dense_file)}
-    return claim.profile("Vidur's columns", shape, tables, files, rejected)
+    return claim.profile("Vidur's columns", tables, files)
 
 
-def _dense(rows: Measurements, shape: Architecture, degree: int) -> Table:
+def _dense(rows: Measurements) -> Table:
     tokens = rows.numbers("num_tokens", 1)
     total = np.zeros(len(rows))
     good = np.ones(len(rows), dtype=bool)
 
     for name in LAYER_OPERATORS:
         measured = rows.times(_median(name))
-        weights = shape.layer_weights.get(name, 0) / degree
+        weights = rows.shape.layer_weights.get(name, 0) / rows.degree
         if weights:
             good &= rows.possible(name, measured, 2 * weights * tokens, BYTES * weights)
 
         total += measured
 
-    tokens = tokens[good]
-    terms: Terms = {"token": tokens, "base": 1}
-    return Table.of("layer", total[good], terms, limits={"max_batch_tokens": tokens})
+    return layer_table(total, tokens).only(good)
 
 
-def _attention(rows: Measurements, shape: Architecture, degree: int) -> list[Table]:
-    is_prefill = rows.frame["is_prefill"].astype(str).str.lower() == "true"
-    for name, low in (("batch_size", 1), ("prefill_chunk_size", 0), ("kv_cache_size", 0)):
-        rows.numbers(name, low)  # checks all rows before they are split by kind
-
+def _attention(rows: Measurements) -> list[Table]:
+    is_prefill = (rows.frame["is_prefill"].astype(str).str.lower() == "true").to_numpy()
+    sizes = [rows.numbers(name, low) for name, low in _SIZES.items()]
     tables = []
-    for kind, table in ((~is_prefill, _decode), (is_prefill, _prefill)):
-        if kind.any():
-            tables.append(table(rows.only(kind), shape, degree))
+
+    if not is_prefill.all():
+        n, _, m = (values[~is_prefill] for values in sizes)
+        tables.append(decode_table(rows.only(~is_prefill), _median("attn_decode"), n, m))
+
+    if is_prefill.any():
+        n, c, m = (values[is_prefill] for values in sizes)
+        limits = {"max_prefill_chunk_tokens": c, "max_request_kv_tokens": c + m}
+        terms = tuple(_IDENTIFIED.split())
+        mine, times = rows.only(is_prefill), _median("attn_prefill")
+        table = prefill_table(mine, times, (n, c, m), terms, limits)
+        if len(np.unique(table.columns["prefill_request"])) == 1:
+            terms = terms[:-1]  # prefill_request cannot be told from prefill_base
+
+        cached = table.columns["prefill_kv"] > 0
+        kinds = np.where(cached, "prefill with cached KV", "prefill")
+        tables.append(replace(table, identified=terms, operators=kinds))
 
     return tables
-
-
-def _decode(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    n, m = rows.numbers("batch_size"), rows.numbers("kv_cache_size")
-    return decode_table(rows, _median("attn_decode"), n, m, shape, degree)
-
-
-def _prefill(rows: Measurements, shape: Architecture, degree: int) -> Table:
-    measured = rows.times(_median("attn_prefill"))
-    n, c, m = map(rows.numbers, ("batch_size", "prefill_chunk_size", "kv_cache_size"))
-    good = rows.possible(
-        "attn_prefill", measured, n * attention_flops(shape, c, m, degree),
-        n * (c + m) * shape.layer_kv_bytes / degree,
-    )  # fmt: skip
-    n, c, m = n[good], c[good], m[good]
-    terms: Terms = {
-        "prefill_square": n * c**2, "prefill_cross": n * c * m, "prefill_kv": n * m,
-        "prefill_token": n * c, "prefill_base": 1, "prefill_request": n,
-    }  # fmt: skip
-    table = Table.of(
-        "prefill", measured[good], terms, ladders={"min_prefill_chunk_tokens": c},
-        limits={"max_prefill_chunk_tokens": c, "max_request_kv_tokens": c + m},
-    )  # fmt: skip
-    identified = tuple(terms)
-    if len(np.unique(n)) == 1:  # prefill_request then cannot be told from prefill_base
-        identified = identified[:-1]
-
-    operator = np.where(m > 0, "prefill with cached KV", "prefill")
-    return replace(table, terms=identified, operator=operator)
