@@ -39,7 +39,7 @@ from optsched.workloads.traces.status import (
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "status")
 """Fields of a request for which a user can name a column."""
 
-_EMPTY = (b"", b"null")
+_EMPTY = ("", "null")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Table:
     def __init__(self, source: Source, layout: Layout) -> None:
         self.source, self.layout = source, layout
         self.absent: set[str] | None = None
-        self.values: dict[str, set[bytes]] = {}
+        self.values: dict[str, set[str]] = {}
         self.failures: dict[str, str] = {}
 
     def blocks(self) -> Iterator[Block]:
@@ -94,7 +94,7 @@ class _Table:
 
         for name, values in self.values.items():
             if len(values) > 1:
-                shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
+                shown = ", ".join(sorted(map(repr, values)))
                 self.source.findings.odd(
                     f"the column {name} has several values ({shown:.80}), which are all read alike",
                     harmless=self.layout.names.keys().isdisjoint(("latency", "finished_at")),
@@ -146,7 +146,7 @@ class _Table:
         for name in UNIT_NAMES:
             values = set(rows.columns[f"? {name}"].tolist()) if f"? {name}" in have else set()
             if len(values) == 1 and "arrival" in said:
-                said["arrival"] = UNIT_WORDS.get(values.pop().decode(errors="replace").casefold())
+                said["arrival"] = UNIT_WORDS.get(values.pop().casefold())
                 columns["arrival"] = name
 
         general = source.units.get("")
@@ -223,7 +223,7 @@ class _Table:
         for key in have & {*same, *(f"one {name}" for name in self.layout.one)}:
             values = self.values.setdefault(rows.names[key], set())
             if len(values) < 10:
-                values.update(np.unique(rows.columns[key][~left]).tolist())
+                values.update(rows.columns[key][~left].tolist())
 
         for name in STATUS_NAMES if not self.layout.status else ():
             if f"? {name}" not in have:
@@ -234,7 +234,7 @@ class _Table:
             bad = (failed | unknown) & ~left & ~np.isin(column, _EMPTY)
 
             if bad.any():
-                word = column[np.argmax(bad)].decode(errors="replace")
+                word = column[np.argmax(bad)]
                 words = self.failures.setdefault(
                     name,
                     f"the column {named} does not say success, as with {word!r:.40}: these rows "
@@ -247,7 +247,7 @@ class _Table:
         part = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
         if part.any():
             i = int(np.argmax(part))
-            found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i].decode()}"
+            found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i]}"
             raise self.source.findings.at(
                 int(rows.line[i]),
                 f"{found}; expected whole {unit}, as this format has them; unit (--unit) says the "
