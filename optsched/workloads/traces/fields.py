@@ -117,14 +117,12 @@ class Fields:
         wanted = range(len(texts)) if skip is None else np.flatnonzero(~skip).tolist()
         numbers = list(map(read, texts if skip is None else texts[wanted]))
 
-        value = np.zeros(len(texts), dtype=np.int64)
-        if None in numbers:
-            for k, number in enumerate(numbers):
-                if number is None:
-                    self.refuse(field, wanted[k], right(texts[wanted[k]]))
-                    numbers[k] = 0
+        for k, number in enumerate(numbers if None in numbers else ()):
+            if number is None:
+                self.refuse(field, wanted[k], right(texts[wanted[k]]))
 
-        value[wanted] = numbers
+        value = np.zeros(len(texts), dtype=np.int64)
+        value[wanted] = [number or 0 for number in numbers]
         return value
 
     def odd(self, words: str, rows: Mask, *, harmless: bool = False) -> None:

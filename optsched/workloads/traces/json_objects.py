@@ -26,10 +26,6 @@ class UnreadableError(InputError):
     """One row cannot be read; others may."""
 
 
-class _NotJsonError(UnreadableError):
-    """The text is not JSON at some place; what follows may be."""
-
-
 def objects_in_blocks(
     source: Source, rows: int = 16_384, inside: str = "", runs: str = ""
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
@@ -146,7 +142,7 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
                     text.fail(text.at, "expected a comma between objects")
                 elif not in_list and not isinstance(value, dict):
                     text.next_line("\n")
-            except _NotJsonError as error:
+            except UnreadableError as error:
                 yield line, error
                 if in_list:
                     return
@@ -222,7 +218,7 @@ class _Text:
             return value
 
     def fail(self, position: int, words: str) -> NoReturn:
-        raise _NotJsonError(
+        raise UnreadableError(
             f"{self.path}: line {self._line_at(position)}: not JSON: {words}"
         ) from None
 
