@@ -6,14 +6,17 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.problem.registry import Registry
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,11 @@ class Window:
         self.taken += end - begin
 
         return slice(begin, end)
+
+    def blocks(self, rows: Iterator[T], size: int) -> Iterator[list[T]]:
+        """Yield those of a file's rows that are in the window, in lists of at most a size."""
+        while not self.done and (block := list(islice(rows, min(size, self.left)))):
+            yield block[self.take(len(block))]
 
 
 class Findings:

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -34,7 +33,6 @@ def objects_in_blocks(
     ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
     which the user picks one. What cannot be read as an object is told to the findings.
     """
-    window = source.window
     stream: Iterator[tuple[int, Any]] = json_objects(source.path)
     if runs:
         stream = iter([pick_run(source, runs)])
@@ -43,19 +41,12 @@ def objects_in_blocks(
             (line, entry) for line, value in stream for entry in _entries(value, inside.split("."))
         )
 
-    while not window.done:
-        block = list(islice(stream, min(rows, window.left)))
-        if not block:
-            return
-
-        found = []
-        for line, value in block[window.take(len(block))]:
-            if isinstance(value, dict):
-                found.append((line, value))
-            else:
+    for block in source.window.blocks(stream, rows):
+        for line, value in block:
+            if not isinstance(value, dict):
                 source.findings.skip(line, _not_an_object(source.path, line, value))
 
-        if found:
+        if found := [(line, value) for line, value in block if isinstance(value, dict)]:
             yield found
 
 
@@ -122,25 +113,23 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
     """Yield every value of a file of JSON lines or of a JSON list, and the line it begins in.
 
     What is not JSON is yielded as an `InputError`. In lines reading goes on in the next one. What
-    stands behind it in a list is not read.
-
-    `floats`: function from the text of a number with a fraction to its value; the default is exact.
+    stands behind it in a list is not read. `floats` makes a value of the text of a number with a
+    fraction; the default is exact.
     """
     with open_bytes(path) as stream:
         text = _Text(path, stream, floats)
         in_list = text.peek() == "["
-        if in_list:
-            text.go(text.at + 1)
+        text.go(text.at + in_list)
         while (char := text.peek()) and not (in_list and char == "]"):
             line = text.line
             try:
                 value = text.value()
                 yield line, value
-                if in_list and text.peek() == ",":
-                    text.go(text.at + 1)
-                elif in_list and text.peek() not in ("", "]"):
+                after = text.peek() if in_list else ""
+                text.go(text.at + (after == ","))
+                if after not in (",", "", "]"):
                     text.fail(text.at, "expected a comma between objects")
-                elif not in_list and not isinstance(value, dict):
+                if not in_list and not isinstance(value, dict):
                     text.next_line("\n")
             except UnreadableError as error:
                 yield line, error
@@ -196,26 +185,28 @@ class _Text:
         while True:
             try:
                 value, end = self._json.raw_decode(self.buffer, self.at)
+                self.go(end)
+                return value
             except json.JSONDecodeError as error:
                 # An error near the end of the text read so far may only mean that it is cut there.
                 cut = error.msg.startswith("Unterminated") or error.pos >= len(self.buffer) - 8
                 held = len(self.buffer) - self.at
-                if cut and not self._ended and held < _MAX_CHARS:
-                    self._more(self._stream.read(max(_READ_BYTES, held)))
-                    continue
+                if not cut or self._ended or held >= _MAX_CHARS:
+                    words = error.msg[0].lower() + error.msg[1:]
+                    if cut and self._ended:
+                        words = "the file is cut short"
+                    elif error.pos == self.at == 0:
+                        words = (
+                            "expected JSON lines or a list (the format csv reads CSV and Parquet)"
+                        )
 
-                words = error.msg[0].lower() + error.msg[1:]
-                if error.pos == self.at == 0:
-                    words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
-
-                self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
+                    self.fail(error.pos, words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
             except (ValueError, ArithmeticError):
                 self.fail(self.at, "found a number of too many digits")
 
-            self.go(end)
-            return value
+            self._more(self._stream.read(max(_READ_BYTES, held)))
 
     def fail(self, position: int, words: str) -> NoReturn:
         raise UnreadableError(
@@ -279,25 +270,21 @@ _COUNTED = ("", "count", "token", "tokens")
 def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:
     """Return the value of the first of some names that an object has.
 
-    `*names`: a point leads into an object, as in ``usage.prompt_tokens``, unless the name as a
+    A point in a name leads into an object, as in ``usage.prompt_tokens``, unless the name as a
     whole is there, and a number into a list. A list of keys and values is read as an object.
     Everything inside null is null.
     """
-    null = False
-    for name in names:
-        value = _inside(row, name)
+    values = [_inside(row, name) for name in names]
+    for value in values:
         if value is not None and value is not _MISSING:
             return value
 
-        null = null or value is None
-
-    if null or optional:
+    if None in values or optional:
         return None
 
     end: Any = row
     for part in names[0].split("."):
-        deeper = _inside(end, part)
-        if deeper is _MISSING:
+        if (deeper := _inside(end, part)) is _MISSING:
             break
 
         end = deeper
@@ -346,11 +333,10 @@ def as_text(value: Any) -> str:
     if isinstance(value, dict) and "value" in value and "unit" in value:
         own = str(value["unit"])
         return as_text(value["value"]) + (f" {own}" if own not in _COUNTED else "")
+    if isinstance(value, (dict, list)) and value:
+        return "{...}" if isinstance(value, dict) else "[...]"
+    if value is None:
+        return "null"
 
-    if isinstance(value, (dict, list)):
-        return ("{...}" if isinstance(value, dict) else "[...]") if value else str(value)
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-
-    text = str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= _MAX_FIELD else text[:_MAX_FIELD] + "..."
