@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from optsched.files.outputs import write_bytes
 from optsched.files.strict_json import (
-    FORMATS,
     Place,
     check_format,
     json_text as json_text,
@@ -285,7 +284,7 @@ def json_schema(name: str) -> dict[str, Any]:
     Parameters
     ----------
     name : str
-        One of `FORMATS`.
+        A format, such as ``instance``.
 
     Returns
     -------
@@ -296,10 +295,10 @@ def json_schema(name: str) -> dict[str, Any]:
     InputError
         The name is unknown.
     """
-    if name not in FORMATS:
-        raise InputError(f"schema: {name!r} is unknown; known are {', '.join(FORMATS)}")
-
     from optsched.files import schemas  # pydantic is only loaded where files are read
+
+    if name not in schemas.MODELS:
+        raise InputError(f"schema: {name!r} is unknown; known are {', '.join(schemas.MODELS)}")
 
     return schemas.schema(name)
 

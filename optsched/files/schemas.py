@@ -366,8 +366,8 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
     "measured": MeasuredFile,
-    "capacity": CapacityFile,
     "tradeoff": TradeoffFile,
+    "capacity": CapacityFile,
 }
 """The model of each file format."""
 
