@@ -22,6 +22,7 @@ from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
+from optsched.workloads.bisection import bisect
 
 MAX_REQUESTS = 10_000_000
 """Maximum number of requests that a generator makes."""
@@ -375,14 +376,7 @@ def _sigma(mean: float, median: float, longest: int, place: str) -> float:
             f"{(1 + longest) / 2:g} for a lognormal clipped to 1..{longest}"
         )
 
-    for _ in range(100):
-        middle = (low + high) / 2
-        if _clipped_mean(median, middle, longest) < mean:
-            low = middle
-        else:
-            high = middle
-
-    return (low + high) / 2
+    return bisect(lambda sigma: _clipped_mean(median, sigma, longest) < mean, low, high, 100)
 
 
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
