@@ -33,18 +33,11 @@ def objects_in_blocks(
     ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
     which the user picks one. What cannot be read as an object is told to the findings.
     """
-    stream: Iterator[tuple[int, Any]] = json_objects(source.path)
-    if runs:
-        stream = iter([pick_run(source, runs)])
-    if inside:
-        stream = (
-            (line, entry) for line, value in stream for entry in _entries(value, inside.split("."))
-        )
-
-    for block in source.window.blocks(stream, rows):
+    stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
+    for block in source.window.blocks(_objects(source.path, stream, inside), rows):
         for line, value in block:
-            if not isinstance(value, dict):
-                source.findings.skip(line, _not_an_object(source.path, line, value))
+            if isinstance(value, InputError):
+                source.findings.skip(line, value)
 
         if found := [(line, value) for line, value in block if isinstance(value, dict)]:
             yield found
@@ -58,12 +51,11 @@ def pick_run(
     Each object of the file is a run, or has a list of runs at the path ``runs``.
     """
     path, found, broken = source.path, [], None
-    for line, value in json_objects(path, floats):
-        for entry in _entries(value, runs.split(".")) if runs else [value]:
-            if isinstance(entry, dict):
-                found.append((line, entry))
-            else:
-                broken = broken or _not_an_object(path, line, entry)
+    for line, entry in _objects(path, json_objects(path, floats), runs):
+        if isinstance(entry, dict):
+            found.append((line, entry))
+        else:
+            broken = broken or entry
 
     wanted = 1 if source.run is None and len(found) < 2 else source.run
     if not found:
@@ -100,13 +92,17 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
         yield from _entries(value[path[0]], path[1:])
 
 
-def _not_an_object(path: Path, line: int, value: Any) -> InputError:
-    if isinstance(value, InputError):
-        return value
+def _objects(
+    path: Path, stream: Iterator[tuple[int, Any]], inside: str
+) -> Iterator[tuple[int, dict[str, Any] | InputError]]:
+    """Yield the objects at a path inside values, or what is wrong with each."""
+    for line, value in stream:
+        for entry in _entries(value, inside.split(".")) if inside else [value]:
+            if not isinstance(entry, (dict, InputError)):
+                found = f"found {str(entry)[:40]!r}; expected an object with named fields"
+                entry = InputError(f"{path}: line {line}: {found}")
 
-    return InputError(
-        f"{path}: line {line}: found {str(value)[:40]!r}; expected an object with named fields"
-    )
+            yield line, entry
 
 
 def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator[tuple[int, Any]]:
