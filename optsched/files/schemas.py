@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    SkipValidation,
-    ValidationError,
-    create_model,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SkipValidation
 from pydantic.config import JsonDict
 
 from optsched.problem.columns import MAX_TOKENS
@@ -30,6 +23,8 @@ _Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Counts = SkipValidation[list[Annotated[int, Field(ge=1, le=MAX_TOKENS)]]]
 _Integers = SkipValidation[list[int]]
 _Limit = SkipValidation[_Count | None]
+_Some = SkipValidation[_Counts | None]
+_Unit = Literal["round", "second"]
 _Slos = SkipValidation[list[Annotated[float, Field(gt=0)] | None] | None]
 _NOT_EMPTY: JsonDict = {"minItems": 1}
 
@@ -80,10 +75,8 @@ class RequestsFile(_Strict):
     predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = _null(
         "predicted output tokens"
     )
-    predicted_lower: SkipValidation[_Counts | None] = _null(
-        "lower ends of intervals that contain output_tokens"
-    )
-    predicted_upper: SkipValidation[_Counts | None] = _null("upper ends of these intervals")
+    predicted_lower: _Some = _null("lower ends of intervals that contain output_tokens")
+    predicted_upper: _Some = _null("upper ends of these intervals")
     forecast: ForecastFile | None = None
     slo_ttft: _Slos = _null("max time to first token; null: no limit")
     slo_tpot: _Slos = _null("max mean time per output token after the first")
@@ -103,23 +96,22 @@ class KnownFile(_Strict):
     reference: str | None = None
 
 
+_WHOLE_ARRIVALS: JsonDict = {"arrival": {"items": {"type": "integer"}}}
+
+
 class InstanceFile(_Strict):
     """An instance: requests, the KV capacity and the limits of the machine."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "if": {"properties": {"time_unit": {"const": "round"}}},
-            "then": {
-                "properties": {
-                    "requests": {"properties": {"arrival": {"items": {"type": "integer"}}}}
-                }
-            },
+            "then": {"properties": {"requests": {"properties": _WHOLE_ARRIVALS}}},
         },
     )
     format: Literal["optsched-instance"]
     version: Literal[1]
     name: str | None = _null("absent: the name of the file")
-    time_unit: SkipValidation[Literal["round", "second"]]
+    time_unit: SkipValidation[_Unit]
     kv_capacity: SkipValidation[_Count] = Field(description="in tokens")
     kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
         description="whether the KV of a running request's newest token counts"
@@ -194,7 +186,7 @@ class _Answer(_Open):
 if TYPE_CHECKING:
     MetricsFile = BaseModel  # its fields are rows of the table of metrics
 else:
-    MetricsFile = create_model(
+    MetricsFile = pydantic.create_model(
         "MetricsFile",
         __base__=_Open,
         __doc__="Metrics in the instance's unit; null: unknown or undefined.",
@@ -220,7 +212,7 @@ class ResultFile(_Answer):
     """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear."""
 
     format: Literal["optsched-result"]
-    time_unit: Literal["round", "second"] | None = None
+    time_unit: _Unit | None = None
     formulation: str | None = None
     method: str | None = None
     workers: int | None = _null("number of equal workers; absent: 1")
@@ -385,7 +377,7 @@ def check_shape(name: str, data: Mapping[str, Any]) -> None:
     """Check that a parsed file has the fields of its format, of the right types."""
     try:
         MODELS[name].model_validate(data)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = [part for part in first["loc"] if not str(part).startswith("function-")]
         found = repr(first["input"])
