@@ -13,7 +13,6 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ import optsched
 from optsched.problem.errors import InputError
 from optsched.workloads import datasets as data
 
-pytest.importorskip("pooch", reason="pooch is not installed")
+pytest.importorskip("requests", reason="requests is not installed")
 
 CONTENT = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n" + (
     b"2023-11-16 18:15:50.9951690,396,109\n" * 5000
@@ -121,7 +120,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     known = [replace(one, sha256=digest) for one in data._DATASETS]
     monkeypatch.setattr(data, "_DATASETS", tuple(known))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("pooch.core.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(data, "sleep", lambda seconds: None)
     with Server() as running:
         thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -334,12 +333,12 @@ def test_a_sum_that_others_report_is_said_to_be_one(server: Server, tmp_path: Pa
 
 
 def test_what_a_killed_download_left_is_removed_after_an_hour(server: Server, cache: Path) -> None:
-    old, fresh = cache / f"{data._STAGE}old", cache / f"{data._STAGE}fresh"
-    for folder in (old, fresh):
-        folder.mkdir(parents=True)
-        (folder / "tmpabc").write_bytes(CONTENT[:100])
-    for path in (old, old / "tmpabc"):
-        os.utime(path, (0, time.time() - 3700))
+    # Another download held the bytes that wait, so that these two had files of their own.
+    cache.mkdir(parents=True)
+    old, fresh = cache / f"{PART}~1", cache / f"{PART}~2"
+    for file in (old, fresh):
+        file.write_bytes(CONTENT[:100])
+    os.utime(old, (0, time.time() - 3700))
     optsched.fetch_dataset(NAME)
     assert sorted(os.listdir(cache)) == sorted([FILE, fresh.name])
 
@@ -369,11 +368,11 @@ def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -
         optsched.fetch_dataset(NAME, tmp_path / "file" / "sub")
 
 
-def test_without_pooch_the_extra_is_named(
+def test_without_requests_the_extra_is_named(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    refused("needs the package pooch; install it (pip install 'optsched[data]')", tmp_path)
+    monkeypatch.setitem(sys.modules, "requests", None)
+    refused("needs the package requests; install it (pip install 'optsched[data]')", tmp_path)
 
 
 def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from optsched.files.outputs import check_folder, check_output, make_folder
 from optsched.files.read_write import (
-    FORMATS,
     example_instances,
     json_schema,
     json_text,
@@ -31,6 +30,7 @@ from optsched.files.read_write import (
     write_json,
     write_schedule,
 )
+from optsched.files.schemas import MODELS
 from optsched.problem import text_files
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, Limits, canonical_json
@@ -572,7 +572,7 @@ def test_results_comparisons_and_certificates_have_a_checked_shape(tmp_path, dat
     refused(put(tmp_path, {**data, **changes}), words, read=lambda f: read_json(f, expect=name))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_format_has_a_json_schema(name):
     schema = json_schema(name)
     assert schema["title"] == f"optsched-{name}"

@@ -111,7 +111,7 @@ def loaded_after(code: str) -> set[str]:
 
 HEAVY = {
     "numba", "pandas", "matplotlib", "highspy", "ortools", "pulp", "pydantic", "scipy", "pyarrow",
-    "pooch", "requests",
+    "requests",
 }  # fmt: skip
 
 

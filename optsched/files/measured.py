@@ -52,32 +52,31 @@ class Measured:
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__.__get__(self)
         if not self.name.isprintable():  # tables show it in a terminal
             raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
 
-        put("latency", self._column("latency"))
-        if (self.latency == 0).any():
-            i = int(np.argmax(self.latency == 0))
-            raise InputError(f"latency: request {i}: found 0; expected a time > 0")
-
-        if self.ttft is None:
-            return
-
-        put("ttft", self._column("ttft"))
-        if len(self.ttft) != len(self.latency):
+        latency, ttft = self._column("latency"), None
+        if (latency == 0).any():
             raise InputError(
-                f"ttft: found {len(self.ttft)} values; expected {len(self.latency)}, as many as "
-                "latency has"
+                f"latency: request {int(np.argmax(latency == 0))}: found 0; expected a time > 0"
             )
 
-        late = self.ttft > self.latency
-        if late.any():
-            i = int(np.argmax(late))
-            raise InputError(
-                f"ttft: request {i}: found {self.ttft[i]}; expected at most its latency "
-                f"{self.latency[i]}"
-            )
+        if self.ttft is not None:
+            ttft = self._column("ttft")
+            if len(ttft) != len(latency):
+                raise InputError(
+                    f"ttft: found {len(ttft)} values; expected {len(latency)}, as many as latency "
+                    "has"
+                )
+
+            if (late := ttft > latency).any():
+                i = int(np.argmax(late))
+                raise InputError(
+                    f"ttft: request {i}: found {ttft[i]}; expected at most its latency {latency[i]}"
+                )
+
+        object.__setattr__(self, "latency", latency)
+        object.__setattr__(self, "ttft", ttft)
 
     def _column(self, name: str) -> NDArray[np.float64]:
         """Return a column, checked but for the times that are missing because of an error."""

@@ -31,23 +31,22 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     if file.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
 
-    temporary: Path | None = None
-    try:
-        with _writing(file):
-            number = descriptor(file)
-            if number is not None:
-                sys.stdout.flush()
-                with os.fdopen(os.dup(number), "wb") as stream:
-                    stream.write(content)
+    with _writing(file):
+        number = descriptor(file)
+        if number is not None:
+            sys.stdout.flush()
+            with os.fdopen(os.dup(number), "wb") as stream:
+                stream.write(content)
 
-                return
+            return
 
-            target, mode = _target(file)
-            if mode is not None and not stat.S_ISREG(mode):
-                target.write_bytes(content)  # a device or pipe cannot be replaced
-                return
+        target, mode = _target(file)
+        if mode is not None and not stat.S_ISREG(mode):
+            target.write_bytes(content)  # a device or pipe cannot be replaced
+            return
 
-            temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
+        temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
+        try:
             with open(temporary, "xb") as stream:
                 stream.write(content)
                 stream.flush()
@@ -57,8 +56,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
                 os.chmod(temporary, stat.S_IMODE(mode))
 
             os.replace(temporary, target)
-    finally:
-        if temporary is not None:
+        finally:
             with suppress(OSError):  # after a success it is gone, and it may never have been made
                 temporary.unlink()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +18,9 @@ from numpy.typing import NDArray
 
 from optsched.files.outputs import write_bytes
 from optsched.files.strict_json import (
-    FORMATS,
-    VERSION,
     Place,
     check_format,
-    json_text,
+    json_text as json_text,
     read_json,
     stem,
     write_json,
@@ -34,12 +31,6 @@ from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, EvictMode, Schedule, check_columns
 from optsched.problem.text_files import reason
-
-__all__ = [
-    "FORMATS", "INLINE_ENTRIES", "VERSION", "check_format", "columns_file", "example_instances",
-    "json_schema", "json_text", "read_instance", "read_json", "read_schedule",
-    "schedule_from_dict", "write_bytes", "write_instance", "write_json", "write_schedule",
-]  # fmt: skip
 
 _LARGEST = 2**60
 """Largest number in a schedule's columns. Starts may lie after the latest arrival allowed."""
@@ -99,14 +90,13 @@ def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
         See `optsched.Instance`.
     """
     # The schema has the fields of an `Instance` and no others; columns are under "requests".
-    fields = {"name": None, **data, **data["requests"]}
+    fields = {**data, **data["requests"], "limits": Limits(**(data.get("limits") or {}))}
     for key in ("format", "version", "requests"):
         del fields[key]
 
-    fields["limits"] = Limits(**(fields.get("limits") or {}))
     if fields.get("forecast") is not None:
         fields["forecast"] = Forecast(**fields["forecast"])
-    if fields["name"] is None:
+    if fields.get("name") is None:
         fields["name"] = name
 
     return Instance(**fields)
@@ -200,27 +190,23 @@ def schedule_from_dict(
 
         columns = _read_parquet(folder / data["columns"], data.get("columns_sha256"))
 
-    foreign = [name for name in columns if (name == "starts") != (kind == "starts")]
-    if foreign:
-        raise InputError(f"{foreign[0]}: expected no such column in a schedule of kind {kind!r}")
+    for name in columns:
+        if (name == "starts") != (kind == "starts"):
+            raise InputError(f"{name}: expected no such column in a schedule of kind {kind!r}")
 
     mode: EvictMode | None = data.get("evict_mode")
-    if mode is None:
-        if len(columns.get("evicted", [])):
-            raise InputError("evict_mode: found nothing; expected 'restart' or 'recompute'")
+    if mode is None and len(columns.get("evicted", [])):
+        raise InputError("evict_mode: found nothing; expected 'restart' or 'recompute'")
 
-        mode = "restart" if kind == "starts" else "recompute"
-
-    whole = {
-        name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
-        for name, column in columns.items()
-        if name != "start"
-    }
+    start = columns.pop("start", None)
     schedule = Schedule(
         kind=kind,
-        **whole,
-        start=_start_column(columns.get("start"), instance),
-        evict_mode=mode,
+        **{
+            name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
+            for name, column in columns.items()
+        },
+        start=_start_column(start, instance),
+        evict_mode=mode or ("restart" if kind == "starts" else "recompute"),
         instance_sha256=digest if instance is None else instance.sha256,
         cost_model_sha256=data.get("cost_model_sha256"),
     )
@@ -249,19 +235,16 @@ def write_schedule(
         The file cannot be written, ``columns`` is neither of the two, or pyarrow is missing for
         ``"parquet"``.
     """
+    if columns not in ("json", "parquet"):
+        raise InputError(f"columns: found {columns!r}; expected 'json' or 'parquet'")
+
+    data = schedule.to_dict()
     if columns == "parquet":
         beside = columns_file(path)
-        present = {k: getattr(schedule, k) for k in ALL_COLUMNS if getattr(schedule, k) is not None}
+        present = {name: data.pop(name) for name in ALL_COLUMNS if data.get(name) is not None}
         content = _parquet_bytes(present)
-        nothing: dict[str, Any] = dict.fromkeys(present)
-        data = replace(schedule, **nothing).to_dict()
         write_bytes(content, beside)
-        data["columns"] = beside.name
-        data["columns_sha256"] = hashlib.sha256(content).hexdigest()
-    elif columns == "json":
-        data = schedule.to_dict()
-    else:
-        raise InputError(f"columns: found {columns!r}; expected 'json' or 'parquet'")
+        data |= {"columns": beside.name, "columns_sha256": hashlib.sha256(content).hexdigest()}
 
     write_json(data, path)
 
@@ -301,7 +284,7 @@ def json_schema(name: str) -> dict[str, Any]:
     Parameters
     ----------
     name : str
-        One of `FORMATS`.
+        A format, such as ``instance``.
 
     Returns
     -------
@@ -312,10 +295,10 @@ def json_schema(name: str) -> dict[str, Any]:
     InputError
         The name is unknown.
     """
-    if name not in FORMATS:
-        raise InputError(f"schema: {name!r} is unknown; known are {', '.join(FORMATS)}")
-
     from optsched.files import schemas  # pydantic is only loaded where files are read
+
+    if name not in schemas.MODELS:
+        raise InputError(f"schema: {name!r} is unknown; known are {', '.join(schemas.MODELS)}")
 
     return schemas.schema(name)
 
@@ -329,19 +312,11 @@ def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None
     return real_column(values, "start", -float(_LARGEST), float(_LARGEST), item="batch")
 
 
-def _parquet_bytes(columns: dict[str, NDArray[Any]]) -> bytes:
+def _parquet_bytes(columns: dict[str, list[float]]) -> bytes:
     pa, pq = _pyarrow("'parquet'", "install pyarrow, or write the columns as 'json'")
-    table = pa.table(
-        {
-            name: pa.ListArray.from_arrays(
-                pa.array([0, len(column)], type=pa.int32()),
-                pa.array(column, type=pa.float64() if name == "start" else pa.int64()),
-            )
-            for name, column in columns.items()
-        }
-    )
+    kinds = {name: pa.list_(pa.float64() if name == "start" else pa.int64()) for name in columns}
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(pa.Table.from_pylist([columns], pa.schema(kinds)), sink, compression="zstd")
 
     return sink.getvalue()
 
@@ -367,10 +342,11 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
             f"columns: expected {file.name!r} beside this file; it cannot be read ({reason(error)})"
         ) from None
 
-    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+    found = hashlib.sha256(content).hexdigest()
+    if digest not in (None, found):
         raise InputError(
-            f"columns_sha256: found {hashlib.sha256(content).hexdigest()} of {file.name!r}; "
-            f"expected {digest}, of the file that was written with this one"
+            f"columns_sha256: found {found} of {file.name!r}; expected {digest}, of the file that "
+            "was written with this one"
         )
 
     try:
@@ -385,14 +361,11 @@ def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
             f"{', '.join(table.column_names)}; expected one row of {', '.join(ALL_COLUMNS)}"
         )
 
-    columns = {}
-    for name in table.column_names:
-        cell = table.column(name)[0]
+    columns = {name: table.column(name)[0] for name in table.column_names}
+    for name, cell in columns.items():
         if not pa.types.is_list(cell.type) or cell.values is None or cell.values.null_count:
             raise InputError(
                 f"columns: {file.name!r}: {name}: found {cell.type}; expected a list of numbers"
             )
 
-        columns[name] = cell.values.to_numpy(zero_copy_only=False)
-
-    return columns
+    return {name: cell.values.to_numpy(zero_copy_only=False) for name, cell in columns.items()}

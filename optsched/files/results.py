@@ -59,14 +59,13 @@ def result_dict(
     """
     from importlib.metadata import version  # takes 30 ms, so it is only imported to write a file
 
-    gap = None
+    gap, status = None, "no_incumbent" if objective is None else "feasible"
     if objective and bound is not None:
         gap = (objective - bound) / objective
-    if objective is None:
-        status = "no_incumbent"
-    else:
-        status = "optimal" if bound is not None and bound == objective else "feasible"
+    if objective is not None and bound == objective:
+        status = "optimal"
 
+    unknown = dict.fromkeys(("build_s", "solve_s", "seed", "threads"))
     data = {
         **head("optsched-result", command, instance),
         "formulation": None,
@@ -82,10 +81,7 @@ def result_dict(
         "predictor": predictor_of(instance),
         "cost_model": cost_model_reference(instance, cost_model),
         "metrics": None if metrics is None else dict(metrics),
-        "build_s": None,
-        "solve_s": None,
-        "seed": None,
-        "threads": None,
+        **unknown,
         "versions": {package: version(package) for package in ("numpy", "numba")},
         "schedule": None,
     }

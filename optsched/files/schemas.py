@@ -6,45 +6,55 @@ them in one pass, and its errors name the request and the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError, create_model
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SkipValidation
+from pydantic.config import JsonDict
 
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_ROUND
 from optsched.problem.metrics import TABLE
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-_OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Counts = SkipValidation[list[Annotated[int, Field(ge=1, le=MAX_TOKENS)]]]
 _Integers = SkipValidation[list[int]]
-_Limits = SkipValidation[list[Annotated[float, Field(gt=0)] | None] | None]
+_Limit = SkipValidation[_Count | None]
+_Some = SkipValidation[_Counts | None]
+_Unit = Literal["round", "second"]
+_Slos = SkipValidation[list[Annotated[float, Field(gt=0)] | None] | None]
+_NOT_EMPTY: JsonDict = {"minItems": 1}
 
 
-class LimitsFile(BaseModel):
+def _null(description: str, **more: Any) -> Any:
+    """Return a field that may be absent."""
+    return Field(None, description=description, **more)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class LimitsFile(_Strict):
     """Hard limits of the machine for each batch; null or absent means no limit."""
 
-    model_config = _STRICT
-    max_batch_tokens: SkipValidation[_Count | None] = Field(
-        None, description="maximum tokens processed in one batch, prefill and decode together"
+    max_batch_tokens: _Limit = _null(
+        "maximum tokens processed in one batch, prefill and decode together"
     )
-    max_prefill_tokens: SkipValidation[_Count | None] = Field(
-        None, description="maximum prefill tokens processed in one batch"
-    )
-    max_running: SkipValidation[_Count | None] = Field(
-        None, description="maximum requests that hold KV after a batch"
-    )
+    max_prefill_tokens: _Limit = _null("maximum prefill tokens processed in one batch")
+    max_running: _Limit = _null("maximum requests that hold KV after a batch")
 
 
-class ForecastFile(BaseModel):
+class ForecastFile(_Strict):
     """Predicted output tokens that requests have left, renewed every few tokens."""
 
-    model_config = _STRICT
     every: SkipValidation[_Count] = Field(description="tokens from one prediction to the next")
     offsets: _Integers = Field(
         description="request i has the entries remaining[offsets[i]:offsets[i+1]], one or more"
@@ -54,62 +64,54 @@ class ForecastFile(BaseModel):
     )
 
 
-class RequestsFile(BaseModel):
+class RequestsFile(_Strict):
     """Columns of equal length, one entry per request."""
 
-    model_config = _STRICT
     arrival: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)]]] = Field(
-        description="whole rounds, or seconds", json_schema_extra={"minItems": 1}
+        description="whole rounds, or seconds", json_schema_extra=_NOT_EMPTY
     )
-    prompt_tokens: _Counts = Field(json_schema_extra={"minItems": 1})
-    output_tokens: _Counts = Field(json_schema_extra={"minItems": 1})
-    predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = Field(
-        None, description="predicted output tokens"
+    prompt_tokens: _Counts = Field(json_schema_extra=_NOT_EMPTY)
+    output_tokens: _Counts = Field(json_schema_extra=_NOT_EMPTY)
+    predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = _null(
+        "predicted output tokens"
     )
-    predicted_lower: SkipValidation[_Counts | None] = Field(
-        None, description="lower ends of intervals that contain output_tokens"
-    )
-    predicted_upper: SkipValidation[_Counts | None] = Field(
-        None, description="upper ends of these intervals"
-    )
+    predicted_lower: _Some = _null("lower ends of intervals that contain output_tokens")
+    predicted_upper: _Some = _null("upper ends of these intervals")
     forecast: ForecastFile | None = None
-    slo_ttft: _Limits = Field(None, description="max time to first token; null: no limit")
-    slo_tpot: _Limits = Field(None, description="max mean time per output token after the first")
-    slo_gap: _Limits = Field(None, description="max time between two output tokens in succession")
-    slo_latency: _Limits = Field(None, description="max time from arrival to last token")
-    id: SkipValidation[list[str | int] | None] = Field(
-        None, description="external names, unique", json_schema_extra={"uniqueItems": True}
+    slo_ttft: _Slos = _null("max time to first token; null: no limit")
+    slo_tpot: _Slos = _null("max mean time per output token after the first")
+    slo_gap: _Slos = _null("max time between two output tokens in succession")
+    slo_latency: _Slos = _null("max time from arrival to last token")
+    id: SkipValidation[list[str | int] | None] = _null(
+        "external names, unique", json_schema_extra={"uniqueItems": True}
     )
 
 
-class KnownFile(BaseModel):
+class KnownFile(_Strict):
     """What is known of the optimum, in the instance's unit."""
 
-    model_config = _STRICT
     optimum: float | None = None
     bound: float | None = None
     best_known: float | None = None
     reference: str | None = None
 
 
-class InstanceFile(BaseModel):
+_WHOLE_ARRIVALS: JsonDict = {"arrival": {"items": {"type": "integer"}}}
+
+
+class InstanceFile(_Strict):
     """An instance: requests, the KV capacity and the limits of the machine."""
 
     model_config = ConfigDict(
-        **_STRICT,
         json_schema_extra={
             "if": {"properties": {"time_unit": {"const": "round"}}},
-            "then": {
-                "properties": {
-                    "requests": {"properties": {"arrival": {"items": {"type": "integer"}}}}
-                }
-            },
+            "then": {"properties": {"requests": {"properties": _WHOLE_ARRIVALS}}},
         },
     )
     format: Literal["optsched-instance"]
     version: Literal[1]
-    name: str | None = Field(None, description="absent: the name of the file")
-    time_unit: SkipValidation[Literal["round", "second"]]
+    name: str | None = _null("absent: the name of the file")
+    time_unit: SkipValidation[_Unit]
     kv_capacity: SkipValidation[_Count] = Field(description="in tokens")
     kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
         description="whether the KV of a running request's newest token counts"
@@ -124,114 +126,107 @@ class InstanceFile(BaseModel):
     known: KnownFile | None = None
 
 
-class ScheduleFile(BaseModel):
+_OF_BATCHES: list[JsonValue] = ["batch_offsets", "request", "tokens", "evicted_offsets", "evicted"]
+
+
+class ScheduleFile(_Strict):
     """A schedule: start times (kind "starts") or flat columns of batches (kind "batches")."""
 
     model_config = ConfigDict(
-        **_STRICT,
         json_schema_extra={
             "if": {"properties": {"kind": {"const": "starts"}}},
             "then": {"anyOf": [{"required": ["starts"]}, {"required": ["columns"]}]},
             "else": {
-                "anyOf": [
-                    {
-                        "required": [
-                            "batch_offsets", "request", "tokens", "evicted_offsets", "evicted",
-                        ]
-                    },
-                    {"required": ["columns"]},
-                ]
+                "anyOf": [{"required": _OF_BATCHES}, {"required": ["columns"]}],
             },
         },
-    )  # fmt: skip
+    )
     format: Literal["optsched-schedule"]
     version: Literal[1]
     instance_sha256: Sha256 | None = None
     kind: Literal["starts", "batches"]
-    starts: _Integers | None = Field(
-        None, description="start of each request, which runs from the round after it"
+    starts: _Integers | None = _null("start of each request, which runs from the round after it")
+    batch_offsets: _Integers | None = _null(
+        "batch j processes the entries batch_offsets[j]:batch_offsets[j+1]"
     )
-    batch_offsets: _Integers | None = Field(
-        None, description="batch j processes the entries batch_offsets[j]:batch_offsets[j+1]"
-    )
-    request: _Integers | None = Field(None, description="request of each entry, from 0")
-    tokens: _Integers | None = Field(None, description="tokens that each entry processes")
-    evicted_offsets: _Integers | None = Field(
-        None, description="batch j follows the evictions evicted_offsets[j]:evicted_offsets[j+1]"
+    request: _Integers | None = _null("request of each entry, from 0")
+    tokens: _Integers | None = _null("tokens that each entry processes")
+    evicted_offsets: _Integers | None = _null(
+        "batch j follows the evictions evicted_offsets[j]:evicted_offsets[j+1]"
     )
     evicted: _Integers | None = None
-    start: SkipValidation[list[float] | None] = Field(
-        None,
-        description="start of each batch, in the instance's unit; absent: as early as possible",
+    start: SkipValidation[list[float] | None] = _null(
+        "start of each batch, in the instance's unit; absent: as early as possible",
     )
-    worker: _Integers | None = Field(None, description="worker of each batch, from 0")
+    worker: _Integers | None = _null("worker of each batch, from 0")
     evict_mode: Literal["restart", "recompute"] | None = None
     cost_model_sha256: Sha256 | None = None
-    columns: Annotated[str, Field(pattern=r"^[^/\\]+\.parquet$")] | None = Field(
-        None, description="Parquet file beside this one that holds the columns, one row of lists"
+    columns: Annotated[str, Field(pattern=r"^[^/\\]+\.parquet$")] | None = _null(
+        "Parquet file beside this one that holds the columns, one row of lists"
     )
-    columns_sha256: Sha256 | None = Field(None, description="digest of that file's bytes")
+    columns_sha256: Sha256 | None = _null("digest of that file's bytes")
 
 
-class InstanceReference(BaseModel):
+class InstanceReference(_Open):
     """The instance that a result is about."""
 
-    model_config = _OPEN
     name: str
     sha256: Sha256
     requests: Annotated[int, Field(ge=1)]
 
 
+class _Answer(_Open):
+    format: str
+    version: Literal[1]
+    optsched: str = Field(description="version of optsched")
+    command: str
+    instance: InstanceReference
+
+
 if TYPE_CHECKING:
     MetricsFile = BaseModel  # its fields are rows of the table of metrics
 else:
-    MetricsFile = create_model(
+    MetricsFile = pydantic.create_model(
         "MetricsFile",
-        __config__=_OPEN,
+        __base__=_Open,
         __doc__="Metrics in the instance's unit; null: unknown or undefined.",
         **{
             metric.name: (
                 (int if metric.unit == "count" else float) | None,
-                Field(None, description=metric.meaning or None),
+                _null(metric.meaning or None),
             )
             for metric in TABLE.values()
         },
     )
 
 
-class ProgressFile(BaseModel):
+class ProgressFile(_Open):
     """Incumbent and bound whenever one changed, as columns of equal length; null: unknown."""
 
-    model_config = _OPEN
     elapsed_s: list[float]
     incumbent: list[float | None]
     bound: list[float | None]
 
 
-class ResultFile(BaseModel):
+class ResultFile(_Answer):
     """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear."""
 
-    model_config = _OPEN
     format: Literal["optsched-result"]
-    version: Literal[1]
-    optsched: str = Field(description="version of optsched")
-    command: str
-    instance: InstanceReference
-    time_unit: Literal["round", "second"] | None = None
+    time_unit: _Unit | None = None
     formulation: str | None = None
     method: str | None = None
-    workers: int | None = Field(None, description="number of equal workers; absent: 1")
+    workers: int | None = _null("number of equal workers; absent: 1")
     objective_name: str | None = None
     status: Literal["optimal", "feasible", "infeasible", "no_incumbent", "error"] | None = None
-    objective: float | None = Field(None, description="null without an incumbent")
-    bound: float | None = Field(None, description="null when unknown")
+    objective: float | None = _null("null without an incumbent")
+    bound: float | None = _null("null when unknown")
     gap: float | None = None
     gap_definition: str | None = None
-    scope: dict[str, Any] | None = Field(
-        None, description="the schedules for which the bound holds: workers, without, words"
+    scope: dict[str, Any] | None = _null(
+        "the schedules for which the bound holds: workers, without, words"
     )
-    certificate: str | None = Field(None, description="file")
-    certificate_missing: str | None = Field(None, description="why there is no certificate")
+    certificate: str | None = _null("file")
+    certificate_missing: str | None = _null("why there is no certificate")
     metrics: MetricsFile | None = None
     build_s: float | None = None
     solve_s: float | None = None
@@ -239,13 +234,12 @@ class ResultFile(BaseModel):
     seed: int | None = None
     threads: int | None = None
     versions: dict[str, str] | None = None
-    schedule: str | None = Field(None, description="file")
+    schedule: str | None = _null("file")
 
 
-class ComparedPolicy(BaseModel):
+class ComparedPolicy(_Open):
     """One scheduler in a comparison."""
 
-    model_config = _OPEN
     policy: str
     metrics: MetricsFile | None = None
     ratio_to_best_known: float | None = None
@@ -253,87 +247,68 @@ class ComparedPolicy(BaseModel):
     wall_s: float | None = None
 
 
-class ComparisonFile(BaseModel):
+class ComparisonFile(_Answer):
     """What `compare` writes; further fields may appear."""
 
-    model_config = _OPEN
     format: Literal["optsched-comparison"]
-    version: Literal[1]
-    optsched: str = Field(description="version of optsched")
-    command: str
-    instance: InstanceReference
     bound: float | None = None
     best_known: float | None = None
     policies: list[ComparedPolicy]
 
 
-class CapacityFile(BaseModel):
+class CapacityFile(_Answer):
     """What `capacity` writes; further fields may appear. Rates are multiples of the instance's."""
 
-    model_config = _OPEN
     format: Literal["optsched-capacity"]
-    version: Literal[1]
-    optsched: str = Field(description="version of optsched")
-    command: str
-    instance: InstanceReference
     attainment: float = Field(description="share of requests within all their SLOs", gt=0, le=1)
     policies: list[dict[str, Any]]
     best_rate_scale: float | None = None
     best_origin: str | None = None
-    impossible_rate_scale: float | None = Field(
-        None, description="no schedule attains it at this rate or a larger one"
+    impossible_rate_scale: float | None = _null(
+        "no schedule attains it at this rate or a larger one"
     )
     bound_origin: str | None = None
-    workers: dict[str, float | int | None] | None = Field(
-        None, description="workers given, or the fewest found and those proved too few"
+    workers: dict[str, float | int | None] | None = _null(
+        "workers given, or the fewest found and those proved too few"
     )
 
 
-class TradeoffBound(BaseModel):
+class TradeoffBound(_Open):
     """A bound on the weighted sum of mean latency and mean TTFT."""
 
-    model_config = _OPEN
     ttft_weight: Annotated[float, Field(ge=0, le=1)]
     bound: float
     bound_origin: str
 
 
-class TradeoffCurve(BaseModel):
+class TradeoffCurve(_Open):
     """Corners of the curve that no schedule crosses, as columns of equal length."""
 
-    model_config = _OPEN
     mean_latency: list[float]
     mean_ttft: list[float]
 
 
-class TradeoffPolicy(BaseModel):
+class TradeoffPolicy(_Open):
     """What a policy reaches, and the bound on TTFT at its latency."""
 
-    model_config = _OPEN
     policy: str
     mean_latency: float
     mean_ttft: float
     mean_ttft_bound: float | None = None
 
 
-class TradeoffFile(BaseModel):
+class TradeoffFile(_Answer):
     """What `tradeoff` writes, in seconds; further fields may appear."""
 
-    model_config = _OPEN
     format: Literal["optsched-tradeoff"]
-    version: Literal[1]
-    optsched: str = Field(description="version of optsched")
-    command: str
-    instance: InstanceReference
     bounds: list[TradeoffBound]
     curve: TradeoffCurve
     policies: list[TradeoffPolicy]
 
 
-class CertificateFile(BaseModel):
+class CertificateFile(_Open):
     """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
-    model_config = _OPEN
     format: Literal["optsched-certificate"]
     version: Literal[1]
     instance_sha256: Sha256
@@ -342,38 +317,37 @@ class CertificateFile(BaseModel):
     claim: Literal["bound", "optimal"]
     value: int | float
     denominator: Annotated[int, Field(ge=1)] | None = None
-    cost_model: SkipValidation[dict[str, Any] | None] = Field(
-        None, description="in seconds: the layers, and the decimal text of every coefficient"
+    cost_model: SkipValidation[dict[str, Any] | None] = _null(
+        "in seconds: the layers, and the decimal text of every coefficient"
     )
-    ticks_per_second: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="in seconds: the value is an integer number of ticks"
+    ticks_per_second: Annotated[int, Field(ge=1)] | None = _null(
+        "in seconds: the value is an integer number of ticks"
     )
     tree: SkipValidation[dict[str, Any]] = Field(
         description="a leaf names its relaxation; a branch splits the starts of one request"
     )
-    schedule: SkipValidation[dict[str, Any] | None] = Field(
-        None, description="a schedule file with that value, if the claim is optimal"
+    schedule: SkipValidation[dict[str, Any] | None] = _null(
+        "a schedule file with that value, if the claim is optimal"
     )
     sha256: Sha256 = Field(description="digest of the rest of the file in canonical JSON")
 
 
-class MeasuredFile(BaseModel):
+class MeasuredFile(_Strict):
     """Times that a real server took for an instance's requests, in the instance's order."""
 
-    model_config = _STRICT
     format: Literal["optsched-measured"]
     version: Literal[1]
-    name: str | None = Field(None, description="what tables call the server")
+    name: str | None = _null("what tables call the server")
     instance_sha256: Sha256 | None = None
-    ttft: SkipValidation[list[Annotated[float, Field(ge=0)] | None] | None] = Field(
-        None, description="seconds from each arrival to the first token; null: not measured"
+    ttft: SkipValidation[list[Annotated[float, Field(ge=0)] | None] | None] = _null(
+        "seconds from each arrival to the first token; null: not measured"
     )
     latency: SkipValidation[list[Annotated[float, Field(gt=0)] | None]] = Field(
         description="seconds from each arrival to the last token; null: see errors",
-        json_schema_extra={"minItems": 1},
+        json_schema_extra=_NOT_EMPTY,
     )
-    errors: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = Field(
-        None, description="requests, from 0, that were not served as the instance says, and why"
+    errors: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = _null(
+        "requests, from 0, that were not served as the instance says, and why"
     )
 
 
@@ -384,8 +358,8 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
     "measured": MeasuredFile,
-    "capacity": CapacityFile,
     "tradeoff": TradeoffFile,
+    "capacity": CapacityFile,
 }
 """The model of each file format."""
 
@@ -403,38 +377,30 @@ def check_shape(name: str, data: Mapping[str, Any]) -> None:
     """Check that a parsed file has the fields of its format, of the right types."""
     try:
         MODELS[name].model_validate(data)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InputError(_words(name, first)) from None
+        path = [part for part in first["loc"] if not str(part).startswith("function-")]
+        found = repr(first["input"])
+        words = {
+            "missing": f"found nothing; expected this field of the format {name!r}",
+            "extra_forbidden": f"unknown field; known here are {_fields_at(name, path[:-1])}",
+        }.get(first["type"])
+        if words is None:
+            right = first["msg"][0].lower() + first["msg"][1:]
+            if first["type"] == "model_type":
+                right = "expected an object with named fields"
+
+            words = f"found {found if len(found) <= 80 else found[:77] + '...'}; {right}"
+
+        raise InputError(f"{'.'.join(map(str, path))}: {words}") from None
 
 
-def _words(name: str, error: Mapping[str, Any]) -> str:
-    path = [part for part in error["loc"] if not str(part).startswith("function-")]
-    place = ".".join(str(part) for part in path)
-    if error["type"] == "missing":
-        return f"{place}: found nothing; expected this field of the format {name!r}"
-    if error["type"] == "extra_forbidden":
-        known = ", ".join(_fields_at(name, path[:-1]))
-        return f"{place}: unknown field; known here are {known}"
-
-    if error["type"] == "model_type":
-        return f"{place}: found {_brief(error['input'])}; expected an object with named fields"
-
-    return f"{place}: found {_brief(error['input'])}; {error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _fields_at(name: str, path: list[Any]) -> list[str]:
-    model: Any = MODELS[name]
+def _fields_at(name: str, path: Sequence[int | str]) -> str:
+    model: type[BaseModel] = MODELS[name]
     for part in path:
-        kinds = [model.model_fields[part].annotation] if part in model.model_fields else []
-        for kind in kinds:
-            for option in (kind, *getattr(kind, "__args__", ())):
-                if isinstance(option, type) and issubclass(option, BaseModel):
-                    model = option
+        field = model.model_fields.get(str(part))
+        for kind in () if field is None else (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                model = kind
 
-    return list(model.model_fields)
+    return ", ".join(model.model_fields)

@@ -20,12 +20,6 @@ from optsched.problem import text_files
 from optsched.problem.columns import plain_numbers
 from optsched.problem.errors import InputError
 
-FORMATS = (
-    "instance", "schedule", "result", "comparison", "certificate", "measured", "tradeoff",
-    "capacity",
-)  # fmt: skip
-"""Names of the file formats; a file's ``format`` is ``optsched-`` and one of them."""
-
 VERSION = 1
 """Version of every format."""
 
@@ -38,8 +32,8 @@ def read_json(
 ) -> dict[str, Any]:
     """Return the JSON object in a file.
 
-    `expect`: formats that the file may have, of `FORMATS`. The fields are checked against the
-    file's format. None accepts any JSON object.
+    `expect`: formats that the file may have, named as in `optsched.files.schemas.MODELS`, against
+    whose fields it is checked. None accepts any JSON object.
     """
     data, _ = read_json_and_digest(path)
     if expect is not None:
@@ -71,18 +65,16 @@ def check_format(
     """Check the ``format``, the ``version`` and the fields of a JSON object."""
     names = (expect,) if isinstance(expect, str) else tuple(expect)
     words = " or ".join(f"'optsched-{name}'" for name in names)
-    if "format" not in data:
-        raise InputError(f"format: found nothing; expected {words}")
-
-    name = str(data["format"]).removeprefix("optsched-")
+    found, number = (
+        repr(data.get(key)) if key in data else "nothing" for key in ("format", "version")
+    )
+    name = str(data.get("format")).removeprefix("optsched-")
     if name not in names or data["format"] != f"optsched-{name}":
-        raise InputError(f"format: found {data['format']!r}; expected {words}")
-    if "version" not in data:
-        raise InputError(f"version: found nothing; expected {version}")
-    if type(data["version"]) is not int or data["version"] != version:
+        raise InputError(f"format: found {found}; expected {words}")
+    if number != str(version):
+        reads = f", the version of {name} files that this optsched reads"
         raise InputError(
-            f"version: found {data['version']!r}; expected {version}, the version of {name} files "
-            "that this optsched reads"
+            f"version: found {number}; expected {version}{reads if 'version' in data else ''}"
         )
 
     from optsched.files import schemas  # pydantic is only loaded where files are read
@@ -108,9 +100,8 @@ def json_text(data: dict[str, Any]) -> str:
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table as CSV text that no spreadsheet runs as a formula.
 
-    `rows`: one cell per column. A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or an end
-    of line gets a leading apostrophe, so that no spreadsheet takes it for a formula. Floats keep
-    all their digits, and None is an empty cell.
+    A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or an end of line gets a leading
+    apostrophe. Floats keep all their digits, and None is an empty cell.
     """
     lines: list[str] = []
     # The writer quotes a cell only for the characters of its own line end. With "\r\n" it quotes
@@ -119,22 +110,16 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer = csv.writer(end, lineterminator="\r\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_harmless(cell) for cell in row])
+        harmful = [isinstance(cell, str) and cell.startswith(_FORMULA) for cell in row]
+        writer.writerow(
+            [f"'{cell}" if bad else cell for cell, bad in zip(row, harmful, strict=True)]
+        )
 
     return "".join(lines)
 
 
-def _harmless(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
-
-
 class Place:
-    """A context that puts the file in front of an `InputError` and shortens it to one line.
-
-    Parameters
-    ----------
-    file : Path
-    """
+    """A context that puts the file in front of an `InputError` and shortens it to one line."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from queue import Empty, Queue
-from threading import Event, Thread
-from typing import IO, Any
+from threading import Thread
+from time import sleep, time
+from typing import TypeVar
 
 try:
     import fcntl
@@ -24,11 +25,12 @@ except ImportError:  # without such locks, every download begins anew
 from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError
 
+T = TypeVar("T")
+
 BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
 """Environment variable with the address of a mirror, a folder with the files of all datasets."""
 
-_STALE_S = 3600.0
-_STAGE, _PART = ".optsched-fetch-", ".optsched-part-"
+_PART, _STALE_S = ".optsched-part-", 3600.0
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
 _RANGE = re.compile(r"bytes (\d{1,15})-\d+/(?:\d+|\*)")
 _SIZE = re.compile(r"\d{1,15}", re.ASCII)
@@ -71,43 +73,8 @@ class Dataset:
         return self.url.rpartition("/")[2]
 
 
-_GITHUB = "https://raw.githubusercontent.com"
-_AZURE = f"{_GITHUB}/Azure/AzurePublicDataset/master/data/AzureLLMInferenceTrace_"
-_MOONCAKE = f"{_GITHUB}/kvcache-ai/Mooncake/main/FAST25-release/traces/"
-_VIDUR = f"{_GITHUB}/microsoft/vidur/main/data/processed_traces/"
-_BURSTGPT = "https://github.com/HPMLL/BurstGPT/releases/download/v2.0/BurstGPT_without_fails_1.csv"
-_ORIGINS = {  # licence and citation, by format
-    "azure": ("CC-BY-4.0", "Patel et al., Splitwise, ISCA 2024"),
-    "burstgpt": ("CC-BY-4.0", "Wang et al., BurstGPT, 2024"),
-    "mooncake": ("Apache-2.0", "Qin et al., Mooncake, FAST 2025"),
-    "vidur": ("MIT", "Agrawal et al., Vidur, MLSys 2024"),
-}
-_TABLE = (  # name, summary, address, digest; the name begins with the format
-    ("azure-2023-conv", "Azure LLM inference 2023, conversation: 19,366 requests in an hour",
-     _AZURE + "conv.csv", "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8"),
-    ("azure-2023-code", "Azure LLM inference 2023, code",
-     _AZURE + "code.csv", "54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6"),
-    ("burstgpt-1", "BurstGPT 2.0, first two months without failures",
-     _BURSTGPT, "a4d068a7113ec0290e74063a1b3447dc6001a30e4298eb313581b71006dda1f4"),
-    ("mooncake-conversation", "Mooncake (Kimi), conversation",
-     _MOONCAKE + "conversation_trace.jsonl",
-     "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df"),
-    ("mooncake-synthetic", "Mooncake (Kimi), synthetic",
-     _MOONCAKE + "synthetic_trace.jsonl",
-     "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131"),
-    ("vidur-splitwise-conv", "Azure 2023, conversation, as Vidur processed it",
-     _VIDUR + "splitwise_conv.csv",
-     "439e4138b7e384f316de614c071f7162be05b8af0cef866f82faacd1b0472249"),
-    ("vidur-splitwise-code", "Azure 2023, code, as Vidur processed it",
-     _VIDUR + "splitwise_code.csv",
-     "f266b907d109d471c61283ab69771c17ad79a18b33ff6e96aa546346f52767a6"),
-)  # fmt: skip
-_REPORTED = ("burstgpt-1",)
-_DATASETS = tuple(
-    Dataset(name, summary, url, sha256, form, *_ORIGINS[form], reported=name in _REPORTED)
-    for name, summary, url, sha256 in _TABLE
-    for form in [name.partition("-")[0]]
-)
+_TABLE = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
+_DATASETS = tuple(Dataset(name, **row) for name, row in _TABLE.items())
 
 
 def datasets() -> dict[str, Dataset]:
@@ -184,7 +151,7 @@ def fetch_dataset(
     Raises
     ------
     InputError
-        The name is unknown, the package pooch is missing, the download fails or gives other
+        The name is unknown, the package requests is missing, the download fails or gives other
         bytes, or the folder cannot be written or holds another file of this name.
     """
     dataset = _dataset(name)
@@ -192,7 +159,8 @@ def fetch_dataset(
     file = folder / dataset.file_name
 
     if file.is_file():
-        found = _sha256(file)
+        with open(file, "rb") as stream:
+            found = _sha256(stream)
         if found == dataset.sha256:
             return file
         if to is not None:
@@ -208,232 +176,186 @@ def fetch_dataset(
 
     make_folder(folder)
     try:
-        _remove_leftovers(folder)
-        with tempfile.TemporaryDirectory(prefix=_STAGE, dir=folder) as stage:
-            part = _Part(
-                folder / f"{_PART}{dataset.file_name}", dataset.sha256, timeout_s, progress
-            )
-            _download(dataset, url, Path(stage), part, retries)
-            os.replace(Path(stage) / dataset.file_name, file)
+        import requests
+    except ImportError:
+        raise InputError(
+            f"dataset {name!r}: needs the package requests; install it (pip install "
+            f"'optsched[data]'), or download {url} yourself"
+        ) from None
+
+    try:
+        for mine in folder.glob(f"{_PART}*~*"):  # of processes killed more than an hour ago
+            with suppress(FileNotFoundError):
+                if time() - mine.stat().st_mtime > _STALE_S:
+                    mine.unlink()
+
+        for attempt in range(retries + 1):
+            download = _Download(dataset, url, file, timeout_s, progress)
+            try:
+                download.run()
+                break
+            except requests.exceptions.RequestException as error:
+                if attempt == retries:
+                    raise InputError(f"dataset {name!r}: {url}: {download.why(error)}") from None
+
+                sleep(min(attempt + 1, 10))
     except OSError as error:
         raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
 
     return file
 
 
-def _download(dataset: Dataset, url: str, folder: Path, part: _Part, retries: int) -> None:
-    """Put the file into a folder, or raise an `InputError`."""
-    try:
-        import pooch
-    except ImportError:
-        raise InputError(
-            f"dataset {dataset.name!r}: needs the package pooch; install it (pip install "
-            f"'optsched[data]'), or download {url} yourself"
-        ) from None
+@dataclass(frozen=True)
+class _Download:
+    """One attempt, whose bytes wait in a hidden file beside the file until they are complete."""
 
-    from requests import exceptions
-
-    source = pooch.create(
-        path=folder,
-        base_url="",
-        registry={dataset.file_name: f"sha256:{dataset.sha256}"},
-        urls={dataset.file_name: url},
-        retry_if_failed=retries,
-    )
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel("ERROR")  # otherwise it reports every attempt on standard error
-
-    try:
-        source.fetch(dataset.file_name, downloader=part)
-    except exceptions.HTTPError as error:
-        status = "no answer" if error.response is None else error.response.status_code
-        raise _failed(dataset, url, part, f"the server answers {status}") from None
-    except exceptions.Timeout:
-        raise _failed(
-            dataset, url, part, f"the server is silent for {part.timeout_s:g} s"
-        ) from None
-    except (exceptions.ChunkedEncodingError, exceptions.ContentDecodingError):
-        raise _failed(dataset, url, part, "the transfer broke off") from None
-    except exceptions.ConnectionError as error:  # also raised for a silence within the body
-        why = "the server cannot be reached (no network?)"
-        if "timed out" in str(error):
-            why = f"the server is silent for {part.timeout_s:g} s"
-
-        raise _failed(dataset, url, part, why) from None
-    except exceptions.RequestException as error:
-        raise _failed(dataset, url, part, str(error)) from None
-    except ValueError:  # pooch raises it when the digest differs
-        reported = (
-            "; that sum is as others report it, so the publisher's page decides"
-            if dataset.reported
-            else ""
-        )
-        raise _failed(
-            dataset, url, part, f"its sha256 is not {dataset.sha256}: changed or damaged{reported}"
-        ) from None
-    finally:
-        logger.setLevel(level)
-
-
-def _failed(dataset: Dataset, url: str, part: _Part, why: str) -> InputError:
-    size = part.size
-    kept = f"{size:,} bytes are kept, and the next fetch goes on from there"
-    return InputError(
-        f"dataset {dataset.name!r}: {url}: {why}; {kept if size else 'nothing was kept'}"
-    )
-
-
-class _Part:
-    """The downloader for pooch, which keeps the bytes received so far and fetches the rest.
-
-    The bytes of a download that ended early wait in a file of their own. The process that holds
-    the file's lock goes on with it. The system releases the lock even if that process is killed.
-    If another process holds the lock, or the system has no such locks, the download begins anew
-    and leaves nothing behind.
-
-    Parameters
-    ----------
-    path : Path
-        File in which the bytes wait, in the folder of the finished file.
-    sha256 : str
-        Digest of the complete file.
-    timeout_s : float
-        Maximum silence of the server, in seconds.
-    report : callable or None
-        See ``progress`` of `fetch_dataset`.
-    """
-
-    def __init__(
-        self, path: Path, sha256: str, timeout_s: float, report: Callable[[int, int], None] | None
-    ) -> None:
-        self.path, self.sha256, self.timeout_s = path, sha256, timeout_s
-        self._report = report or (lambda done, total: None)
+    dataset: Dataset
+    url: str
+    file: Path
+    timeout_s: float
+    report: Callable[[int, int], None] | None
 
     @property
-    def size(self) -> int:
-        """Number of bytes that wait for the next download."""
-        return self.path.stat().st_size if self.path.is_file() else 0
+    def part(self) -> Path:
+        return self.file.with_name(_PART + self.file.name)
 
-    def __call__(self, url: str, output_file: str, _pooch: object) -> None:
-        """Download the file to the path that pooch names, where pooch checks the digest."""
-        with self._claimed() as stream:
-            if stream is None:
-                with open(output_file, "wb") as own:
-                    self._transfer(url, own)
-
-                return
-
-            went_on = self._transfer(url, stream, stream.seek(0, os.SEEK_END))
-            stream.flush()
-            if went_on and _sha256(self.path) != self.sha256:  # another version, or damaged
-                self._transfer(url, stream)
-                stream.flush()
-
-            os.replace(self.path, output_file)
-
-    def _transfer(self, url: str, stream: IO[bytes], have: int = 0) -> bool:
-        """Append the rest of the file or write all of it; return whether the rest was appended."""
+    def run(self) -> None:
+        """Fetch what is missing, and give the file its name once its digest is right."""
         from requests.exceptions import RequestException
 
-        wanted = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else None
-        with closing(_received(url, wanted, self.timeout_s)) as parts:
-            response: Any = next(parts)
-            if have and response.status_code == _NO_SUCH_RANGE:
-                return self._transfer(url, stream)
+        with self._claimed() as stream:
+            went_on = self._transfer(stream, stream.seek(0, os.SEEK_END))
+            if went_on and _sha256(stream) != self.dataset.sha256:  # another version, or damaged
+                self._transfer(stream)
+            if _sha256(stream) == self.dataset.sha256:
+                os.replace(stream.name, self.file)
+                return
 
-            response.raise_for_status()
-            size = _SIZE.fullmatch(response.headers.get("Content-Length", ""))
-            encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-            part = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            went_on = part is not None and int(part[1]) == have > 0 and not encoded
-            if have and response.status_code == _PARTIAL and not went_on:
-                return self._transfer(url, stream)  # not the part that was asked for
+            stream.truncate(0)
 
-            done = have if went_on else 0
-            stream.seek(done)
-            stream.truncate()
-            total = 0 if encoded or not size else done + int(size[0])
+        others = "; that sum is as others report it, so the publisher's page decides"
+        raise RequestException(
+            f"its sha256 is not {self.dataset.sha256}: changed or damaged"
+            + (others if self.dataset.reported else "")
+        )
 
-            for chunk in parts:
-                done += len(chunk)
-                if done > _MAX_BYTES:
-                    stream.truncate(0)
-                    raise RequestException(
-                        f"found more than {_MAX_BYTES} bytes; expected a smaller file"
-                    )
+    def why(self, error: Exception) -> str:
+        """Return why the download failed, and what is kept of it."""
+        from requests import exceptions as kinds
 
-                stream.write(chunk)
-                self._report(done, total)
+        words = str(error)
+        if isinstance(error, kinds.HTTPError) and error.response is not None:
+            words = f"the server answers {error.response.status_code}"
+        elif isinstance(error, kinds.ChunkedEncodingError | kinds.ContentDecodingError):
+            words = "the transfer broke off"
+        elif isinstance(error, kinds.Timeout) or "timed out" in words:  # also within the body
+            words = f"the server is silent for {self.timeout_s:g} s"
+        elif isinstance(error, kinds.ConnectionError):
+            words = "the server cannot be reached (no network?)"
 
+        size = self.part.stat().st_size if self.part.is_file() else 0
+        kept = f"{size:,} bytes are kept, and the next fetch goes on from there"
+        return f"{words}; {kept if size else 'nothing was kept'}"
+
+    def _transfer(self, stream: BufferedRandom, have: int = 0) -> bool:
+        """Append the rest of the file or write all of it; return whether the rest was appended."""
+        import requests
+
+        head = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else None
+        ask = partial(requests.get, self.url, timeout=self.timeout_s, stream=True, headers=head)
+        response = self._soon(ask)  # closing it would wait for the thread that still receives
+        if have and response.status_code == _NO_SUCH_RANGE:
+            return self._transfer(stream)
+
+        response.raise_for_status()
+        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
+        size = _SIZE.fullmatch(response.headers.get("Content-Length", ""))
+        part = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        went_on = part is not None and int(part[1]) == have > 0 and not encoded
+        if have and response.status_code == _PARTIAL and not went_on:
+            return self._transfer(stream)  # not the part that was asked for
+
+        done = have if went_on else 0
+        stream.truncate(done)
+        total = done + int(size[0]) if size and not encoded else 0
+        chunks = response.iter_content(_CHUNK)
+
+        while chunk := self._soon(partial(next, chunks, b"")):
+            done += len(chunk)
+            if done > _MAX_BYTES:
+                stream.truncate(0)
+                raise requests.exceptions.RequestException(
+                    f"found more than {_MAX_BYTES} bytes; expected a smaller file"
+                )
+
+            stream.write(chunk)
+            if self.report is not None:
+                self.report(done, total)
+
+        stream.flush()
         return went_on
 
-    @contextmanager
-    def _claimed(self) -> Iterator[IO[bytes] | None]:
-        """Yield the file of waiting bytes, locked against others; None if it cannot be locked."""
-        if fcntl is None:
-            yield None
-            return
+    def _soon(self, receive: Callable[[], T]) -> T:
+        """Return what a call returns, within twice the time of the server's silence.
 
-        with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:
+        The timeout of `requests` begins anew with each byte, so that another thread has to wait.
+        """
+        from requests.exceptions import RequestException
+
+        answer = Queue[T | Exception]()
+
+        def run() -> None:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another process may have finished it and moved it away since it was opened.
-                mine = os.path.samestat(os.stat(self.path), os.fstat(stream.fileno()))
-            except OSError:
-                mine = False
+                answer.put(receive())
+            except Exception as error:
+                answer.put(error)
 
-            try:
-                yield stream if mine else None
-            finally:
-                if mine:
-                    stream.flush()
-                    if not os.fstat(stream.fileno()).st_size:
-                        self.path.unlink(missing_ok=True)
-
-
-def _received(
-    url: str, head: dict[str, str] | None, timeout_s: float
-) -> Generator[Any, None, None]:
-    """Yield the answer of a server, and then what it sends.
-
-    The timeout of `requests` begins anew with each byte. Here another thread receives, and this
-    one waits for whole parts, which have to come within twice the time.
-    """
-    import requests
-
-    ready: Queue[Any] = Queue(maxsize=8)
-    ended = Event()
-
-    def receive() -> None:
+        Thread(target=run, daemon=True).start()
         try:
-            with requests.get(url, timeout=timeout_s, stream=True, headers=head) as response:
-                ready.put(response)
-                for chunk in response.iter_content(_CHUNK):
-                    ready.put(chunk)
-                    if ended.is_set():
-                        return
+            found = answer.get(timeout=2 * self.timeout_s)
+        except Empty:
+            raise RequestException(
+                f"the server sends fewer than {_CHUNK} bytes in {2 * self.timeout_s:g} s"
+            ) from None
 
-            ready.put(None)
-        except Exception as error:
-            ready.put(error)
+        if isinstance(found, Exception):
+            raise found
 
-    Thread(target=receive, daemon=True).start()
-    try:
-        while (part := ready.get(timeout=2 * timeout_s)) is not None:
-            if isinstance(part, Exception):
-                raise part
+        return found
 
-            yield part
-    except Empty:
-        raise requests.exceptions.RequestException(
-            f"the server sends fewer than {_CHUNK} bytes in {2 * timeout_s:g} s"
-        ) from None
-    finally:
-        ended.set()
-        with suppress(Empty):
-            while True:  # who waits for room goes on, and sees that nobody listens
-                ready.get_nowait()
+    @contextmanager
+    def _claimed(self) -> Iterator[BufferedRandom]:
+        """Yield the file of waiting bytes, to whose end all is written.
+
+        If another process has it, or the system has no such locks, it is one of this process that
+        is removed at the end. The system releases a lock even if a process is killed.
+        """
+        if fcntl is not None:
+            with open(self.part, "a+b") as stream:
+                if self._locks(stream):
+                    try:
+                        yield stream
+                    finally:
+                        stream.flush()
+                        if not os.fstat(stream.fileno()).st_size:
+                            self.part.unlink(missing_ok=True)
+
+                    return
+
+        own = Path(f"{self.part}~{os.getpid()}")
+        try:
+            with open(own, "a+b") as stream:
+                yield stream
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _locks(self, stream: BufferedRandom) -> bool:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have finished it and moved it away since it was opened.
+            return os.path.samestat(os.stat(self.part), os.fstat(stream.fileno()))
+        except OSError:
+            return False
 
 
 def _dataset(name: str) -> Dataset:
@@ -445,24 +367,10 @@ def _dataset(name: str) -> Dataset:
 
 
 def _cache() -> Path:
-    try:
-        import pooch
-    except ImportError:
-        home = os.environ.get("XDG_CACHE_HOME")
-        return (Path(home) if home else Path.home() / ".cache") / "optsched"
-
-    return Path(pooch.os_cache("optsched"))
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "optsched"
 
 
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the folders of killed downloads that have not changed for an hour."""
-    for stage in folder.glob(_STAGE + "*"):
-        with suppress(OSError):
-            last = max(path.stat().st_mtime for path in (stage, *stage.iterdir()))
-            if time.time() - last > _STALE_S:
-                shutil.rmtree(stage, ignore_errors=True)
+def _sha256(stream: BufferedRandom | BufferedReader) -> str:
+    stream.seek(0)
+    return hashlib.file_digest(stream, "sha256").hexdigest()

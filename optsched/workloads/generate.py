@@ -8,7 +8,6 @@ what is drawn for the others.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
+from optsched.workloads.bisection import bisect
 
 MAX_REQUESTS = 10_000_000
 """Maximum number of requests that a generator makes."""
@@ -130,7 +130,13 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
 
     label = name
     if not isinstance(seed, Generator):
-        seed = _index(seed, f"generate {name}: seed")
+        if (
+            isinstance(seed, (bool, np.bool_))
+            or not isinstance(seed, (int, np.integer))
+            or seed < 0
+        ):
+            raise InputError(f"generate {name}: seed: found {seed!r}; expected an integer >= 0")
+
         label = f"{name}-seed{seed}"
 
     return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
@@ -170,9 +176,9 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
 
 def _number(text: str, parameter: Parameter) -> int | float | str:
     """Return a text as a value of the parameter's type, or unchanged for `_checked` to refuse."""
-    kinds: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "text": str}
+    kind: type[int | float | str] = {"int": int, "float": float, "text": str}[parameter.type]
     with suppress(ValueError):
-        return kinds[parameter.type](text)
+        return kind(text)
 
     return text
 
@@ -195,42 +201,25 @@ def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
     return spec.parameters[key]
 
 
-def _index(value: Any, place: str) -> int:
-    try:
-        number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = -1
-
-    if number < 0:
-        raise InputError(f"{place}: found {value!r}; expected an integer >= 0")
-
-    return number
-
-
 def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
     plain = value.item() if isinstance(value, np.generic) else value
+    low, high, whole = parameter.low, parameter.high, parameter.type == "int"
+
     if parameter.type == "text":
-        if not isinstance(plain, str) or (parameter.choices and plain not in parameter.choices):
-            words = ", ".join(parameter.choices)
-            raise InputError(f"{place}: found {value!r:.80}; expected one of {words}")
-
-        return plain
-
-    whole = parameter.type == "int"
-    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        raise InputError(
-            f"{place}: found {value!r:.80}; expected {'an integer' if whole else 'a number'}"
-        )
-
-    if whole and isinstance(plain, float) and not plain.is_integer():
-        raise InputError(f"{place}: found {value!r:.80}; expected an integer")
-
-    low, high = parameter.low, parameter.high
-    if not (low <= plain <= high and (whole or low < plain)):
+        right = f"one of {', '.join(parameter.choices)}"
+        if isinstance(plain, str) and (not parameter.choices or plain in parameter.choices):
+            return plain
+    elif isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        right = "an integer" if whole else "a number"
+    elif whole and isinstance(plain, float) and not plain.is_integer():
+        right = "an integer"
+    elif low <= plain <= high and (whole or low < plain):
+        return int(plain) if whole else float(plain)
+    else:
         right = f"from {low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
-        raise InputError(f"{place}: found {value!r:.80}; expected a number {right}")
+        right = f"a number {right}"
 
-    return int(plain) if whole else float(plain)
+    raise InputError(f"{place}: found {value!r:.80}; expected {right}")
 
 
 def _count(default: int | None, doc: str) -> Parameter:
@@ -241,11 +230,14 @@ def _capacity(default: int | None, doc: str = "KV capacity, tokens") -> Paramete
     return Parameter("int", default, doc, 1, 2**53)
 
 
+_JAILLET_CAPACITY = Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31)
+
+
 @_generator(
     "jaillet-model-1",
     "Jaillet et al. 2025 (MC-SF), section 5.1, arrival model 1: all at 0",
     n=_count(None, "requests; none: uniform on 40..60"),
-    kv_capacity=Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31),
+    kv_capacity=_JAILLET_CAPACITY,
 )
 def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
     capacity, n = int(rng.integers(30, 51)), int(rng.integers(40, 61))
@@ -257,7 +249,7 @@ def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
     "jaillet-model-2",
     "Jaillet et al. 2025 (MC-SF), section 5.1, arrival model 2: Poisson over rounds 1..T",
     n=_count(None, "requests: the first n arrivals of the process without an end; none: random"),
-    kv_capacity=Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31),
+    kv_capacity=_JAILLET_CAPACITY,
     horizon=Parameter("int", None, "T, rounds; none: uniform on 40..60; unused with n", 1, 10**7),
     rate=Parameter("float", None, "arrivals per round; none: uniform on [0.5, 1.5]", 1e-6, 1e6),
 )
@@ -297,22 +289,18 @@ def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: i
     )
 
 
-_ARRIVAL_PARAMETERS = {
-    "arrivals": Parameter("text", "all-at-once", "arrival process", choices=ARRIVALS),
-    "rate": Parameter("float", 1.0, "arrivals per unit of time; unused all at once", 0.0, 1e9),
-    "cv": Parameter(
-        "float", 2.0, "gamma: coefficient of variation of the gaps, 1 / sqrt(shape)", 0.0, 100.0
-    ),
-    "time_unit": Parameter(
-        "text", "round", "rounds floor the arrival times", choices=("round", "second")
-    ),
-    "kv_accounting": Parameter(
-        "text",
-        None,
-        "none: generated in rounds, cached in seconds",
-        choices=("generated", "cached"),
-    ),
-}
+def _arrivals(process: str, rate: float, unit: str) -> dict[str, Parameter]:
+    """Return the parameters of arrivals, with these defaults."""
+    doc = "gamma: coefficient of variation of the gaps, 1 / sqrt(shape)"
+    units, accountings = ("round", "second"), ("generated", "cached")
+    none = "none: generated in rounds, cached in seconds"
+    return {
+        "arrivals": Parameter("text", process, "arrival process", choices=ARRIVALS),
+        "rate": Parameter("float", rate, "arrivals per unit of time; unused all at once", 0.0, 1e9),
+        "cv": Parameter("float", 2.0, doc, 0.0, 100.0),
+        "time_unit": Parameter("text", unit, "rounds floor the arrival times", choices=units),
+        "kv_accounting": Parameter("text", None, none, choices=accountings),
+    }
 
 
 @_generator(
@@ -324,7 +312,7 @@ _ARRIVAL_PARAMETERS = {
     output_min=Parameter("int", 1, "shortest output, tokens"),
     output_max=Parameter("int", 25, "longest output, tokens"),
     kv_capacity=_capacity(40),
-    **_ARRIVAL_PARAMETERS,
+    **_arrivals("all-at-once", 1.0, "round"),
 )
 def _uniform(rng: Generator, values: Any) -> Instance:
     for kind in ("prompt", "output"):
@@ -351,14 +339,7 @@ def _uniform(rng: Generator, values: Any) -> Instance:
     output_median=Parameter("float", 45.0, "median output, tokens", 0.0),
     output_max=Parameter("int", 883, "longest output, tokens"),
     kv_capacity=_capacity(16492),
-    **{
-        **_ARRIVAL_PARAMETERS,
-        "arrivals": Parameter("text", "poisson", "arrival process", choices=ARRIVALS),
-        "rate": Parameter("float", 50.0, "arrivals per unit of time; unused all at once", 0.0, 1e9),
-        "time_unit": Parameter(
-            "text", "second", "rounds floor the arrival times", choices=("round", "second")
-        ),
-    },
+    **_arrivals("poisson", 50.0, "second"),
 )
 def _lognormal(rng: Generator, values: Any) -> Instance:
     # Mean, median and maximum determine the clipped lognormal. Its variance is higher than the
@@ -395,14 +376,7 @@ def _sigma(mean: float, median: float, longest: int, place: str) -> float:
             f"{(1 + longest) / 2:g} for a lognormal clipped to 1..{longest}"
         )
 
-    for _ in range(100):
-        middle = (low + high) / 2
-        if _clipped_mean(median, middle, longest) < mean:
-            low = middle
-        else:
-            high = middle
-
-    return (low + high) / 2
+    return bisect(lambda sigma: _clipped_mean(median, sigma, longest) < mean, low, high, 100)
 
 
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
@@ -418,11 +392,7 @@ def _clipped_mean(median: float, sigma: float, longest: int) -> float:
 
 
 def _with_arrivals(
-    rng: Generator,
-    values: Any,
-    name: str,
-    prompt: NDArray[np.int64],
-    output: NDArray[np.int64],
+    rng: Generator, values: Any, name: str, prompt: NDArray[np.int64], output: NDArray[np.int64]
 ) -> Instance:
     in_rounds = values.time_unit == "round"
     accounting: KvAccounting = values.kv_accounting or ("generated" if in_rounds else "cached")

@@ -32,11 +32,6 @@ from optsched.problem.specs import (
     parse_spec,
 )
 
-__all__ = [
-    "Columns", "Forecast", "Guess", "Predictor", "PredictorInfo", "check_predictor", "estimates",
-    "forecast_of", "predict", "predictor", "predictors",
-]  # fmt: skip
-
 Columns = ArrayLike | tuple[ArrayLike, ArrayLike] | Forecast | Mapping[str, Any]
 """One prediction per request, a pair of interval ends, a forecast, or columns by name."""
 
@@ -147,16 +142,13 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         columns = _columns(guess(instance, seed))
         if all(column is None for column in columns.values()):
             raise InputError("found no predictions; expected one per request")
+
+        new: dict[str, Any] = dict.fromkeys(PREDICTIONS) | columns
+        return replace(instance, **new)
     except OptschedError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:
         raise InputError(f"predictor {name!r}: raised {error!r}") from error
-
-    try:
-        new: dict[str, Any] = dict.fromkeys(PREDICTIONS) | columns
-        return replace(instance, **new)
-    except InputError as error:
-        raise InputError(f"predictor {name!r}: {error}") from None
 
 
 def check_predictor(spec: str) -> None:
@@ -196,13 +188,12 @@ def _guess(spec: str) -> Guess:
 
 def _columns(answer: Columns) -> dict[str, Any]:
     if isinstance(answer, Mapping):
-        unknown = [key for key in answer if key not in PREDICTIONS]
-        if unknown:
-            words = ", ".join(PREDICTIONS)
-            raise InputError(f"column {unknown[0]!r} is unknown; known are {words}")
+        for key in answer:
+            if key not in PREDICTIONS:
+                known = ", ".join(PREDICTIONS)
+                raise InputError(f"column {key!r} is unknown; known are {known}")
 
         return dict(answer)
-
     if isinstance(answer, Forecast):
         return {"forecast": answer}
     if isinstance(answer, tuple) and len(answer) == 2 and np.ndim(answer[0]) == 1:
@@ -255,8 +246,8 @@ def estimates(
         column = np.maximum(1.0, column.first)
 
     capacity = instance.kv_capacity - instance.kv_capacity % instance.kv_block_tokens
-    most = capacity - instance.prompt_tokens + 1 - instance.kv_offset
-    values = np.minimum(np.ceil(column).astype(np.int64) + margin, most)
+    longest = capacity - instance.prompt_tokens + 1 - instance.kv_offset
+    values = np.minimum(np.ceil(column).astype(np.int64) + margin, longest)
     # Read-only like the instance's own columns, so that engines are compiled once for both.
     values.setflags(write=False)
 

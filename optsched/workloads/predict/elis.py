@@ -69,18 +69,13 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
     def guess(instance: Instance, generator: Generator) -> Columns:
         counts = (instance.output_tokens - 1) // window + 1
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        check_size(
-            int(offsets[-1]),
-            50,
-            f"predictions, one every {window} tokens",
-            "a larger window",
-            "output_tokens",
-        )
+        what = f"predictions, one every {window} tokens"
+        check_size(int(offsets[-1]), 50, what, "a larger window", "output_tokens")
         past = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # windows
         left = np.repeat(instance.output_tokens, counts) - window * past
         spread = error * SPREAD * left**POWER * decay**past
-        told = left + spread * generator.standard_normal(len(left))
+        predicted = left + spread * generator.standard_normal(len(left))
 
-        return Forecast(window, offsets, np.maximum(1.0, told))
+        return Forecast(window, offsets, np.maximum(1.0, predicted))
 
     return guess

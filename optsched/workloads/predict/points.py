@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.text_files import read_text
+from optsched.workloads.bisection import bisect
 from optsched.workloads.predict import Columns, Guess, predictor
 
 COLUMNS = ("predicted", "predicted_lower", "predicted_upper")
@@ -47,12 +48,10 @@ def interval(*, low: int = 1, high: int = 1000) -> Guess:
     InputError
         The ends are out of range.
     """
-    _ordered(low, high)
+    if not 1 <= low <= high:
+        raise InputError(f"low, high: found {low}, {high}; expected 1 <= low <= high")
 
-    def guess(instance: Instance, _: Generator) -> Columns:
-        return np.full(instance.n, low), np.full(instance.n, high)
-
-    return guess
+    return lambda instance, _: (np.full(instance.n, low), np.full(instance.n, high))
 
 
 @predictor("classes", "the class of width w that holds the output")
@@ -191,8 +190,9 @@ def column(*, file: str) -> Guess:
                 f"{file}: found no column of predictions; expected {', '.join(COLUMNS)}"
             )
 
-        return {key: [_number(row[key], i, file, key) for i, row in enumerate(rows)]
-                for key in names}  # fmt: skip
+        return {
+            key: [_number(row[key], i, file, key) for i, row in enumerate(rows)] for key in names
+        }
 
     return guess
 
@@ -204,14 +204,6 @@ def _number(text: str | None, i: int, file: str, key: str) -> float:
         raise InputError(f"{file}: {key}: request {i}: found {text!r}; expected a number") from None
 
 
-def _ordered(low: int, high: int) -> None:
-    if not 1 <= low <= high:
-        raise InputError(f"low, high: found {low}, {high}; expected 1 <= low <= high")
-
-
-_NODES = 64
-
-
 def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float, float]:
     """Return the mean and the spread of a normal error that give the cut predictions their errors.
 
@@ -219,13 +211,13 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
     mean absolute error rises with the spread from |bias| to just below 2 (mean(o) - 1) + bias. Two
     nested bisections therefore find both.
     """
-    most = 2 * (float(o.mean()) - 1) + bias
+    limit = 2 * (float(o.mean()) - 1) + bias
     if mae == abs(bias) == 0:
         return 0.0, 0.0
-    if not (bias > 1 - o.mean() and mae < most):
+    if not (bias > 1 - o.mean() and mae < limit):
         raise InputError(
             f"mae: found {mae:g} with bias {bias:g}; expected a bias above {1 - o.mean():g} and "
-            f"mae below {most:g}, since predictions are at least 1 token and outputs "
+            f"mae below {limit:g}, since predictions are at least 1 token and outputs "
             f"{o.mean():g} on average"
         )
 
@@ -242,26 +234,19 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
         low, high = 1.0 - float(o.max()) - 20 * spread - 1, bias + 1.0
         while errors(high, spread)[0] < bias:
             high = 2 * high + 1
-        for _ in range(_NODES):
-            middle = (low + high) / 2
-            low, high = (middle, high) if errors(middle, spread)[0] < bias else (low, middle)
 
-        return (low + high) / 2
+        return bisect(lambda shift: errors(shift, spread)[0] < bias, low, high, 64)
+
+    def falls_short(spread: float) -> bool:
+        return errors(shift_for(spread), spread)[1] < mae
 
     low, high = 0.0, 1.0
-    while errors(shift_for(high), high)[1] < mae:
+    while falls_short(high):
         low, high = high, 2 * high
         if high > 1e9:
-            raise InputError(f"mae: found {mae:g}; expected less, since the limit is {most:g}")
+            raise InputError(f"mae: found {mae:g}; expected less, since the limit is {limit:g}")
 
-    for _ in range(40):
-        middle = (low + high) / 2
-        if errors(shift_for(middle), middle)[1] < mae:
-            low = middle
-        else:
-            high = middle
-
-    spread = (low + high) / 2
+    spread = bisect(falls_short, low, high, 40)
     return shift_for(spread), spread
 
 

@@ -119,9 +119,7 @@ def lengths(
     """
     width = longest / bins
     found = np.empty(readings.shape[0])
-    p = np.empty(bins)
-    q = np.empty(bins)
-    prior = np.empty(bins)
+    p, q, prior = np.empty(bins), np.empty(bins), np.empty(bins)
 
     for i in range(offsets.shape[0] - 1):
         for entry in range(offsets[i], offsets[i + 1]):

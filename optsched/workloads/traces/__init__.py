@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,82 +92,12 @@ def trace_formats() -> dict[str, str]:
     return {name: found.summary for name, found in FORMATS.all().items()}
 
 
-class TraceOptions(TypedDict, total=False):
-    """Options of `read_trace` and `read_trace_report`; see there."""
-
-    offset: int
-    limit: int | None
-    sample: int | None
-    seed: int
-    kv_capacity: int | None
-    kv_accounting: KvAccounting | None
-    kv_block_tokens: int
-    rate: float | None
-    rate_scale: float
-    round_seconds: float | None
-    columns: Mapping[str, str] | None
-    unit: str | Mapping[str, str] | None
-    success: Collection[str]
-    run: int | None
-    tokenizer: str | Callable[[str], int] | None
-    strict: bool
-    name: str | None
-    progress: Callable[[int], None] | None
-
-
-def read_trace(format: str, path: str | Path, **options: Unpack[TraceOptions]) -> Instance:
-    """Return the instance of a trace.
+@dataclass(frozen=True)
+class TraceOptions:
+    """Options of `read_trace` and `read_trace_report`.
 
     Parameters
     ----------
-    format : str
-        One of `trace_formats`.
-    path : str or Path
-        The file, which may be compressed with gzip.
-    **options
-        See `read_trace_report`.
-
-    Returns
-    -------
-    Instance
-
-    Warns
-    -----
-    TraceWarning
-        Rows were dropped or sorted, or the trace lacks something.
-
-    Raises
-    ------
-    InputError, UsageError
-        See `read_trace_report`.
-    """
-    instance, report = read_trace_report(format, path, **options)
-    for note in report.notes:
-        warnings.warn(f"{path}: {note}", TraceWarning, stacklevel=2)
-
-    return instance
-
-
-def read_trace_report(
-    format: str, path: str | Path, **options: Unpack[TraceOptions]
-) -> tuple[Instance, TraceReport]:
-    """Return the instance of a trace, or of some of its rows, and a report on the rows.
-
-    Requests are sorted by arrival, and equal arrivals keep the file's order. Arrivals count from
-    the first request. The file is read in blocks and only to the end of the window. So memory
-    grows with the requests that are kept, not with the file.
-
-    Parameters
-    ----------
-    format : str
-        One of `trace_formats`.
-    path : str or Path
-        The file, which may be compressed with gzip.
-    **options
-        Described below.
-
-    Other Parameters
-    ----------------
     offset, limit : int
         Number of rows to skip (default 0), and number of rows to read after them (default None:
         all). Both count rows of the file, including those that are dropped. So windows that
@@ -216,6 +146,138 @@ def read_trace_report(
     progress : callable, optional
         Called with the number of rows read so far.
 
+    Raises
+    ------
+    InputError
+        A value is out of range.
+    """
+
+    offset: int = 0
+    limit: int | None = None
+    sample: int | None = None
+    seed: int = 0
+    kv_capacity: int | None = None
+    kv_accounting: KvAccounting | None = None
+    kv_block_tokens: int = 1
+    rate: float | None = None
+    rate_scale: float = 1.0
+    round_seconds: float | None = None
+    columns: Mapping[str, str] | None = None
+    unit: str | Mapping[str, str] | None = None
+    success: Collection[str] = ()
+    run: int | None = None
+    tokenizer: str | Callable[[str], int] | None = None
+    strict: bool = False
+    name: str | None = None
+    progress: Callable[[int], None] | None = None
+
+    @property
+    def changes(self) -> str:
+        """What keeps the trace from being read whole, at its own times in seconds."""
+        keys = ("offset", "limit", "sample", "rate", "rate_scale", "round_seconds")
+        changed = [key for key in keys if getattr(self, key) != getattr(TraceOptions, key)]
+        return f"a trace changed by {', '.join(changed)}" if changed else ""
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Units by field; an empty name stands for the others."""
+        if self.unit is None or isinstance(self.unit, str):
+            return {"": self.unit} if self.unit else {}
+
+        return self.unit
+
+    def __post_init__(self) -> None:
+        for key, low in (("offset", 0), ("seed", 0), ("limit", 1), ("sample", 1)):
+            _check_whole(getattr(self, key), key, low)
+        for key in ("rate_scale", "rate", "round_seconds"):
+            if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
+                _exact(value, key)
+
+        if self.round_seconds is not None and self.kv_capacity is None:
+            raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
+
+        _check_whole(self.kv_capacity, "kv_capacity", 1)
+        for name, unit in self.units.items():
+            if name not in ("", *TIMES):
+                raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
+
+            known = PLACES if name in DURATIONS else UNITS
+            if unit not in known:
+                raise InputError(f"unit: found {unit!r}; expected one of {', '.join(known)}")
+
+        if self.run is not None and (type(self.run) is not int or not self.run):
+            raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
+
+    def check(self, format: TraceFormat) -> None:
+        """Check that a format takes the options that are given.
+
+        Parameters
+        ----------
+        format : TraceFormat
+
+        Raises
+        ------
+        UsageError
+        """
+        for key in ("columns", "unit", "success", "run", "tokenizer"):
+            if getattr(self, key) and key not in format.options:
+                able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
+                raise UsageError(
+                    f"{key}: found with the format {format.name!r}; expected only with {able}"
+                )
+
+
+def read_trace(format: str, path: str | Path, **options: Any) -> Instance:
+    """Return the instance of a trace.
+
+    Parameters
+    ----------
+    format : str
+        One of `trace_formats`.
+    path : str or Path
+        The file, which may be compressed with gzip.
+    **options
+        See `TraceOptions`.
+
+    Returns
+    -------
+    Instance
+
+    Warns
+    -----
+    TraceWarning
+        Rows were dropped or sorted, or the trace lacks something.
+
+    Raises
+    ------
+    InputError, UsageError
+        See `read_trace_report`.
+    """
+    instance, report = read_trace_report(format, path, **options)
+    for note in report.notes:
+        warnings.warn(f"{path}: {note}", TraceWarning, stacklevel=2)
+
+    return instance
+
+
+def read_trace_report(
+    format: str, path: str | Path, **options: Any
+) -> tuple[Instance, TraceReport]:
+    """Return the instance of a trace, or of some of its rows, and a report on the rows.
+
+    Requests are sorted by arrival, and equal arrivals keep the file's order. Arrivals count from
+    the first request. The file is read in blocks and only to the end of the window. So memory
+    grows with the requests that are kept, not with the file.
+
+    Parameters
+    ----------
+    format : str
+        One of `trace_formats`.
+    path : str or Path
+        The file, which may be compressed with gzip.
+    **options
+        See `TraceOptions`.
+
     Returns
     -------
     instance : Instance
@@ -230,7 +292,7 @@ def read_trace_report(
     UsageError
         The format does not take an option.
     """
-    chosen, wanted, file = FORMATS.get(format), _Options(**options), Path(path)
+    chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted.check(chosen)
     from optsched.workloads.traces.tokenizer import token_counter
 
@@ -269,7 +331,7 @@ def read_trace_report(
     if not rows.arrivals:
         why = why or "latencies, but no arrivals (of a benchmark, start_times)"
 
-    report = TraceReport(
+    return instance, TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,
         failed=rows.failed,
@@ -282,77 +344,9 @@ def read_trace_report(
         unmeasured=why,
         notes=tuple(notes),
     )
-    return instance, report
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of `TraceOptions` with their defaults."""
-
-    offset: int = 0
-    limit: int | None = None
-    sample: int | None = None
-    seed: int = 0
-    kv_capacity: int | None = None
-    kv_accounting: KvAccounting | None = None
-    kv_block_tokens: int = 1
-    rate: float | None = None
-    rate_scale: float = 1.0
-    round_seconds: float | None = None
-    columns: Mapping[str, str] | None = None
-    unit: str | Mapping[str, str] | None = None
-    success: Collection[str] = ()
-    run: int | None = None
-    tokenizer: str | Callable[[str], int] | None = None
-    strict: bool = False
-    name: str | None = None
-    progress: Callable[[int], None] | None = None
-
-    @property
-    def changes(self) -> str:
-        """What keeps the trace from being read whole, at its own times in seconds."""
-        default = _Options()
-        keys = ("offset", "limit", "sample", "rate", "rate_scale", "round_seconds")
-        changed = [key for key in keys if getattr(self, key) != getattr(default, key)]
-        return f"a trace changed by {', '.join(changed)}" if changed else ""
-
-    @property
-    def units(self) -> Mapping[str, str]:
-        """Units by field; an empty name stands for the others."""
-        if self.unit is None or isinstance(self.unit, str):
-            return {"": self.unit} if self.unit else {}
-
-        return self.unit
-
-    def check(self, format: TraceFormat) -> None:
-        for key, low in (("offset", 0), ("seed", 0), ("limit", 1), ("sample", 1)):
-            _check_whole(getattr(self, key), key, low)
-        for key in ("rate_scale", "rate", "round_seconds"):
-            if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
-                _exact(value, key)
-
-        if self.round_seconds is not None and self.kv_capacity is None:
-            raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
-
-        _check_whole(self.kv_capacity, "kv_capacity", 1)
-        for name, unit in self.units.items():
-            if name not in ("", *TIMES):
-                raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
-            if unit not in UNITS or (unit == "datetime" and name in DURATIONS):
-                right = PLACES if name in DURATIONS else UNITS
-                raise InputError(f"unit: found {unit!r}; expected one of {', '.join(right)}")
-
-        if self.run is not None and (type(self.run) is not int or not self.run):
-            raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
-        for key in ("columns", "unit", "success", "run", "tokenizer"):
-            if getattr(self, key) and key not in format.options:
-                able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
-                raise UsageError(
-                    f"{key}: found with the format {format.name!r}; expected only with {able}"
-                )
-
-
-def _instance(file: Path, kept: Block, wanted: _Options, since: NDArray[np.int64]) -> Instance:
+def _instance(file: Path, kept: Block, wanted: TraceOptions, since: NDArray[np.int64]) -> Instance:
     """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
     length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
     in_rounds, name = length is not None, file.name.removesuffix(".gz").rpartition(".")[0]

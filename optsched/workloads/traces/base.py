@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +16,17 @@ from numpy.typing import NDArray
 from optsched.problem.errors import InputError
 from optsched.problem.registry import Registry
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """Consecutive rows of a trace, in the order of the file.
 
-    Parameters
-    ----------
-    line : ndarray of int64, shape (n,)
-        Line of the file that each row comes from, counted from 1.
-    prompt_tokens, output_tokens : ndarray of int64, shape (n,)
-        They may be zero or negative; such rows are dropped and counted later.
-    time_ns : ndarray of int64, shape (n,), optional
-        Arrivals in nanoseconds since any origin; None if the file has none.
-    failed : ndarray of bool, shape (n,), optional
-        Requests that the trace marks as failed.
-    ttft_s, latency_s : ndarray of float64, shape (n,), optional
-        Measured times to the first and the last token in seconds.
+    ``line`` is the line of the file that a row comes from, from 1. Rows without tokens are dropped
+    and counted later. Arrivals are nanoseconds since any origin, and ``ttft_s`` and
+    ``latency_s`` measured times to the first and the last token in seconds; None if the file has
+    none. ``failed`` are requests that the trace marks as such.
     """
 
     line: NDArray[np.int64]
@@ -42,15 +37,12 @@ class Block:
     ttft_s: NDArray[np.float64] | None = None
     latency_s: NDArray[np.float64] | None = None
 
-    def pick(self, index: NDArray[Any]) -> Block:
-        """Return some of the rows.
-
-        `index`: a mask of shape (n,), or indices of rows.
-        """
+    def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
+        """Return some of the rows, by a mask or by indices."""
         columns: dict[str, Any] = {
             key: None if column is None else column[index] for key, column in vars(self).items()
         }
-        return Block(**columns)
+        return replace(self, **columns)
 
     @staticmethod
     def join(parts: Sequence[Block]) -> Block:
@@ -59,19 +51,11 @@ class Block:
             key: None if first is None else np.concatenate([vars(part)[key] for part in parts])
             for key, first in vars(parts[0]).items()
         }
-        return Block(**columns)
+        return replace(parts[0], **columns)
 
 
 class Window:
-    """The window of rows to read, which counts the rows of a file as a reader passes them.
-
-    Parameters
-    ----------
-    offset : int
-        Number of rows to skip.
-    limit : int or None
-        Number of rows to take after them; None: all.
-    """
+    """The rows to read, which counts the rows of the file as a reader passes them."""
 
     def __init__(self, offset: int, limit: int | None) -> None:
         self.offset = offset
@@ -96,6 +80,11 @@ class Window:
         self.taken += end - begin
 
         return slice(begin, end)
+
+    def blocks(self, rows: Iterator[T], size: int) -> Iterator[list[T]]:
+        """Yield those of a file's rows that are in the window, in lists of at most a size."""
+        while not self.done and (block := list(islice(rows, min(size, self.left)))):
+            yield block[self.take(len(block))]
 
 
 class Findings:
@@ -124,14 +113,13 @@ class Findings:
         if line < self.first_line:
             self.first_line, self.first = line, error
 
+    def check(self, line: int, words: str) -> None:
+        """Refuse a row that is only left out or moved, if strict."""
+        if self.strict:
+            raise self.at(line, words)
+
     def odd(
-        self,
-        words: str,
-        line: int = 0,
-        rows: int = 0,
-        *,
-        harmless: bool = False,
-        sure: bool = False,
+        self, words: str, line: int = 0, rows: int = 0, harmless: bool = False, sure: bool = False
     ) -> None:
         """Count rows that are odd in one way, from a line on; no line means the whole trace.
 
@@ -170,27 +158,12 @@ def has_word(text: str, length: int) -> bool:
 class Source:
     """The file and the options that a format's reader gets.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    window : Window
-        The reader counts every row with it, and stops reading once it is done.
-    columns : mapping of str to str
-        Names of columns by field, as far as the user gave them.
-    units : mapping of str to str
-        Units of times by field, as far as the user gave them, and the unit of all others by an
-        empty name. A unit is a key of `optsched.workloads.traces.fields.PLACES` or ``"datetime"``.
-    success : frozenset of str
-        Words of a status that the user takes for success.
-    run : int, optional
-        Number of the run to read, from 1, or from -1 for the last.
-    drawn : bool
-        Whether arrivals are drawn, so that a reader need not read any time.
-    count : callable
-        Function from a text to its number of tokens.
-    findings : Findings, optional
-        The reader tells it what is wrong or odd. The default refuses both.
+    The reader counts every row with ``window``, and stops once it is done. ``columns`` are names by
+    field and ``units`` units of times by field, with that of all others by an empty name: both as
+    far as the user gave them. ``success`` are the user's words of a status that mean success, and
+    ``run`` is the run to read, from 1, or from -1 for the last. If arrivals are ``drawn``, a reader
+    need not read any time. ``count`` counts the tokens of a text. The reader tells
+    ``findings`` what is wrong or odd; the default refuses both.
     """
 
     path: Path
@@ -223,18 +196,8 @@ Reader = Callable[[Source], Iterator[Block]]
 class TraceFormat:
     """A registered trace format.
 
-    Parameters
-    ----------
-    name : str
-    summary : str
-        One line on the format.
-    read : callable
-        Function from a `Source` to an iterator of `Block`.
-    options : tuple of str
-        Those options of `optsched.read_trace` that only some formats take and this one does.
-    unit : str
-        Unit of arrivals if the user gives none, in a format whose files may have another; else
-        empty.
+    ``options`` are those options that only some formats take and this one does. ``unit`` is that
+    of arrivals if the user gives none, in a format whose files may have another; else empty.
     """
 
     name: str

@@ -19,26 +19,18 @@ class Rows:
 
     Every request draws a random key, and a sample keeps those with the smallest keys. So it does
     not depend on how rows are cut into blocks, and never holds much more than twice its size.
-
-    Parameters
-    ----------
-    source : Source
-    sample : int or None
-        Number of requests to keep; None: all.
-    rng : numpy.random.Generator
-        Generator of the sample.
     """
 
     def __init__(self, source: Source, sample: int | None, rng: np.random.Generator) -> None:
         self.source, self.window, self.findings = source, source.window, source.findings
-        self.failed = self.empty = self.contrary = self.backwards = 0
+        self.failed = self.empty = self.contrary = self.backwards = self.usable = 0
         self.first_dropped = sys.maxsize
         self.first_backwards: int | None = None
         self.arrivals = True
-        self._sample, self._rng = sample, rng
+        self._size = sys.maxsize if sample is None else sample
+        self._rng = None if sample is None else rng
         self._parts: list[Block] = []
         self._keys: list[NDArray[np.float64]] = []
-        self._held = self._usable_rows = 0
         self._highest = math.inf
         self._last: int | None = None
 
@@ -52,26 +44,27 @@ class Rows:
         """Line of the first row that was left out, if there is one."""
         return min(self.first_dropped, self.findings.first_line) if self.dropped else None
 
+    @property
+    def _held(self) -> int:
+        return sum(len(part.line) for part in self._parts)
+
     def collect(self, blocks: Iterable[Block], progress: Callable[[int], None] | None) -> None:
         """Collect the rows of every block."""
         for block in blocks:
             block = self._usable(block)
             self._check_order(block)
-            if self._sample is not None:
+            if self._rng is not None:
                 keys = self._rng.random(len(block.line))
                 chosen = keys < self._highest
                 block = block.pick(chosen)
                 self._keys.append(keys[chosen])
 
             self._parts.append(block)
-            self._held += len(block.line)
-            if self._sample is not None and self._held > 2 * self._sample + 65_536:
-                self._thin(self._sample)
+            self._thin(2 * self._size + 65_536)
             if progress is not None:
                 progress(self.window.taken)
 
-        if self._sample is not None and self._held > self._sample:
-            self._thin(self._sample)
+        self._thin(self._size)
 
     def _usable(self, block: Block) -> Block:
         failed = np.zeros(len(block.line), dtype=bool) if block.failed is None else block.failed
@@ -80,11 +73,10 @@ class Rows:
             i = int(np.argmin(good))
             line, found = int(block.line[i]), "a failed request"
             if not failed[i]:
-                tokens = (block.prompt_tokens[i], block.output_tokens[i])
-                found = "{} prompt and {} output tokens: zero or negative tokens".format(*tokens)
+                tokens = f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output"
+                found = f"{tokens} tokens: zero or negative tokens"
 
-            right = "expected 1 or more prompt and output tokens"
-            self._refuse_if_strict(line, f"found {found}; {right}")
+            self.findings.check(line, f"found {found}; expected 1 or more prompt and output tokens")
             self.first_dropped = min(self.first_dropped, line)
             self.failed += int(failed.sum())
             self.empty += int((~good & ~failed).sum())
@@ -95,12 +87,8 @@ class Rows:
             self.findings.skip(int(block.line[i]), words)
 
         self.contrary += len(contrary)
-        self._usable_rows += len(block.line) - len(contrary)
+        self.usable += len(block.line) - len(contrary)
         return block.pick(~np.isin(np.arange(len(block.line)), list(contrary)))
-
-    def _refuse_if_strict(self, line: int, words: str) -> None:
-        if self.findings.strict:
-            raise self.findings.at(line, words)
 
     def _check_order(self, block: Block) -> None:
         if block.time_ns is None:
@@ -110,40 +98,36 @@ class Rows:
                     "the trace has no arrivals: all requests arrive at 0; rate=R (--rate R) draws "
                     "Poisson arrivals of R requests a second, or inf says so"
                 )
+        elif not self.source.drawn and len(block.time_ns):
+            before = block.time_ns[0] if self._last is None else self._last
+            back = np.diff(block.time_ns, prepend=before) < 0
+            self._last = int(block.time_ns[-1])
+            if back.any():
+                line = int(block.line[np.argmax(back)])
+                self.findings.check(
+                    line,
+                    "found a time before that of the row above; expected rows in the order of "
+                    "arrivals",
+                )
+                self.first_backwards = self.first_backwards or line
+                self.backwards += int(back.sum())
 
+    def _thin(self, limit: int) -> None:
+        """Keep as many requests as the sample has, if more than a limit are held."""
+        if self._held <= limit:
             return
 
-        if self.source.drawn or not len(block.time_ns):
-            return
-
-        before = block.time_ns[0] if self._last is None else self._last
-        back = np.diff(block.time_ns, prepend=before) < 0
-        self._last = int(block.time_ns[-1])
-        if not back.any():
-            return
-
-        line = int(block.line[np.argmax(back)])
-        words = "found a time before that of the row above; expected rows in the order of arrivals"
-        self._refuse_if_strict(line, words)
-        if self.first_backwards is None:
-            self.first_backwards = line
-
-        self.backwards += int(back.sum())
-
-    def _thin(self, size: int) -> None:
         keys = np.concatenate(self._keys)
-        keep = np.sort(np.argpartition(keys, size - 1)[:size])
-        self._parts = [Block.join(self._parts).pick(keep)]
-        self._keys = [keys[keep]]
-        self._held = size
-        self._highest = float(self._keys[0].max())
+        keep = np.sort(np.argpartition(keys, self._size - 1)[: self._size])
+        self._parts, self._keys = [Block.join(self._parts).pick(keep)], [keys[keep]]
+        self._highest = float(keys[keep].max())
 
     def kept(self) -> Block:
         """Return the collected requests in the order of the file."""
-        first = self.findings.first
-        if first is not None and (not self._held or self.contrary > self._usable_rows):
+        first, held = self.findings.first, self._held
+        if first is not None and (not held or self.contrary > self.usable):
             raise first
-        if self._held:
+        if held:
             return Block.join(self._parts)
 
         offset, taken, seen = self.window.offset, self.window.taken, self.window.seen
@@ -164,12 +148,12 @@ class Rows:
         """Return in words how many rows were dropped or sorted, and what is odd."""
         notes, first = list[str](), self.findings.first
         if self.dropped:
-            kinds = (
-                (self.failed, "failed"),
-                (self.empty, "with zero or negative tokens"),
-                (self.findings.unreadable, "unreadable"),
-            )
-            words = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
+            kinds = {
+                "failed": self.failed,
+                "with zero or negative tokens": self.empty,
+                "unreadable": self.findings.unreadable,
+            }
+            words = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
             words = f"dropped {self.dropped} of {self.window.taken} rows ({words})"
             notes.append(f"{words}, the first in line {self.first_dropped_line}")
 

@@ -25,7 +25,8 @@ _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
     """Yield one row per conversation, with 0 tokens for a missing question or answer."""
-    for rows in _conversations(source, names):
+    packed = is_parquet(source.path)
+    for rows in _from_parquet(source, names) if packed else objects_in_blocks(source, rows=1024):
         sizes: list[tuple[int, ...]] = []
         for line, row in rows:
             try:
@@ -38,19 +39,14 @@ def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
             yield Block(*np.array(sizes, dtype=np.int64).T)
 
 
-def _conversations(
+def _from_parquet(
     source: Source, names: tuple[str, ...]
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    path = source.path
-    if not is_parquet(path):
-        yield from objects_in_blocks(source, rows=1024)
-        return
-
-    found = parquet_columns(path)
+    found = parquet_columns(source.path)
     name = next((name for name in names if name in found), None)
     if name is None:
-        raise InputError(f"{path}: expected a column {names[0]}; found {', '.join(found)}")
-    for first, batch in parquet_rows(path, source.window, [name], batch_rows=1024):
+        raise InputError(f"{source.path}: expected a column {names[0]}; found {', '.join(found)}")
+    for first, batch in parquet_rows(source.path, source.window, [name], batch_rows=1024):
         turns = batch.column(name).to_pylist()
         yield [(line, {name: value}) for line, value in enumerate(turns, start=first)]
 
@@ -64,9 +60,8 @@ def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
     question: str | None = None
     for turn in turns:
         if not isinstance(turn, dict):
-            raise UnreadableError(
-                f"{where}: found the turn {str(turn)[:40]!r}; expected an object with named fields"
-            )
+            found = f"found the turn {str(turn)[:40]!r}; expected an object with named fields"
+            raise UnreadableError(f"{where}: {found}")
 
         role = str(turn.get("from", turn.get("role", ""))).lower()
         if role not in (_USERS if question is None else _MODELS):
@@ -74,10 +69,8 @@ def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
 
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
-            raise UnreadableError(
-                f"{where}: turn of {role!r}: found {str(text)[:40]!r}; expected a text"
-            )
-
+            found = f"found {str(text)[:40]!r}; expected a text"
+            raise UnreadableError(f"{where}: turn of {role!r}: {found}")
         if question is not None:
             return _tokens(source, line, question), _tokens(source, line, text)
 

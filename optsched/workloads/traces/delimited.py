@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import functools
 import gzip
@@ -11,7 +12,6 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -21,13 +21,12 @@ from optsched.workloads.traces.fields import Fields
 
 _BLOCK_ROWS = 16_384
 _MAX_ROW_LINES = 100_000
+# In this order, since a mark of UTF-32 begins like one of UTF-16.
 _CODES = {
-    b"\xff\xfe\x00\x00": "UTF-32",
-    b"\x00\x00\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
-_ARCHIVES = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+_ARCHIVES = {"zip": b"PK\x03\x04", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ", "bzip2": b"BZh"}
 
 
 @contextmanager
@@ -52,13 +51,13 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
 
 def without_mark(path: Path, head: bytes) -> bytes:
     """Return the first bytes of a UTF-8 text without its byte-order mark."""
-    for mark, name in _CODES.items():
-        if head.startswith(mark):
+    for name, marks in _CODES.items():
+        if head.startswith(marks):
             raise InputError(
                 f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
             )
 
-    for mark, name in _ARCHIVES.items():
+    for name, mark in _ARCHIVES.items():
         if head.startswith(mark):
             raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
 
@@ -91,10 +90,8 @@ def find_columns(
 
     for field, names in wanted.items():
         for name in names:
-            exact = [k for k, had in enumerate(found) if had == name]
-            plain = plain_name(name)
-            fits = exact or [k for k, had in enumerate(found) if plain_name(had) == plain]
-
+            fits = [k for k, had in enumerate(found) if had == name]
+            fits = fits or [k for k, had in enumerate(found) if plain_name(had) == plain_name(name)]
             if len(fits) > 1:
                 raise InputError(
                     f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "
@@ -104,10 +101,8 @@ def find_columns(
             if fits:
                 where[field] = fits[0]
                 break
-        else:
-            if field in optional:
-                continue
 
+        if field not in where and field not in optional:
             raise InputError(
                 f"{path}: line 1: expected a column {' or '.join(map(repr, names))}; found "
                 + (have or "an empty first line")
@@ -125,13 +120,12 @@ def read_delimited(
 
     `source`: a row of the window with another number of fields is told to its findings.
     """
-    path, window = source.path, source.window
+    path = source.path
     with open_bytes(path) as stream:
         without_mark(path, stream.peek(4096)[:4096])
         lines = iter(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape"))
         head = next(lines, "").strip("\n")
         _check_utf8(path, head, 1)
-
         if head.lstrip()[:1] in ("{", "["):
             raise InputError(
                 f"{path}: line 1: found JSON; expected CSV or Parquet (the format jsonl reads "
@@ -145,29 +139,24 @@ def read_delimited(
             raise InputError(f"{path}: line 1: not CSV ({error})") from None
 
         where = find_columns(path, header, wanted, optional)
+        names = {field: header[k] for field, k in where.items()}
 
-        rows = _rows(lines, delimiter)
-        while not window.done:
-            block = list(islice(rows, min(_BLOCK_ROWS, window.left)))
-            if not block:
-                return
-
+        for block in source.window.blocks(_rows(lines, delimiter), _BLOCK_ROWS):
             whole: list[tuple[int, list[str]]] = []
-            for line, row in block[window.take(len(block))]:
+            for line, row in block:
                 if isinstance(row, str):
                     source.findings.skip(line, f"not CSV: {row}")
                     continue
 
-                joined, width = delimiter.join(row), len(header)
+                joined = delimiter.join(row)
                 _check_utf8(path, joined, line)
-                if len(row) == width:
+                if len(row) == len(header):
                     whole.append((line, row))
                 else:
-                    words = f"found {len(row)} fields in {joined!r:.80}; expected {width}"
+                    words = f"found {len(row)} fields in {joined!r:.80}; expected {len(header)}"
                     source.findings.skip(line, words)
 
             if whole:
-                names = {field: header[k] for field, k in where.items()}
                 columns = {field: [row[k] for _, row in whole] for field, k in where.items()}
                 yield Fields(source, [line for line, _ in whole], names, columns)
 

@@ -1,16 +1,12 @@
-"""Fields of a trace as numbers, durations and timestamps, read a whole column at a time.
-
-Values in an unusual notation are read one by one, which gives the same result more slowly.
-"""
+"""Fields of a trace as numbers, durations and points in time, read exactly."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,33 +38,24 @@ UNIT_WORDS = {
 
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
 _WITH_UNIT = re.compile(r"([\d.eE+-]+)\s*([^\W\d_]+)")
-_STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?"
-    r"(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?",
-    re.ASCII,
-)
+_SECOND = re.compile(r"\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3]):[0-5]\d:[0-5]\d", re.ASCII)
+_AFTER = re.compile(
+    r"(?:\.(\d{1,9}))?(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?", re.ASCII
+)  # the fraction of the second, and the time zone
 _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
 
 
+Mask = NDArray[np.bool_]
+
+
 class Fields:
-    """Consecutive rows of a file, with the fields that a reader wants as columns.
+    """Consecutive rows of a file, with the fields that a reader wants as ``columns`` of texts.
 
     Rows with a value that was asked for and cannot be read are ``unreadable``. The value then
-    reads as 0, and the findings of the source are told.
-
-    Parameters
-    ----------
-    source : Source
-        The file.
-    line : sequence of int, shape (n,)
-        Line of the file that each row comes from, counted from 1.
-    names : mapping of str to str
-        Name in the file of each field that was found.
-    texts : mapping of str to sequence of str, shape (n,)
-        Texts of each field that was found. ``columns`` has them in UTF-8.
-    missing : mapping of (str, int) to InputError
-        Errors by field and row, for values that are not there. They count once the value is asked
-        for, so that a failed request may lack them.
+    reads as 0, and the findings of the source are told. ``line`` has the line of the file that each
+    row comes from, from 1, and ``names`` the name in the file of each field. ``missing`` has errors
+    by field and row, for values that are not there. They count once the value is asked for, so that
+    a failed request may lack them.
     """
 
     def __init__(
@@ -82,94 +69,63 @@ class Fields:
         self.source, self.names, self.missing = source, names, missing or {}
         self.line = np.asarray(line, dtype=np.int64)
         self.unreadable = np.zeros(len(self.line), dtype=bool)
-        # Zero bytes are written as \\0, since numpy drops them at the end of a text.
         self.columns = {
-            field: np.array(
-                [
-                    text.strip().replace("\0", r"\0").encode(errors="backslashreplace")
-                    for text in column
-                ],
-                dtype=np.bytes_,
-            )
+            field: np.array([text.strip() for text in column], dtype=object)
             for field, column in texts.items()
         }
 
-    def whole_numbers(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def whole_numbers(self, field: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field as integers.
 
-        `skip` (shape (n,)): rows that are not read and get 0, such as failed requests that have no
-        such value.
+        Rows of the mask `skip` are not read and get 0, such as failed requests that have no such
+        value.
         """
-        column = self._read(field, skip)
-        plain = np.char.isdigit(column) & (np.char.str_len(column) <= 18)
-        value = np.where(plain, column, b"0").astype(np.int64)
-        plain &= value <= MAX_TOKENS
         right = f"an integer of at most {MAX_TOKENS}"
+        return self._column(field, skip, exact_whole, lambda _: right)
 
-        return self._one_by_one(field, value, ~plain, exact_whole, lambda _: right)
-
-    def nanoseconds(
-        self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.int64]:
+    def nanoseconds(self, field: str, unit: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field of times in nanoseconds, with halves rounded up."""
-        value, plain = _decimals(self._read(field, skip), PLACES[unit])
-        return self._one_by_one(
-            field,
-            value,
-            ~plain,
-            lambda text: exact_ns(text, unit),
-            lambda text: _right_time(text, field, unit),
-        )
 
-    def seconds(
-        self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.float64]:
+        def right(text: str) -> str:
+            return _right_time(text, field, unit)
+
+        return self._column(field, skip, lambda text: exact_ns(text, unit), right)
+
+    def seconds(self, field: str, unit: str, skip: Mask | None = None) -> NDArray[np.float64]:
         """Return a field of durations in seconds."""
         return np.asarray(self.nanoseconds(field, unit, skip) / 1e9, dtype=np.float64)
 
-    def points(
-        self, field: str, unit: str, skip: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.int64]:
+    def points(self, field: str, unit: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field of points in time in nanoseconds, as numbers or as dates."""
         if unit == "datetime":
             return self.timestamps(field, skip)
 
         return self.nanoseconds(field, unit, skip)
 
-    def timestamps(self, field: str, skip: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def timestamps(self, field: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field of dates and times in nanoseconds since 1970."""
-        n = len(self.line)
-        asked = np.ones(n, dtype=bool) if skip is None else ~skip
-        none = np.zeros(n, dtype=np.int64)
-        return self._one_by_one(field, none, asked, exact_stamp, _right_stamp)
+        return self._column(field, skip, exact_stamp, _right_stamp)
 
-    def _one_by_one(
+    def _column(
         self,
         field: str,
-        value: NDArray[np.int64],
-        rows: NDArray[np.bool_],
+        skip: Mask | None,
         read: Callable[[str], int | None],
         right: Callable[[str], str],
     ) -> NDArray[np.int64]:
-        """Return values with those of some rows read from their texts, or refused."""
-        for i in np.flatnonzero(rows).tolist():
-            text = self._text(field, i)
-            exact = read(text)
-            if exact is None:
-                self.refuse(field, i, right(text))
+        texts = self.columns[field]
+        wanted = range(len(texts)) if skip is None else np.flatnonzero(~skip).tolist()
+        numbers = list(map(read, texts if skip is None else texts[wanted]))
 
-            value[i] = exact or 0
+        for k, number in enumerate(numbers if None in numbers else ()):
+            if number is None:
+                self.refuse(field, wanted[k], right(texts[wanted[k]]))
 
+        value = np.zeros(len(texts), dtype=np.int64)
+        value[wanted] = [number or 0 for number in numbers]
         return value
 
-    def _read(self, field: str, skip: NDArray[np.bool_] | None) -> NDArray[Any]:
-        column = self.columns[field]
-        return column if skip is None else np.where(skip, b"0", column)
-
-    def _text(self, field: str, row: int) -> str:
-        return str(self.columns[field][row].decode()).strip()
-
-    def odd(self, words: str, rows: NDArray[np.bool_], *, harmless: bool = False) -> None:
+    def odd(self, words: str, rows: Mask, *, harmless: bool = False) -> None:
         """Tell the findings that some rows are odd, if there are any."""
         if rows.any():
             line, count = int(self.line[np.argmax(rows)]), int(rows.sum())
@@ -180,10 +136,10 @@ class Fields:
         if self.unreadable[row]:
             return
 
-        line, shown = int(self.line[row]), repr(self._text(field, row) if found is None else found)
+        shown = repr(self.columns[field][row] if found is None else found)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         words = f"{self.names[field]}: found {shown}; expected {right}"
-        self.source.findings.skip(line, self.missing.get((field, row), words))
+        self.source.findings.skip(int(self.line[row]), self.missing.get((field, row), words))
         self.unreadable[row] = True
 
 
@@ -193,7 +149,7 @@ def _right_time(text: str, field: str, unit: str) -> str:
         return "at most 146 years; is the unit another one (unit, --unit)?"
 
     right = "a number of " + {"s": "seconds"}.get(unit, unit)
-    if not _STAMP.fullmatch(text):
+    if exact_stamp(text) is None:
         return right
     if field in DURATIONS:
         point = DURATIONS[field]
@@ -209,12 +165,21 @@ def _right_stamp(text: str) -> str:
 
 def exact_whole(text: str) -> int | None:
     """Return a text as an integer of at most `MAX_TOKENS`, None if it is none."""
+    if len(text) < 10 and text.isascii() and text.isdigit():
+        return int(text)
+
     exact = Decimal(text) if _NUMBER.fullmatch(text) else Decimal("NaN")
     return int(exact) if exact == exact.to_integral_value() and abs(exact) <= MAX_TOKENS else None
 
 
 def exact_ns(text: str, unit: str) -> int | None:
-    """Return the nanoseconds of a text that is a number of some unit."""
+    """Return the nanoseconds of a text that is a number of some unit, with halves rounded up."""
+    whole, _, fraction = text.partition(".")
+    digits = whole + fraction
+    if len(whole) < 10 and len(fraction) < 61 and digits.isascii() and digits.isdigit() and whole:
+        places = PLACES[unit]  # one digit more decides which way to round
+        return (int(whole + fraction[: places + 1].ljust(places + 1, "0")) + 5) // 10
+
     if (own := _WITH_UNIT.fullmatch(text)) is not None:
         text, unit = own[1], UNIT_WORDS.get(own[2].casefold(), "")
     if not unit or _NUMBER.fullmatch(text) is None:
@@ -226,44 +191,21 @@ def exact_ns(text: str, unit: str) -> int | None:
 
 def exact_stamp(text: str) -> int | None:
     """Return the nanoseconds since 1970 of a text that is a date and time."""
-    match = _STAMP.fullmatch(text)
-    if match is None or not _YEARS[0] <= text[:4] < _YEARS[1]:
+    second, after = _second(text[:19]), _AFTER.fullmatch(text, 19)
+    if second is None or after is None:
         return None
 
-    day, clock, fraction, sign, hours, minutes = match.groups()
-    midnight = _midnight(day)
-    if midnight is None or clock > "23:59:59" or clock[3] > "5" or clock[6] > "5":
-        return None
-
-    seconds = int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
+    fraction, sign, hours, minutes = after.groups()
     zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes or 0))
-    return (midnight + seconds - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
+    return (second - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
 @functools.lru_cache(maxsize=1024)
-def _midnight(day: str) -> int | None:
-    """Return the seconds from 1970 to the beginning of a day, None for one that does not exist."""
-    try:
-        return (date.fromisoformat(day) - date(1970, 1, 1)).days * 86_400
-    except ValueError:
+def _second(text: str) -> int | None:
+    """Return the seconds since 1970 of a date and time without fraction and zone."""
+    if not _SECOND.fullmatch(text) or not _YEARS[0] <= text[:4] < _YEARS[1]:
         return None
-
-
-def _decimals(
-    texts: NDArray[np.bytes_], places: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return plain decimal numbers times ``10**places``, and which texts hold one.
-
-    A plain number is made of digits, with at most one point after the first digit. Halves are
-    rounded up.
-    """
-    whole, _, fraction = np.moveaxis(np.char.partition(texts, b"."), -1, 0)
-    size = np.char.str_len(whole)
-    plain = np.char.isdigit(whole) & (np.char.isdigit(fraction) | (fraction == b""))
-    # Values stay below 4e18 nanoseconds, which 64 bits hold.
-    plain &= (size < 19 - places) | ((size == 19 - places) & (whole < b"4"))
-    value = np.where(plain, whole, b"0").astype(np.int64) * 10**places
-    # One digit after the last place decides which way to round.
-    digits = np.char.ljust(np.where(plain, fraction, b"0"), places + 1, b"0")
-
-    return value + (digits.astype(f"S{places + 1}").astype(np.int64) + 5) // 10, plain
+    try:
+        return (datetime.fromisoformat(text) - datetime(1970, 1, 1)) // timedelta(seconds=1)
+    except ValueError:  # a day that does not exist
+        return None

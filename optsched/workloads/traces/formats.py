@@ -7,7 +7,7 @@ say have a function.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from optsched.workloads.traces.delimited import (
     plain_name,
     read_delimited,
 )
-from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields
+from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields, Mask
 from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import unit_in_name
@@ -38,8 +38,6 @@ from optsched.workloads.traces.status import (
 
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "status")
 """Fields of a request for which a user can name a column."""
-
-_EMPTY = (b"", b"null")
 
 
 @dataclass(frozen=True)
@@ -76,37 +74,33 @@ class _Table:
 
     def __init__(self, source: Source, layout: Layout) -> None:
         self.source, self.layout = source, layout
-        self.absent: set[str] | None = None
-        self.values: dict[str, set[bytes]] = {}
+        self.values: dict[str, set[str]] = {}
         self.failures: dict[str, str] = {}
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows of the window."""
+        absent: set[str] | None = None
         for rows in self._rows():
-            if self.absent is None:  # what the whole first block lacks the file lacks
-                optional = self._optional(rows.columns)
-                self.absent = {
-                    name for name in optional if np.isin(rows.columns[name], _EMPTY).all()
-                }
-                self._check(rows, rows.columns.keys() - self.absent)
+            have = rows.columns.keys() - (absent or ())
+            if absent is None:  # what the whole first block lacks the file lacks
+                absent = {name for name in filter(self._may_lack, have) if _empty(rows, name).all()}
+                have -= absent
+                self._check(rows, have)
 
-            yield self._block(rows, rows.columns.keys() - self.absent)
+            yield self._block(rows, have)
 
         for name, values in self.values.items():
             if len(values) > 1:
-                shown = ", ".join(sorted(repr(value.decode(errors="replace")) for value in values))
+                shown = ", ".join(sorted(map(repr, values)))
                 self.source.findings.odd(
                     f"the column {name} has several values ({shown:.80}), which are all read alike",
                     harmless=self.layout.names.keys().isdisjoint(("latency", "finished_at")),
                 )
 
-    def _optional(self, names: Iterable[str]) -> set[str]:
-        """Return the fields that may be missing: all but tokens and what the layout needs."""
-        needs = {"prompt_tokens", "output_tokens", *self.layout.needs}
-        if self.layout.mixed:
-            needs = set()
-
-        return {name for name in names if name not in needs}
+    def _may_lack(self, name: str) -> bool:
+        """Return whether a field may be missing: not tokens and what the layout needs."""
+        needs = ("prompt_tokens", "output_tokens", *self.layout.needs)
+        return self.layout.mixed or name not in needs
 
     def _rows(self) -> Iterator[Fields]:
         source, layout = self.source, self.layout
@@ -120,7 +114,7 @@ class _Table:
         taken = {plain_name(name) for names in wanted.values() for name in names}
         others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES, *layout.foreign)
         wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
-        optional = self._optional(wanted)
+        optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
@@ -141,34 +135,32 @@ class _Table:
             if point in have and "arrival" not in have:
                 raise findings.at(first, f"found {point} without arrival, from which times count")
 
-        said = {name: unit_in_name(rows.names[name]) for name in TIMES if name in have}
-        columns = {name: rows.names[name] for name in said}
+        says = {
+            name: (unit_in_name(rows.names[name]), rows.names[name])
+            for name in TIMES
+            if name in have
+        }
         for name in UNIT_NAMES:
-            values = set(rows.columns[f"? {name}"].tolist()) if f"? {name}" in have else set()
-            if len(values) == 1 and "arrival" in said:
-                said["arrival"] = UNIT_WORDS.get(values.pop().decode(errors="replace").casefold())
-                columns["arrival"] = name
+            values = set(rows.columns[f"? {name}"]) if f"? {name}" in have else set()
+            if len(values) == 1 and "arrival" in says:
+                says["arrival"] = (UNIT_WORDS.get(values.pop().casefold()), name)
 
-        general = source.units.get("")
-        for name, unit in said.items():
+        general, alike = source.units.get(""), len({unit for unit, _ in says.values()}) == 1
+        for name, (unit, column) in says.items():
             used = layout.unit(source, name)
-            if unit in (None, used) or used not in PLACES or name in source.units:
-                continue
-
-            option = unit if not general and {*said.values()} == {unit} else f"{name}={unit}"
-            findings.odd(
-                f"the column {columns[name]} says {unit}, and {name} is read in {used}; "
-                f"--unit {option} says so",
-                first,
-                sure=general in (None, "datetime"),
-            )
+            if unit not in (None, used) and used in PLACES and name not in source.units:
+                option = unit if alike and not general else f"{name}={unit}"
+                findings.odd(
+                    f"the column {column} says {unit}, and {name} is read in {used}; "
+                    f"--unit {option} says so",
+                    first,
+                    sure=general in (None, "datetime"),
+                )
 
     def _block(self, rows: Fields, have: Set[str]) -> Block:
         source, layout = self.source, self.layout
-        other = np.zeros(len(rows.line), dtype=bool)
-        if layout.mixed:
-            other = np.isin(rows.columns["prompt_tokens"], _EMPTY)
-            rows.odd("objects have no tokens and are no requests", other, harmless=True)
+        other = _empty(rows, "prompt_tokens") & layout.mixed
+        rows.odd("objects have no tokens and are no requests", other, harmless=True)
 
         failed = self._failed(rows, have)
         left = failed | other | rows.unreadable
@@ -198,13 +190,10 @@ class _Table:
         block = Block(rows.line, prompt, output, time, failed, *times)
         return block.pick(~(other | rows.unreadable))
 
-    def _failed(self, rows: Fields, have: Set[str]) -> NDArray[np.bool_]:
+    def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
         failed = np.zeros(len(rows.line), dtype=bool)
-        for name in sorted(have):
-            if not name.startswith("status "):
-                continue
-
+        for name in sorted(name for name in have if name.startswith("status ")):
             bad, unknown = served(rows, name, self.source.success.union(self.layout.success))
             failed |= bad if self.layout.open else bad | unknown
             for i in np.flatnonzero(unknown & self.layout.open).tolist():
@@ -217,24 +206,23 @@ class _Table:
 
         return failed
 
-    def _look(self, rows: Fields, have: Set[str], left: NDArray[np.bool_]) -> None:
+    def _look(self, rows: Fields, have: Set[str], left: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
-        same = [f"? {name}" for name in (*IDENTITY_NAMES, *UNIT_NAMES)]
-        for key in have & {*same, *(f"one {name}" for name in self.layout.one)}:
+        same = {f"? {name}" for name in (*IDENTITY_NAMES, *UNIT_NAMES)}
+        for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())
             if len(values) < 10:
-                values.update(np.unique(rows.columns[key][~left]).tolist())
+                values.update(rows.columns[key][~left])
 
-        for name in STATUS_NAMES if not self.layout.status else ():
-            if f"? {name}" not in have:
+        for name in STATUS_NAMES:
+            if f"? {name}" not in have or self.layout.status:
                 continue
 
-            column, named = rows.columns[f"? {name}"], rows.names[f"? {name}"]
+            named = rows.names[f"? {name}"]
             failed, unknown = served(rows, f"? {name}", self.source.success)
-            bad = (failed | unknown) & ~left & ~np.isin(column, _EMPTY)
-
+            bad = (failed | unknown) & ~left & ~_empty(rows, f"? {name}")
             if bad.any():
-                word = column[np.argmax(bad)].decode(errors="replace")
+                word = rows.columns[f"? {name}"][np.argmax(bad)]
                 words = self.failures.setdefault(
                     name,
                     f"the column {named} does not say success, as with {word!r:.40}: these rows "
@@ -247,7 +235,7 @@ class _Table:
         part = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
         if part.any():
             i = int(np.argmax(part))
-            found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i].decode()}"
+            found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i]}"
             raise self.source.findings.at(
                 int(rows.line[i]),
                 f"{found}; expected whole {unit}, as this format has them; unit (--unit) says the "
@@ -255,9 +243,9 @@ class _Table:
             )
 
 
-def read_table(source: Source, layout: Layout) -> Iterator[Block]:
-    """Yield the rows of a file whose columns a layout names."""
-    return _Table(source, layout).blocks()
+def _empty(rows: Fields, name: str) -> Mask:
+    column = rows.columns[name]
+    return np.asarray((column == "") | (column == "null"), dtype=bool)
 
 
 def is_json(source: Source) -> bool:
@@ -319,29 +307,34 @@ def _named(source: Source, json: bool) -> Layout:
 
 
 def _read_named(source: Source, json: bool) -> Iterator[Block]:
-    return read_table(source, _named(source, json))
+    return _Table(source, _named(source, json)).blocks()
 
 
-for _name, _summary in (
-    ("csv", "Any CSV or Parquet file with named columns"),
-    ("jsonl", "Any JSON lines or JSON list with named fields"),
-):
-    _options = ("columns", "unit", "success")
-    _reader = partial(_read_named, json=_name == "jsonl")
-    trace_format(_name, _summary, options=_options, unit="s")(_reader)
+def _read_table(source: Source, layout: Layout) -> Iterator[Block]:
+    return _Table(source, layout).blocks()
 
 
-def _register(name: str, table: dict[str, Any]) -> None:
+def _register(name: str, summary: str, doubtful: bool = False, **table: Any) -> None:
     """Register the format of a table in ``layouts.toml``."""
-    summary, doubtful = table.pop("summary"), table.pop("doubtful", False)
-    names = {field: tuple(text.split(" | ")) for field, text in table.pop("names").items()}
     unit, json = table.pop("unit", "s"), table.pop("json", True)
-    table["units"] = {"": unit, **table.get("units", {})}
-    layout = Layout(names, json=None if json == "either" else json, **table)
+    layout = Layout(
+        names={field: tuple(text.split(" | ")) for field, text in table.pop("names").items()},
+        units={"": unit, **table.pop("units", {})},
+        json=None if json == "either" else json,
+        **table,
+    )
     options = ("unit", "run") if layout.runs else ("unit",)
     register = trace_format(name, summary, options=options, unit=unit if doubtful else "")
-    register(partial(read_table, layout=layout))
+    register(partial(_read_table, layout=layout))
 
 
 for _name, _table in tomllib.loads(Path(__file__).with_name("layouts.toml").read_text()).items():
-    _register(_name, _table)
+    _register(_name, **_table)
+
+_options = ("columns", "unit", "success")
+trace_format("csv", "Any CSV or Parquet file with named columns", options=_options, unit="s")(
+    partial(_read_named, json=False)
+)
+trace_format("jsonl", "Any JSON lines or JSON list with named fields", options=_options, unit="s")(
+    partial(_read_named, json=True)
+)

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -26,10 +25,6 @@ class UnreadableError(InputError):
     """One row cannot be read; others may."""
 
 
-class _NotJsonError(UnreadableError):
-    """The text is not JSON at some place; what follows may be."""
-
-
 def objects_in_blocks(
     source: Source, rows: int = 16_384, inside: str = "", runs: str = ""
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
@@ -38,28 +33,13 @@ def objects_in_blocks(
     ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
     which the user picks one. What cannot be read as an object is told to the findings.
     """
-    window = source.window
-    stream: Iterator[tuple[int, Any]] = json_objects(source.path)
-    if runs:
-        stream = iter([pick_run(source, runs)])
-    if inside:
-        stream = (
-            (line, entry) for line, value in stream for entry in _entries(value, inside.split("."))
-        )
+    stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
+    for block in source.window.blocks(_objects(source.path, stream, inside), rows):
+        for line, value in block:
+            if isinstance(value, InputError):
+                source.findings.skip(line, value)
 
-    while not window.done:
-        block = list(islice(stream, min(rows, window.left)))
-        if not block:
-            return
-
-        found = []
-        for line, value in block[window.take(len(block))]:
-            if isinstance(value, dict):
-                found.append((line, value))
-            else:
-                source.findings.skip(line, _not_an_object(source.path, line, value))
-
-        if found:
+        if found := [(line, value) for line, value in block if isinstance(value, dict)]:
             yield found
 
 
@@ -71,12 +51,11 @@ def pick_run(
     Each object of the file is a run, or has a list of runs at the path ``runs``.
     """
     path, found, broken = source.path, [], None
-    for line, value in json_objects(path, floats):
-        for entry in _entries(value, runs.split(".")) if runs else [value]:
-            if isinstance(entry, dict):
-                found.append((line, entry))
-            else:
-                broken = broken or _not_an_object(path, line, entry)
+    for line, entry in _objects(path, json_objects(path, floats), runs):
+        if isinstance(entry, dict):
+            found.append((line, entry))
+        else:
+            broken = broken or entry
 
     wanted = 1 if source.run is None and len(found) < 2 else source.run
     if not found:
@@ -113,40 +92,42 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
         yield from _entries(value[path[0]], path[1:])
 
 
-def _not_an_object(path: Path, line: int, value: Any) -> InputError:
-    if isinstance(value, InputError):
-        return value
+def _objects(
+    path: Path, stream: Iterator[tuple[int, Any]], inside: str
+) -> Iterator[tuple[int, dict[str, Any] | InputError]]:
+    """Yield the objects at a path inside values, or what is wrong with each."""
+    for line, value in stream:
+        for entry in _entries(value, inside.split(".")) if inside else [value]:
+            if not isinstance(entry, (dict, InputError)):
+                found = f"found {str(entry)[:40]!r}; expected an object with named fields"
+                entry = InputError(f"{path}: line {line}: {found}")
 
-    return InputError(
-        f"{path}: line {line}: found {str(value)[:40]!r}; expected an object with named fields"
-    )
+            yield line, entry
 
 
 def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator[tuple[int, Any]]:
     """Yield every value of a file of JSON lines or of a JSON list, and the line it begins in.
 
     What is not JSON is yielded as an `InputError`. In lines reading goes on in the next one. What
-    stands behind it in a list is not read.
-
-    `floats`: function from the text of a number with a fraction to its value; the default is exact.
+    stands behind it in a list is not read. `floats` makes a value of the text of a number with a
+    fraction; the default is exact.
     """
     with open_bytes(path) as stream:
         text = _Text(path, stream, floats)
         in_list = text.peek() == "["
-        if in_list:
-            text.go(text.at + 1)
+        text.go(text.at + in_list)
         while (char := text.peek()) and not (in_list and char == "]"):
             line = text.line
             try:
                 value = text.value()
                 yield line, value
-                if in_list and text.peek() == ",":
-                    text.go(text.at + 1)
-                elif in_list and text.peek() not in ("", "]"):
+                after = text.peek() if in_list else ""
+                text.go(text.at + (after == ","))
+                if after not in (",", "", "]"):
                     text.fail(text.at, "expected a comma between objects")
-                elif not in_list and not isinstance(value, dict):
+                if not in_list and not isinstance(value, dict):
                     text.next_line("\n")
-            except _NotJsonError as error:
+            except UnreadableError as error:
                 yield line, error
                 if in_list:
                     return
@@ -200,29 +181,31 @@ class _Text:
         while True:
             try:
                 value, end = self._json.raw_decode(self.buffer, self.at)
+                self.go(end)
+                return value
             except json.JSONDecodeError as error:
                 # An error near the end of the text read so far may only mean that it is cut there.
                 cut = error.msg.startswith("Unterminated") or error.pos >= len(self.buffer) - 8
                 held = len(self.buffer) - self.at
-                if cut and not self._ended and held < _MAX_CHARS:
-                    self._more(self._stream.read(max(_READ_BYTES, held)))
-                    continue
+                if not cut or self._ended or held >= _MAX_CHARS:
+                    words = error.msg[0].lower() + error.msg[1:]
+                    if cut and self._ended:
+                        words = "the file is cut short"
+                    elif error.pos == self.at == 0:
+                        words = (
+                            "expected JSON lines or a list (the format csv reads CSV and Parquet)"
+                        )
 
-                words = error.msg[0].lower() + error.msg[1:]
-                if error.pos == self.at == 0:
-                    words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
-
-                self.fail(error.pos, "the file is cut short" if cut and self._ended else words)
+                    self.fail(error.pos, words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
             except (ValueError, ArithmeticError):
                 self.fail(self.at, "found a number of too many digits")
 
-            self.go(end)
-            return value
+            self._more(self._stream.read(max(_READ_BYTES, held)))
 
     def fail(self, position: int, words: str) -> NoReturn:
-        raise _NotJsonError(
+        raise UnreadableError(
             f"{self.path}: line {self._line_at(position)}: not JSON: {words}"
         ) from None
 
@@ -283,25 +266,21 @@ _COUNTED = ("", "count", "token", "tokens")
 def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:
     """Return the value of the first of some names that an object has.
 
-    `*names`: a point leads into an object, as in ``usage.prompt_tokens``, unless the name as a
+    A point in a name leads into an object, as in ``usage.prompt_tokens``, unless the name as a
     whole is there, and a number into a list. A list of keys and values is read as an object.
     Everything inside null is null.
     """
-    null = False
-    for name in names:
-        value = _inside(row, name)
+    values = [_inside(row, name) for name in names]
+    for value in values:
         if value is not None and value is not _MISSING:
             return value
 
-        null = null or value is None
-
-    if null or optional:
+    if None in values or optional:
         return None
 
     end: Any = row
     for part in names[0].split("."):
-        deeper = _inside(end, part)
-        if deeper is _MISSING:
+        if (deeper := _inside(end, part)) is _MISSING:
             break
 
         end = deeper
@@ -350,11 +329,10 @@ def as_text(value: Any) -> str:
     if isinstance(value, dict) and "value" in value and "unit" in value:
         own = str(value["unit"])
         return as_text(value["value"]) + (f" {own}" if own not in _COUNTED else "")
+    if isinstance(value, (dict, list)) and value:
+        return "{...}" if isinstance(value, dict) else "[...]"
+    if value is None:
+        return "null"
 
-    if isinstance(value, (dict, list)):
-        return ("{...}" if isinstance(value, dict) else "[...]") if value else str(value)
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-
-    text = str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= _MAX_FIELD else text[:_MAX_FIELD] + "..."

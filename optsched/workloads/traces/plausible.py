@@ -34,11 +34,11 @@ def impossible_times(block: Block) -> dict[int, str]:
 
         low = times <= 0 if name == "latency" else times < 0
         for i in np.flatnonzero(low | (times > DAY_S)).tolist():
-            says = f"a {name} of {times[i]:.10g} s"
+            says = f"of {times[i]:.10g} s"
             if times[i] < 0:
-                says = f"a {name} that ends {-times[i]:.10g} s before the arrival"
+                says = f"that ends {-times[i]:.10g} s before the arrival"
 
-            says = f"{name}: found {says}; expected more than 0 and at most a day; "
+            says = f"{name}: found a {name} {says}; expected more than 0 and at most a day; "
             wrong[i] = says + _POINT_SAYS.format(DURATIONS[name])
 
     if ttft is not None and latency is not None:
@@ -78,15 +78,14 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
 
     if said or n < 2 or not span_s:
         return
+
+    words = ""
     if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
-        source.findings.odd(
-            f"all {n} requests arrive within {span_s:g} s, if times are in {unit}; {_UNIT_SAYS}"
-        )
+        words = f"all {n} requests arrive within {span_s:g} s"
     elif span_s > (120 if n >= 10 else 300) * (n - 1):
-        source.findings.odd(
-            f"requests arrive {span_s / (n - 1):g} s apart on average, if times are in {unit}; "
-            f"{_UNIT_SAYS}"
-        )
+        words = f"requests arrive {span_s / (n - 1):g} s apart on average"
+    if words:
+        source.findings.odd(f"{words}, if times are in {unit}; {_UNIT_SAYS}")
 
 
 def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:

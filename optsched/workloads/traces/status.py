@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.fields import Fields, Mask
 
 _STATUS = (
     "status|state|outcome|success|succeeded|successful|is_success|ok|error|errors|is_error|"
@@ -48,19 +47,16 @@ def lists_errors(name: str) -> bool:
     return _TELLS_FAILURE.search(name) is not None
 
 
-def served(
-    rows: Fields, field: str, success: frozenset[str]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def served(rows: Fields, field: str, success: frozenset[str]) -> tuple[Mask, Mask]:
     """Return the rows that a column of statuses calls failed, and those with no known word.
 
     ``success`` has further words of success.
     """
-    words, index = np.unique(rows.columns[field], return_inverse=True)
-    name = rows.names[field]
-    good = [_is_good(word.decode(errors="replace").strip(), name, success) for word in words]
-    failed, unknown = (np.array([one is bad for one in good], dtype=bool) for bad in (False, None))
+    column, name = rows.columns[field].tolist(), rows.names[field]
+    good = {word: _is_good(word, name, success) for word in set(column)}
+    failed, unknown = ([good[word] is bad for word in column] for bad in (False, None))
 
-    return failed[index], unknown[index]
+    return np.array(failed, dtype=bool), np.array(unknown, dtype=bool)
 
 
 def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:

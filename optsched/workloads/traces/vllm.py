@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.fields import PLACES, Fields
+from optsched.workloads.traces.fields import PLACES, Fields, Mask
 from optsched.workloads.traces.json_objects import as_text, pick_run
 
 _LATENCIES = ("latencies", "e2els")
+_NO_LISTS = (
+    "input_lens: found no lists of requests; expected a benchmark run with --save-result and "
+    "--save-detailed (vLLM) or --output-details (SGLang), which writes them"
+)
 
 
 @trace_format(
@@ -37,18 +41,10 @@ def read_vllm(source: Source) -> Iterator[Block]:
     _, run = pick_run(source, floats=float)
     ends = next((name for name in _LATENCIES if name in run), "itls")
     needed = ("input_lens", "output_lens", *(("ttfts", "itls") if ends == "itls" else ()))
-
     for name in needed:
         if name not in run:
             words = f"expected the list {name}; found {', '.join(run)[:200]}"
-            if name == "input_lens":
-                words = (
-                    "input_lens: found no lists of requests; expected a benchmark run with "
-                    "--save-result and --save-detailed (vLLM) or --output-details (SGLang), which "
-                    "writes them"
-                )
-
-            raise InputError(f"{source.path}: {words}")
+            raise InputError(f"{source.path}: {_NO_LISTS if name == 'input_lens' else words}")
 
     found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
     lists = {name: _entries(source, run, name) for name in (*needed, *found, ends)}
@@ -57,12 +53,9 @@ def read_vllm(source: Source) -> Iterator[Block]:
         return
 
     lists = {name: values[inside] for name, values in lists.items()}
-    rows = Fields(
-        source,
-        range(inside.start + 1, inside.stop + 1),
-        {name: name for name in lists},
-        {name: [as_text(value) for value in values] for name, values in lists.items()},
-    )
+    texts = {name: list(map(as_text, values)) for name, values in lists.items()}
+    lines = range(inside.start + 1, inside.stop + 1)
+    rows = Fields(source, lines, {name: name for name in lists}, texts)
     prompt, output = rows.whole_numbers("input_lens"), rows.whole_numbers("output_lens")
     failed = output <= 0
     if "errors" in lists:
@@ -102,11 +95,7 @@ def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
 
 
 def _after_first(
-    rows: Fields,
-    itls: list[Any],
-    ttft: NDArray[np.float64],
-    output: NDArray[np.int64],
-    left: NDArray[np.bool_],
+    rows: Fields, itls: list[Any], ttft: NDArray[np.float64], output: NDArray[np.int64], left: Mask
 ) -> NDArray[np.float64]:
     """Return the sums of the steps after the first token, where the first may be among them.
 
@@ -115,7 +104,6 @@ def _after_first(
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
     sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
     sizes = np.zeros(len(ttft), dtype=np.int64)
-
     for i in np.flatnonzero(~left).tolist():
         steps = itls[i]
         if not isinstance(steps, list) or not all(
