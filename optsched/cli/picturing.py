@@ -264,16 +264,7 @@ def _capacity(source: _Source) -> Figure:
     from optsched.show.data import capacity_of
 
     source.pick(("attainment",), "a capacity")
-    found = capacity_of(source.data)
-    return _picture(
-        "capacity",
-        found.policies,
-        found.bound,
-        attainment=found.attainment,
-        impossible=found.impossible,
-        xlabel=found.axis,
-        title=source.data["instance"]["name"],
-    )
+    return _picture("capacity", title=source.data["instance"]["name"], **capacity_of(source.data))
 
 
 def _distributions(source: _Source, kind: str) -> Figure:

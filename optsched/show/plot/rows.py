@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.show.plot.style import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREY,
-    ORANGE,
-    axes,
-    legend,
-    plain,
-    plain_ticks,
-    series_style,
-)
+from optsched.show.plot import style
+from optsched.show.plot.style import BLACK, BLUE, COLOURS, GREY, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,7 +150,7 @@ def draw_lines(
         places = sorted(at_x)
         middle = [float(np.mean(at_x[at])) for at in places]
         # Where lines coincide, the earlier ones have larger markers and show as rims.
-        ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **series_style(k))
+        ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **style.series_style(k))
 
         if any(len(at_x[at]) > 1 for at in places):
             low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
@@ -373,14 +363,15 @@ def plot_claims(
     ax.axvline(1.0, color=BLACK, lw=0.8)
     ax.hlines(range(len(shown)), [1.0] * len(shown), ratios, color=GREY, lw=1)
 
-    for met, colour, marker, label in ((True, BLUE, "o", "met"), (False, ORANGE, "X", "not met")):
+    for label, colour, marker in (("met", BLUE, "o"), ("not met", style.ORANGE, "X")):
+        met = label == "met"
         picked = [k for k, ratio in enumerate(ratios) if (abs(ratio - 1) <= within) == met]
         if picked:
             ax.plot([ratios[k] for k in picked], picked, marker, color=colour, ms=7, label=label)
 
     if ratios and (max(ratios) > 3 or min(ratios) < 1 / 3):
         ax.set_xscale("log")
-        plain_ticks(ax.xaxis)
+        style.plain_ticks(ax.xaxis)
 
     texts = [f"{plain(what, 72)}  ({paper:.4g}; {ours:.4g})" for what, paper, ours in shown]
     ax.set_yticks(range(len(shown)), texts, fontsize="small")
