@@ -120,12 +120,12 @@ def _panel(wanted: Figure, columns: list[str], rows: list[Row], order: list[str]
         drawing.plot_histogram(rows, columns, labels=wanted.labels, reference=reference, ax=ax)
         return
 
-    shared: dict[str, Any] = {"order": order, "reference": reference}
+    shared: dict[str, Any] = {"order": order, "reference": reference, "ax": ax}
+    shared |= {"series": wanted.series, "over": wanted.over, "labels": wanted.labels}
     if wanted.kind == "bar":
-        shared.update(labels=wanted.labels, published=wanted.published)
-        drawing.draw_bars(_points(wanted, rows), ax, **shared)
+        drawing.plot_bars(rows, wanted.x, wanted.y, published=wanted.published, **shared)
     else:
-        drawing.draw_lines(_points(wanted, rows), ax, **shared)
+        drawing.plot_lines(rows, wanted.x, wanted.y, **shared)
 
     if "x" in wanted.log:
         ax.set_xscale("log", base=2)

@@ -13,7 +13,7 @@ from optsched.show.plot.curves import (
     plot_tradeoff,
 )
 from optsched.show.plot.policies import plot_comparison, plot_distribution
-from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
+from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
 from optsched.show.plot.timelines import (
     plot_batch_times,
     plot_batches,
@@ -37,7 +37,6 @@ __all__ = [
     "plot_lines",
     "plot_load",
     "plot_progress",
-    "plot_ratios",
     "plot_shadow_prices",
     "plot_states",
     "plot_tradeoff",

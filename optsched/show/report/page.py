@@ -241,10 +241,8 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
         return None if row.get("wall_s") is None else 1000 * row["wall_s"]
 
     total = metric(TOTAL_LATENCY.name)
-    columns: list[Column] = [
-        ("policy", "", lambda row: row["policy"]), ("kind", "", kind), total,
-        ("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1])),
-    ]  # fmt: skip
+    columns: list[Column] = [("policy", "", lambda row: row["policy"]), ("kind", "", kind), total]
+    columns += [("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1]))]
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):
