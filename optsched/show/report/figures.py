@@ -24,7 +24,9 @@ def timeline_figure(found: Timeline, name: str) -> str:
     panels = canvas.subplots(3, 1, sharex=True, height_ratios=[2, 1, 1])
     drawings = (plot.plot_gantt, plot.plot_kv, plot.plot_batches)
     for draw, ax in zip(drawings, panels, strict=True):
-        draw(found, ax=ax).set_xlabel(ax.get_xlabel() if ax is panels[-1] else "")
+        draw(found, ax=ax).label_outer()
+        for layer in ax.collections:
+            layer.set_rasterized(layer.get_gid() is None)  # thousands of steps: an image is smaller
 
     return _svg(canvas, name, _spans(found) if found.instance.n <= ROWS_APART else {})
 
@@ -77,7 +79,7 @@ def _svg(canvas: Any, name: str, words: Mapping[str, list[str]] | None = None) -
     stream = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        canvas.savefig(stream, format="svg", metadata=metadata)
+        canvas.savefig(stream, format="svg", metadata=metadata, dpi=200)
 
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
