@@ -223,7 +223,7 @@ def _min_width(header: str, column: Sequence[str], *, wraps: bool) -> int:
     return min(widest, 20) if wraps else widest
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return "-" if value is None else str(value)
 
 

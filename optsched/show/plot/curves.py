@@ -60,7 +60,7 @@ def plot_capacity(
         at, share = zip(*sorted(bound), strict=True)
         where: Any = "post" if share[0] >= share[-1] else "pre"
         ax.step(at, share, where=where, color=RED, lw=1.2)
-        look: Any = {"color": RED, "alpha": 0.15, "lw": 0, "step": where}
+        look: dict[str, Any] = {"color": RED, "alpha": 0.15, "lw": 0, "step": where}
         ax.fill_between(at, share, 1.05, label="proved impossible", **look)
 
     if attainment is not None:
@@ -154,7 +154,7 @@ def plot_tradeoff(
     ends = [max(x, low_x) for x in (*(x for x, _ in curve), right)]
     xs = np.concatenate([np.geomspace(x, z, 50) for x, z in pairwise(ends)])
     at, ttft = (list(column) for column in zip(*curve, strict=True))
-    ys: Any = np.interp(xs, at, ttft)
+    ys = np.interp(xs, at, ttft)
     xs, ys = np.append([low_x, xs[0]], xs), np.append([top, top], np.maximum(ys, low_y))
     ax.fill_between(xs, low_y, ys, color=GREY, alpha=0.45, lw=0, label="no schedule")
     ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
@@ -217,7 +217,7 @@ def plot_progress(
         known = states[name].dropna()
         if len(known):
             label, marker = f"{name}: {known.iloc[-1]:.6g}", "o" if len(known) < 50 else None
-            look: Any = {"color": colour, "ls": dashes, "marker": marker, "ms": 3}
+            look: dict[str, Any] = {"color": colour, "ls": dashes, "marker": marker, "ms": 3}
             ax.step(known.index, known, where="post", label=label, **look)
 
     if states.notna().any().all():

@@ -25,7 +25,7 @@ def points(
     y: str | Sequence[str],
     *,
     series: str | None = None,
-    over: Any = None,
+    over: object = None,
     labels: Labels | None = None,
 ) -> Series:
     """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series.
@@ -83,7 +83,7 @@ def plot_lines(
     y: str | Sequence[str],
     *,
     series: str | None = None,
-    over: Any = None,
+    over: object = None,
     labels: Labels | None = None,
     order: Sequence[str] = (),
     reference: Mapping[str, float] | None = None,
@@ -143,7 +143,7 @@ def plot_bars(
     y: str | Sequence[str],
     *,
     series: str | None = None,
-    over: Any = None,
+    over: object = None,
     labels: Labels | None = None,
     order: Sequence[str] = (),
     reference: Mapping[str, float] | None = None,

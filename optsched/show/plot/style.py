@@ -12,6 +12,7 @@ from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9"
@@ -91,7 +92,7 @@ def thinned(n: int, count: int) -> list[int]:
     return sorted({round(k * (n - 1) / (count - 1)) for k in range(count)})
 
 
-def plain_ticks(axis: Any) -> None:
+def plain_ticks(axis: Axis) -> None:
     """Write the ticks of a logarithmic axis as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullFormatter
 

@@ -90,7 +90,7 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
         y = row[timeline.span_request[mine]].astype(float)
         half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
-        colours: Any = {"facecolor": PHASE_COLOURS[name], "edgecolor": "none"}
+        colours: dict[str, Any] = {"facecolor": PHASE_COLOURS[name], "edgecolor": "none"}
         boxes = list(corners.reshape(-1, 4, 2))
         ax.add_collection(PolyCollection(boxes, **colours, zorder=2, label=name, gid=name))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,6 +14,9 @@ from optsched.show import plot
 from optsched.show.plot import style
 from optsched.show.plot.policies import DISTRIBUTIONS
 from optsched.show.plot.timelines import IDLE, ROWS_APART
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SVG = "http://www.w3.org/2000/svg"
 
@@ -69,7 +72,7 @@ def capacity_figure(drawn: Mapping[str, Any], name: str) -> str:
     return _svg(canvas, name)
 
 
-def _svg(canvas: Any, name: str, words: Mapping[str, list[str]] | None = None) -> str:
+def _svg(canvas: Figure, name: str, words: Mapping[str, list[str]] | None = None) -> str:
     """Return a figure as an SVG element, with titles for the parts of the artists in ``words``.
 
     The name is in the identifiers of what its parts share, so that no figure uses another's.

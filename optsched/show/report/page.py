@@ -105,7 +105,7 @@ def _verdict(verdict: Verdict | None) -> Cell:
     return {**_cell(verdict.words), "state": verdict.state}
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     """Return a value from a file, which should be a text or a list of texts, as a list of texts."""
     if value is None:
         return []
