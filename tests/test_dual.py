@@ -208,7 +208,7 @@ def test_plot_of_shadow_prices_returns_its_axes() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from optsched.show.plot.prices import plot_shadow_prices
+    from optsched.show.plot import plot_shadow_prices
 
     ax = plot_shadow_prices([[1, 0.5], [9, 0.0]])
     assert "KV token" in ax.get_ylabel()

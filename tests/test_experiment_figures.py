@@ -9,7 +9,7 @@ import pytest
 from optsched.experiments import Claim, Experiment, Figure, experiments
 from optsched.experiments.figures import CLAIMS, draw_figure, numeric, write_figures
 from optsched.experiments.runner import run_experiment
-from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
+from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
 from optsched.show.plot.style import figure
 
 
@@ -70,8 +70,11 @@ def test_a_histogram_counts_every_value_once() -> None:
     assert [line.get_xdata()[0] for line in ax.get_lines()] == [1.5]
 
 
-def test_ratios_are_two_histograms_over_the_same_bins() -> None:
-    ax = plot_ratios([1.0, 1.1], [1.0, 1.3], published={"mean": 1.05}, ax=figure().subplots())
+def test_two_columns_are_two_histograms_over_the_same_bins() -> None:
+    rows = [{"low": 1.0}, {"low": 1.1}, {"high": 1.0}, {"high": 1.3}]
+    names = {"low": "ratio to the best known", "high": "ratio to the bound"}
+    ax = plot_histogram(rows, ["low", "high"], labels=names, reference={"mean": 1.05},
+                        ax=figure().subplots())  # fmt: skip
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["ratio to the best known", "ratio to the bound", "mean: 1.05"]
 

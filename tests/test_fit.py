@@ -28,7 +28,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
-from optsched.show.plot.fit import plot_fit
+from optsched.show.plot import plot_fit
 
 DATA = os.environ.get("OPTSCHED_DATA")
 real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")

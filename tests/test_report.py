@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,11 +20,11 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
 pytest.importorskip("jinja2", reason="reports need the extra `report`")
-go = pytest.importorskip("plotly.graph_objects", reason="reports need the extra `report`")
 
-from optsched.show import report  # noqa: E402
-from optsched.show.data import capacity_of  # noqa: E402
-from optsched.show.report import figures, gather, page  # noqa: E402
+from optsched.show import report
+from optsched.show.data import capacity_of
+from optsched.show.plot import plot_capacity, style
+from optsched.show.report import figures, gather, page
 
 EVIL = '<script>alert("x")</script>'
 
@@ -130,13 +130,13 @@ def test_a_report_draws_capacity_with_what_is_impossible(tmp_path: Path) -> None
     assert "workers 1 or fewer" in text
     assert "slo_ttft 3 rounds" in text
     assert EVIL not in out.read_text(encoding="utf-8")
-    found = figures.capacity_figure(capacity_of(json.loads(capacity_file(tmp_path).read_text())))
-    top, bound, fcfs = found["data"]
-    assert (bound["x"], bound["y"], bound["fill"]) == ([1, 2], [0.75, 1], "tonexty")
-    assert bound["line"]["shape"] == "vh"  # with fewer than two workers at most the share of one
-    assert top["y"] == [1.05, 1.05]
-    assert (fcfs["x"], fcfs["y"]) == ([1, 2], [0.5, 1])
-    go.Figure(found)  # plotly knows every field
+    drawn = capacity_of(json.loads(capacity_file(tmp_path).read_text()))
+    ax = plot_capacity(**drawn, ax=style.figure().subplots())
+    fcfs, bound = ax.get_lines()[:2]
+    assert bound.get_xydata().tolist() == [[1, 0.75], [2, 1]]
+    assert bound.get_drawstyle() == "steps-pre"  # with less than two workers at most one's share
+    assert fcfs.get_xydata().tolist() == [[1, 0.5], [2, 1]]
+    assert "proved impossible" in text
     report.write_report([capacity_file(tmp_path, policies=[], bound_points=7, slos={})], out)
     assert "columns of the instance" in parsed(out).text
 
@@ -148,11 +148,11 @@ def test_where_nothing_is_proved_impossible_the_rates_of_policies_are_shown() ->
         "bound_points": [[2.0**k, 0.9] for k in range(-1, 21)],
         "attainment": 0.8,
     }
-    assert capacity_of(data).bound == [(0.5, 0.9), (1, 0.9), (1.3, 0.9)]
+    assert capacity_of(data)["bound"] == [(0.5, 0.9), (1, 0.9), (1.3, 0.9)]
     # An impossible rate of 2 is shown too, up to 1.3 times 2.
-    assert capacity_of({**data, "impossible_rate_scale": 2.0}).bound[-2:] == [(2, 0.9), (2.6, 0.9)]
+    assert capacity_of({**data, "impossible_rate_scale": 2})["bound"][-2:] == [(2, 0.9), (2.6, 0.9)]
     # That no schedule has more than all requests in time says nothing.
-    assert capacity_of({**data, "bound_points": [[1, 1], [2, 1]]}).bound == []
+    assert capacity_of({**data, "bound_points": [[1, 1], [2, 1]]})["bound"] == []
 
 
 def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
@@ -256,38 +256,21 @@ def test_schedules_of_files_come_before_those_of_comparisons(answers: Path) -> N
     assert list(section.schedules) == ["best", "mc-sf", "sarathi", "vllm"]
 
 
-def test_figures_are_valid_to_plotly() -> None:
-    many = in_seconds("vllm", 1500, 9000, span=30.0, most=(300, 100))
-    tiny = optsched.read_instance("tiny")
-    few = optsched.timeline(tiny, optsched.simulate(tiny, "vllm"))
-    for found in (many, few):
-        for figure in (
-            figures.timeline_figure(found),
-            figures.distribution_figure({"a": found, "b": found}),
-        ):
-            go.Figure(figure)
-            json.dumps(figure, allow_nan=False)
-    drawn = figures.timeline_figure(many)["data"]
-    assert drawn[0]["type"] == "heatmap"
-    assert sum(trace["type"] == "heatmap" for trace in drawn) == 1
-    peak = np.array([t["y"] for t in drawn if t.get("yaxis") == "y2"]).sum(axis=0).max()
-    assert peak == many.evaluation.metrics["peak_kv"]
-    bars = [t for t in figures.timeline_figure(few)["data"] if t["type"] == "bar"]
-    assert sum(len(t["y"]) for t in bars) == len(few.span_start)
-
-
-def test_figures_say_what_a_value_is() -> None:
-    # Two requests at once, of 2 and 600 tokens of output: 600 batches are drawn in 400 steps.
-    instance = Instance([0, 0], [9, 9], [2, 600], kv_capacity=999, id=["x" * 20, "y"])
+def test_the_boxes_of_a_timeline_say_what_they_are() -> None:
+    instance = Instance([0, 0], [9, 9], [2, 600], kv_capacity=999, id=["x" * 20, EVIL])
     found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
-    layout = figures.timeline_figure(found)["layout"]
-    assert layout["yaxis3"]["title"]["text"] == "mean tokens per batch"
-    assert layout["yaxis"]["automargin"]  # names of 20 letters are not cut
-    short = Instance([0, 0], [9, 9], [2, 6], kv_capacity=999)
-    found = optsched.timeline(short, optsched.simulate(short, "fcfs"))
-    assert figures.timeline_figure(found)["layout"]["yaxis3"]["title"]["text"] == "tokens per batch"
-    latency = figures.distribution_figure({"fcfs": found})["data"][0]
-    assert (latency["x"], latency["y"]) == ([2, 2, 6], [0, 0.5, 1])  # from none to all
+    text = figures.timeline_figure(found, "t")
+    titles = [element.text for element in ElementTree.fromstring(text).iter() if
+              element.tag.endswith("}title")]  # fmt: skip
+    assert len(titles) == len(found.span_start)
+    assert "x" * 20 + ": decode, 1 to 2 rounds; prompt 9, output 2 tokens, 1 processed" in titles
+    assert EVIL not in text
+    assert any(title is not None and title.startswith(EVIL) for title in titles)
+    assert "mean tokens per batch" in text  # 600 batches are drawn in 500 steps
+    many = in_seconds("vllm", 1500, 9000, span=30.0, most=(300, 100))
+    text = figures.timeline_figure(many, "t")
+    assert "<title" not in text  # of so many requests there is an image
+    assert "<image" in text
 
 
 def test_the_page_forbids_the_network_and_names_no_other_file(answers: Path) -> None:
@@ -298,7 +281,9 @@ def test_the_page_forbids_the_network_and_names_no_other_file(answers: Path) -> 
     assert policy is not None
     assert policy.startswith("default-src 'none'")
     assert not [tag for tag, attrs in tags.seen if "src" in attrs or "href" in attrs]
-    assert out.stat().st_size < 6_000_000
+    inside = [a["xlink:href"] for _, a in tags.seen if "xlink:href" in a]
+    assert all(str(name).startswith(("#", "data:image/png;")) for name in inside)
+    assert out.stat().st_size < 1_000_000
 
 
 # --- Comparisons without schedule files -----------------------------------------------------------
@@ -327,7 +312,8 @@ def test_a_comparison_without_schedules_is_drawn_all_the_same(
     (section,), (before,) = again.sections, kept.sections
     assert list(section.schedules) == list(before.schedules) == ["mc-sf", "sarathi", "vllm"]
     for label, found in section.schedules.items():
-        assert figures.timeline_figure(found) == figures.timeline_figure(before.schedules[label])
+        kept_figure = figures.timeline_figure(before.schedules[label], label)
+        assert figures.timeline_figure(found, label) == kept_figure
     assert section.comparisons[0]["verdicts"]["schedule of vllm"].state == "verified"
     text = page.render(again)
     assert "keeps no schedule of mc-sf, sarathi, vllm: simulated again with seed 0" in text
@@ -411,18 +397,9 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     report.write_report(evil(tmp_path), out)
     tags = parsed(out)
     assert EVIL in tags.text  # shown as it is
-    scripts = [attrs for tag, attrs in tags.seen if tag == "script"]
-    assert scripts == [{}, {"type": "application/json", "id": "figures"}, {}]
+    assert [attrs for tag, attrs in tags.seen if tag == "script"] == [{}]
     assert not {"img", "b"} & {tag for tag, _ in tags.seen}
     assert not [a for _, attrs in tags.seen for a in attrs if a.startswith("on")]
-    text = out.read_text(encoding="utf-8")
-    embedded = re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)
-    assert embedded is not None
-    assert "<" not in embedded.group(1)
-    # plotly reads a little HTML in labels: there the names are entities.
-    assert "<" not in json.dumps(
-        [t.get("customdata") for f in json.loads(embedded.group(1)).values() for t in f["data"]]
-    )
 
 
 # --- Errors ---------------------------------------------------------------------------------------
@@ -446,8 +423,8 @@ def test_bad_input_is_one_line(answers: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(report, "find_spec", lambda name: None if name == "plotly" else object())
-    with pytest.raises(UsageError, match=r"needs the package plotly; .*optsched\[report\]"):
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs the package jinja2; .*optsched\[report\]"):
         report.write_report(["tiny"], tmp_path / "r.html")
 
 
@@ -466,14 +443,6 @@ def test_a_schedule_in_seconds_of_an_unknown_cost_model_asks_for_it(tmp_path: Pa
 # --- A real browser -------------------------------------------------------------------------------
 
 
-def opened(browser: Any, path: Path) -> None:
-    browser.get(path.as_uri())
-    waited = "return document.querySelectorAll('.figure .main-svg').length"
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser, 60).until(lambda b: b.execute_script(waited) > 0)
-
-
 def column(browser: Any, table: str, place: int) -> list[str]:
     script = (
         "return Array.from(document.querySelectorAll(arguments[0] + ' tbody tr'))"
@@ -482,13 +451,12 @@ def column(browser: Any, table: str, place: int) -> list[str]:
     return list(browser.execute_script(script, table, place))
 
 
-def test_the_browser_sorts_hovers_and_complains_of_nothing(answers: Path, browser: Any) -> None:
+def test_the_browser_sorts_zooms_and_complains_of_nothing(answers: Path, browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.support.ui import WebDriverWait
 
     out = answers / "browser.html"
     run("report", answers / "comparison.json", answers / "result.json", "-o", out)
-    opened(browser, out)
+    browser.get(out.as_uri())
     # Sorting by total latency, then the other way; what has none stays at the end going up.
     assert column(browser, "#comparison-1-1", 0)[:3] == ["mc-sf", "vllm", "sarathi"]
     head = browser.find_elements("css selector", "#comparison-1-1 th button")[2]
@@ -500,34 +468,32 @@ def test_the_browser_sorts_hovers_and_complains_of_nothing(answers: Path, browse
     head.click()
     names = column(browser, "#comparison-1-1", 0)
     assert names == sorted(names)
-    # Hovering over a bar of the timeline shows what it is.
-    bar = browser.find_elements("css selector", "#timeline-0-0 .bars .point path")[0]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", bar)
-    ActionChains(browser).move_to_element(bar).perform()
-    hover = (
-        "return Array.from(document.querySelectorAll('.hoverlayer text')).map(t => t.textContent)"
-    )
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script(hover))
-    assert any("request" in text for text in browser.execute_script(hover))
-    # A closed timeline is drawn when it is opened.
-    assert not browser.find_elements("css selector", "#timeline-0-1 .main-svg")
-    summary = browser.find_elements("css selector", "details summary")[1]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", summary)
-    summary.click()
-    WebDriverWait(browser, 20).until(
-        lambda b: b.find_elements("css selector", "#timeline-0-1 .main-svg")
-    )
+    # Ctrl and the wheel show a part of a figure, and a double click all of it again.
+    figure = browser.find_elements("css selector", ".figure svg")[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", figure)
+    whole = figure.get_dom_attribute("viewBox")
+    zoom = "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -1, ctrlKey: true, "
+    browser.execute_script(zoom + "clientX: 400, clientY: 300, cancelable: true}))", figure)
+    width = float(figure.get_dom_attribute("viewBox").split()[2])
+    assert width == pytest.approx(0.8 * float(whole.split()[2]))
+    zoomed = figure.get_dom_attribute("viewBox")
+    drag = ActionChains(browser).move_to_element(figure).click_and_hold().move_by_offset(40, 0)
+    drag.release().perform()
+    left = [float(box.split()[0]) for box in (figure.get_dom_attribute("viewBox"), zoomed)]
+    assert left[0] < left[1]  # what is to the left has come into view
+    ActionChains(browser).double_click(figure).perform()
+    assert figure.get_dom_attribute("viewBox") == whole
     assert browser.get_log("browser") == []
 
 
 def test_the_browser_runs_nothing_that_files_hold(tmp_path: Path, browser: Any) -> None:
     out = tmp_path / "r.html"
     report.write_report(evil(tmp_path), out)
-    opened(browser, out)  # an alert would make every further call fail
+    browser.get(out.as_uri())  # an alert would make every further call fail
     assert browser.title == f"optsched: {EVIL}"
     assert EVIL in column(browser, "#comparison-1-1", 0)
-    ticks = "return Array.from(document.querySelectorAll('.ytick text')).map(t => t.textContent)"
-    assert any(text.startswith("<script>") for text in browser.execute_script(ticks))
+    texts = "return Array.from(document.querySelectorAll('svg text')).map(t => t.textContent)"
+    assert any(text.startswith("<script>") for text in browser.execute_script(texts))
     assert browser.get_log("browser") == []
 
 
@@ -543,7 +509,8 @@ def test_the_browser_copes_with_twenty_thousand_requests(tmp_path: Path, browser
     out = tmp_path / "r.html"
     report.write_report([tmp_path / "i.json", tmp_path / "s.json"], out)
     assert out.stat().st_size < 10_000_000
-    opened(browser, out)
-    cells = "return document.getElementById('timeline-0-0').data[0].z.length"
-    assert browser.execute_script(cells) == figures._ROWS
+    browser.get(out.as_uri())
+    count = "return document.querySelectorAll(arguments[0]).length"
+    assert browser.execute_script(count, "svg title") == 0  # no boxes, but an image of shares
+    assert browser.execute_script(count, "svg image") >= 1
     assert browser.get_log("browser") == []

@@ -94,21 +94,21 @@ def capacity(
     largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
     rates from ``impossible`` on are impossible.
     """
-    told = with_slos(instance, slos)
-    cost = cost_for(told, cost_model)
+    limited = with_slos(instance, slos)
+    cost = cost_for(limited, cost_model)
     asked = Question(attainment, workers, router, rate_scale, tolerance, seed)
 
-    if search_s > 0 and told.in_rounds:
+    if search_s > 0 and limited.in_rounds:
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
 
-    search = CapacitySearch(told, cost, asked, Budget(time_limit_s, stop=stop), progress)
+    search = CapacitySearch(limited, cost, asked, Budget(time_limit_s, stop=stop), progress)
     search.check_alone()
-    if not asked.auto and not told.release.max() > 0:
+    if not asked.auto and not limited.release.max() > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
 
-    specs = _specs(told, policies)
+    specs = _specs(limited, policies)
     rows: list[Reach] = []
     impossible: float | int | None = None
     runs = len(specs) + (search_s > 0)
@@ -137,11 +137,8 @@ def capacity(
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     """Return the policies that run, each of which can be made."""
     if asked is None:
-        known = registry()
-        return [
-            name for name in POLICIES
-            if name in known and runner_of(make_policy(name)[0]).allows(instance) is None
-        ]  # fmt: skip
+        known = [name for name in POLICIES if name in registry()]
+        return [name for name in known if runner_of(make_policy(name)[0]).allows(instance) is None]
 
     specs = list(asked)
     if not specs:

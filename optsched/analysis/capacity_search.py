@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from optsched.analysis.reached import Question, Reach
 from optsched.bounds.service import most_within
@@ -36,22 +37,8 @@ all of it, since the first that is missed ends the search."""
 class CapacitySearch:
     """Simulations and bounds at rates and numbers of workers, with what they said.
 
-    Parameters
-    ----------
-    instance : Instance
-        With its SLOs as columns.
-    cost : CostModel
-    asked : Question
-    budget : Budget
-    progress : callable, optional
-        Called as ``progress(policy, value, attainment)`` after every simulation.
-
-    Attributes
-    ----------
-    interrupted : bool
-        Whether the work was stopped early.
-    bounds : dict of float to float
-        The share of requests that no schedule exceeds, by rate scale or number of workers.
+    The instance has its SLOs as columns. ``interrupted`` says whether the work was stopped early,
+    and ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers.
     """
 
     def __init__(
@@ -71,20 +58,20 @@ class CapacitySearch:
     def check_alone(self) -> None:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""
         n = self.instance.n
-        most = most_within(self.instance, self.cost, None, n + 1)
-        if most < self.need:
-            share = math.floor(1e4 * most / n) / 1e4
+        alone = most_within(self.instance, self.cost, None, n + 1)
+        if alone < self.need:
+            share = math.floor(1e4 * alone / n) / 1e4
             raise UsageError(
-                f"SLO: found {n - most} of {n} requests that cannot be within "
+                f"SLO: found {n - alone} of {n} requests that cannot be within "
                 f"theirs even alone; expected longer limits"
                 + (f", or an attainment of at most {share:g}" if share > 0 else "")
             )
 
     def possible(self, value: float) -> bool:
         """Whether the bound leaves the attainment possible."""
-        most = self.asked.most(self.instance, self.cost, value)
-        self.bounds[value] = most / self.instance.n
-        return most >= self.need
+        within = self.asked.max_within(self.instance, self.cost, value)
+        self.bounds[value] = within / self.instance.n
+        return within >= self.need
 
     def impossible(self) -> float | int | None:
         """Return the smallest rate, or the most workers, proved impossible; None if there is none.
@@ -105,10 +92,7 @@ class CapacitySearch:
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
                 break
-            if self.possible(middle):
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if self.possible(middle) else (low, middle)
 
         return high
 
@@ -119,14 +103,7 @@ class CapacitySearch:
         low, high = 1, 2
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
-        while not budget.over and high > low + 1:
-            middle = (low + high) // 2
-            if self.possible(middle):
-                high = middle
-            else:
-                low = middle
-
-        return low
+        return _last_missed(low, high, self.possible, budget)
 
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
         """Return what a policy reaches in a share of the time left, or what is known by then."""
@@ -158,10 +135,9 @@ class CapacitySearch:
         auto, n = self.asked.auto, self.instance.n
         met = [value for value, good in found.items() if good >= self.need]
         value = (min if auto else max)(met) if met else None
-        missed = [
-            other for other, good in found.items()
-            if good < self.need and (value is None or (other < value if auto else other > value))
-        ]  # fmt: skip
+        missed = [other for other, good in found.items() if good < self.need]
+        if value is not None:
+            missed = [other for other in missed if (other < value if auto else other > value)]
         if value is None and error is None:
             error = "it attains this at no value tried"
         if value is not None and error == "interrupted":
@@ -184,13 +160,8 @@ class CapacitySearch:
         instance, workers = self.asked.at(self.instance, value)
         model = None if instance.in_rounds else self.cost
         try:
-            schedule = simulate(
-                instance,
-                on_workers(spec, workers, self.asked.router),
-                model,
-                seed=self.asked.seed,
-                budget=budget,
-            )
+            policy = on_workers(spec, workers, self.asked.router)
+            schedule = simulate(instance, policy, model, seed=self.asked.seed, budget=budget)
         except OutOfTimeError:
             raise _StoppedError from None
 
@@ -217,11 +188,13 @@ class CapacitySearch:
                 raise _StoppedError
 
             instance, workers = self.asked.at(self.instance, value)
-            auto = self.asked.auto
-            served = serve_in_time(
-                instance, self.cost, budget.part(1.0 if auto else _TRY), enough=self.need,
-                seed=self.asked.seed, start=None if auto else known, workers=workers,
-            )  # fmt: skip
+            part, start = (1.0, None) if self.asked.auto else (_TRY, known)
+            more: dict[str, Any] = {
+                "enough": self.need,
+                "seed": self.asked.seed,
+                "workers": workers,
+            }
+            served = serve_in_time(instance, self.cost, budget.part(part), start=start, **more)
             found[value] = 0 if served is None else served.total
             self._tell(OFFLINE, value, found[value])
             if found[value] < self.need:
@@ -294,28 +267,29 @@ class CapacitySearch:
 
         while high > low * (1 + self.asked.tolerance):
             middle = math.sqrt(low * high)
-            if meets(middle):
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if meets(middle) else (low, middle)
 
     def _fewest(self, meets: Callable[[float], bool], impossible: float | None) -> None:
         low = int(impossible or 0)  # too few
         high = low + 1
-        most = min(MAX_WORKERS, max(self.instance.n, high))
+        limit = min(MAX_WORKERS, max(self.instance.n, high))
 
         while not meets(high):
-            if high == most:
+            if high == limit:
                 return
 
-            low, high = high, min(most, high + max(1, high // 2))
+            low, high = high, min(limit, high + max(1, high // 2))
 
-        while high > low + 1:
-            middle = (low + high) // 2
-            if meets(middle):
-                high = middle
-            else:
-                low = middle
+        _last_missed(low, high, meets, Budget(None))
+
+
+def _last_missed(low: int, high: int, met: Callable[[int], bool], budget: Budget) -> int:
+    """Return the most workers that do not do, between some that do not and some that do."""
+    while not budget.over and high > low + 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if met(middle) else (middle, high)
+
+    return low
 
 
 class _StoppedError(Exception):

@@ -178,12 +178,9 @@ class Comparison:
         rows = []
 
         for row in self.rows:
-            metrics = row.metrics or {}
-            ratios = (row.ratio_to_best_known, row.ratio_to_bound)
-            rows.append(
-                (row.policy, "clairvoyant" if row.clairvoyant else "", *ratios,
-                 *map(metrics.get, shown))
-            )  # fmt: skip
+            kind = "clairvoyant" if row.clairvoyant else ""
+            values = map((row.metrics or {}).get, shown)
+            rows.append((row.policy, kind, row.ratio_to_best_known, row.ratio_to_bound, *values))
 
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (

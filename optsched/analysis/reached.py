@@ -42,8 +42,7 @@ def scaled(instance: Instance, scale: float) -> Instance:
     InputError
         The instance is in rounds, or the scale is not a number > 0.
     """
-    if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-        raise InputError(f"rate_scale: found {scale!r}; expected a number > 0")
+    _check_scale(scale)
     if scale == 1:
         return instance
     if instance.in_rounds:
@@ -52,6 +51,11 @@ def scaled(instance: Instance, scale: float) -> Instance:
         )
 
     return replace(instance, arrival=instance.first_arrival + instance.release / scale, known=None)
+
+
+def _check_scale(scale: object) -> None:
+    if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        raise InputError(f"rate_scale: found {scale!r}; expected a number > 0")
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,7 @@ class Question:
             raise InputError(f"tolerance: found {self.tolerance!r}; expected a number > 0 and < 1")
         if self.router not in ROUTERS:
             raise InputError(f"router {self.router!r} is unknown; known are {', '.join(ROUTERS)}")
-        if not (isinstance(self.rate_scale, (int, float)) and 0 < self.rate_scale < math.inf):
-            raise InputError(f"rate_scale: found {self.rate_scale!r}; expected a number > 0")
+        _check_scale(self.rate_scale)
         if self.auto:
             return
 
@@ -143,7 +146,7 @@ class Question:
 
         return scaled(instance, value), int(self.workers)
 
-    def most(self, instance: Instance, cost: CostModel, value: float) -> int:
+    def max_within(self, instance: Instance, cost: CostModel, value: float) -> int:
         """Return how many requests can be within their SLOs at most.
 
         Parameters
@@ -195,6 +198,23 @@ class Reach:
     clairvoyant: bool = False
     wall_s: float = 0.0
     error: str | None = None
+
+    def to_dict(self, searched: str) -> dict[str, Any]:
+        """Return the row as an object of a capacity file.
+
+        Parameters
+        ----------
+        searched : str
+            The name of its value, as `Capacity.searched` says.
+
+        Returns
+        -------
+        dict
+        """
+        reached = {"policy": self.policy, searched: self.value, "attainment": self.attainment}
+        points = [list(point) for point in self.points]
+        about = {"clairvoyant": self.clairvoyant, "wall_s": self.wall_s, "error": self.error}
+        return {**reached, "missed": self.missed, "points": points, **about}
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,11 +268,11 @@ class Capacity:
         """
         points = dict(self.bounded)
         if not self.question.auto and self.impossible is not None:
-            told = with_slos(self.instance, self.slos)
+            limited = with_slos(self.instance, self.slos)
             for step in range(_BELOW, _ABOVE + 1):
                 at = self.impossible * 2 ** (step / _DRAWN)
                 if at not in points:
-                    points[at] = self.question.most(told, self.cost_model, at) / told.n
+                    points[at] = self.question.max_within(limited, self.cost_model, at) / limited.n
 
         return tuple(sorted(points.items()))
 
@@ -280,24 +300,14 @@ class Capacity:
             "slos": dict(self.slos),
             "searched": self.searched,
             "router": asked.router,
-            "policies": [
-                {
-                    "policy": row.policy, self.searched: row.value, "attainment": row.attainment,
-                    "missed": row.missed, "points": [list(point) for point in row.points],
-                    "clairvoyant": row.clairvoyant, "wall_s": row.wall_s, "error": row.error,
-                }
-                for row in self.rows
-            ],
+            "policies": [row.to_dict(self.searched) for row in self.rows],
             "best_rate_scale": value if rates else None,
             "best_origin": None if best is None else best.policy,
             "impossible_rate_scale": self.impossible if rates else None,
             "bound_origin": None if self.impossible is None else "slo-work",
-            "scope": None if self.question.auto else self.scope.to_dict(),
+            "scope": self.scope.to_dict() if rates else None,
             "bound_points": [list(point) for point in self.bound_points],
             "interrupted": self.interrupted,
-            "workers": {"given": asked.workers} if rates else {
-                "rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible,
-            },
-        }  # fmt: skip
-
-        return data
+        }
+        workers = {"rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible}
+        return {**data, "workers": {"given": asked.workers} if rates else workers}

@@ -8,10 +8,10 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -32,8 +32,8 @@ from optsched.cli import (
     replaying,
     solving,
 )
-from optsched.cli.options import flag
-from optsched.cli.output import only_json
+from optsched.cli.options import command
+from optsched.cli.output import only_json, tell
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError
 
@@ -119,7 +119,7 @@ def _warn_once() -> None:
         text = " ".join(str(message).split())
         if text not in seen:
             seen.add(text)
-            print(f"warning: {text}", file=sys.stderr)
+            tell(f"warning: {text}")
 
     warnings.showwarning = show
 
@@ -128,7 +128,7 @@ def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") ->
     if debug:
         traceback.print_exc()
 
-    print(prefix + " ".join(message.split()), file=sys.stderr)
+    tell(prefix + " ".join(message.split()))
     sys.exit(status)
 
 
@@ -151,8 +151,12 @@ def _version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
-    version: bool = flag("--version", "Print the version.", callback=_version, is_eager=True),
-    debug: bool = flag("--debug", "Show a traceback for errors. It may stand anywhere."),
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback for errors. It may stand anywhere.")
+    ] = False,
 ) -> None:
     """Compute how good an LLM-serving schedule could have been, with a proof.
 
@@ -174,40 +178,25 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 """The text that ``optsched`` without a command prints for newcomers."""
 
 
-app.command("solve")(solving.solve)
-app.command("capacity")(capacity.capacity)
-app.command("compare")(comparing.compare)
-app.command("bound")(solving.bound)
-app.command("tradeoff")(solving.tradeoff)
-app.command("simulate")(judging.simulate)
-app.command("evaluate")(judging.evaluate)
-app.command("verify")(judging.verify)
-app.command("predict")(predicting.predict)
-app.command("generate")(files.generate)
-app.command("import", cls=files.ImportCommand)(files.import_trace)
-app.command("export")(files.export)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(solving.solve, capacity.capacity, comparing.compare, solving.bound, solving.tradeoff),
+    *(judging.simulate, judging.evaluate, judging.verify, predicting.predict, files.generate),
+    *(files.import_trace, files.export, fitting.fit, fitting.roofline, fitting.kv_capacity),
+    *(profiling.profile, replaying.replay, experimenting.experiment, picturing.plot),
+    *(picturing.trace, picturing.report, listing.policies, listing.formulations),
+    *(listing.methods, listing.models, listing.schema),
+)
+for function in COMMANDS:
+    special: dict[str, Any] = {"name": "import", "cls": files.ImportCommand}
+    app.command(**(special if function is files.import_trace else {}))(command(function))
+
 app.add_typer(data.app, name="data")
-app.command("fit")(fitting.fit)
-app.command("roofline")(fitting.roofline)
-app.command("kv-capacity")(fitting.kv_capacity)
-app.command("profile")(profiling.profile)
-app.command("replay")(replaying.replay)
-app.command("experiment")(experimenting.experiment)
-app.command("plot")(picturing.plot)
-app.command("trace")(picturing.trace)
-app.command("report")(picturing.report)
-app.command("policies")(listing.policies)
-app.command("formulations")(listing.formulations)
-app.command("methods")(listing.methods)
-app.command("models")(listing.models)
-app.command("schema")(listing.schema)
 
 
 def main() -> None:
     """Run the command line."""
     _warn_once()
-    work_time.tell = lambda: print(
-        "note: compiling loops, once per installation; time limits count without it",
-        file=sys.stderr,
+    work_time.tell = lambda: tell(
+        "note: compiling loops, once per installation; time limits count without it"
     )
     app()

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import (
-    NO_SLOS,
-    CostModelName,
-    InstanceFile,
-    JsonOut,
-    Seed,
-    Slos,
-    above_0,
-    option,
-    read_checked,
-    takes_slos,
-)
+from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, read_checked
 from optsched.cli.output import LiveLine, emit_json, number, show_table, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
@@ -24,28 +13,31 @@ if TYPE_CHECKING:
     from optsched.analysis.reached import Reach
 
 
-@takes_slos
 def capacity(
-    instance_file: InstanceFile,
+    instance_file: str,
     slos: Slos = NO_SLOS,
-    attainment: float = option("A", "The share of requests within all their SLOs.", 0.99),
-    policy: list[str] | None = option("SPEC", "A policy to run (repeatable)."),
-    workers: str = option("N|auto", "Equal workers. With auto the fewest are searched for.", "1"),
-    router: str = option("NAME", "The router in front of several workers.", "least-requests"),
-    rate_scale: float = option(
-        "X", "The rate, as a multiple of the instance's.", 1.0, callback=above_0
-    ),
-    cost_model: CostModelName = None,
-    time_limit: float | None = option(
-        "S", "The time limit in seconds, without the search.", callback=above_0
-    ),
-    search: float = option(
-        "S", "Seconds for the offline search, which knows lengths and arrivals.", 0.0, min=0.0
-    ),
+    attainment: float = 0.99,
+    policies: list[str] | None = None,
+    workers: str = "1",
+    router: str = "least-requests",
+    rate_scale: Annotated[float, ABOVE_0] = 1.0,
+    cost_model: str | None = None,
+    time_limit: Annotated[float | None, ABOVE_0] = None,
+    search: Annotated[float, {"min": 0.0}] = 0.0,
     seed: Seed = 0,
-    json_out: JsonOut = None,
+    json_out: str | None = None,
 ) -> None:
-    """Find the largest load within SLOs, or the fewest workers, and what is proved impossible."""
+    """Find the largest load within SLOs, or the fewest workers, and what is proved impossible.
+
+    Parameters:
+      attainment A: The share of requests within all their SLOs.
+      policies --policy SPEC: A policy to run (repeatable).
+      workers N|auto: Equal workers. With auto the fewest are searched for.
+      router NAME: The router in front of several workers.
+      rate_scale X: The rate, as a multiple of the instance's.
+      time_limit S: The time limit in seconds, without the search.
+      search S: Seconds for the offline search, which knows lengths and arrivals.
+    """
     from optsched.analysis.capacity import capacity as run
 
     count: int | str = workers
@@ -58,22 +50,20 @@ def capacity(
             ) from None
 
     instance, cost = read_checked(instance_file, cost_model, json_out)
+    asked: dict[str, Any] = {"attainment": attainment, "workers": count, "router": router}
+    asked |= {
+        "rate_scale": rate_scale,
+        "time_limit_s": time_limit,
+        "search_s": search,
+        "seed": seed,
+    }
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(
-            instance,
-            policy or None,
-            cost_model=cost,
-            attainment=attainment,
-            workers=count,
-            router=router,
-            rate_scale=rate_scale,
-            time_limit_s=time_limit,
-            seed=seed,
-            progress=lambda spec, at, share: line.show(f"{spec} at {at:.4g}: {share:.4f}"),
-            stop=stop,
-            search_s=search,
-            **slos,
-        )
+
+        def progress(spec: str, at: float, share: float) -> None:
+            line.show(f"{spec} at {at:.4g}: {share:.4f}")
+
+        more: dict[str, Any] = {"cost_model": cost, "progress": progress, "stop": stop, **slos}
+        found = run(instance, policies or None, **asked, **more)
 
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)

@@ -5,30 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import (
-    NO_SLOS,
-    CostModelName,
-    InstanceFile,
-    JsonOut,
-    Policies,
-    Seed,
-    Slos,
-    TimeLimit,
-    flag,
-    option,
-    read_checked,
-    takes_slos,
-)
-from optsched.cli.output import (
-    LiveLine,
-    emit_json,
-    number,
-    percent,
-    save_schedule,
-    show_table,
-    stop_at_ctrl_c,
-    unit,
-)
+from optsched.cli import output
+from optsched.cli.options import NO_SLOS, Seed, Slos, TimeLimit, read_checked
+from optsched.cli.output import number
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import COMPARED, TABLE
 from optsched.problem.objective import TOTAL_LATENCY
@@ -37,28 +16,37 @@ if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison
 
 
-@takes_slos
 def compare(
-    instance_file: InstanceFile,
-    policy: Policies = None,
-    cost_model: CostModelName = None,
-    bound: bool = flag(
-        "--bound/--no-bound", "Whether to look for a bound and a better schedule.", True
-    ),
+    instance_file: str,
+    policies: list[str] | None = None,
+    cost_model: str | None = None,
+    bound: bool = True,
     time_limit: TimeLimit = 60.0,
     slos: Slos = NO_SLOS,
     seed: Seed = 0,
-    schedules_out: str | None = option("DIR", "Write every policy's schedule into this folder."),
-    measured: str | None = option(
-        "FILE", "Add a row of times that a server measured, from `import --measured-out`."
-    ),
-    json_out: JsonOut = None,
+    schedules_out: str | None = None,
+    measured: str | None = None,
+    json_out: str | None = None,
 ) -> None:
-    """Compare policies with the best known schedule and with a bound."""
+    """Compare policies with the best known schedule and with a bound.
+
+    Parameters:
+      bound --bound/--no-bound: Whether to look for a bound and a better schedule.
+      schedules_out DIR: Write every policy's schedule into this folder.
+      measured FILE: Add a row of times that a server measured, from `import --measured-out`.
+    """
     instance, cost = read_checked(instance_file, cost_model, json_out, folder=schedules_out)
     from optsched.analysis.compare import compare as run
 
-    with LiveLine() as line, stop_at_ctrl_c() as stop:
+    asked: dict[str, Any] = {
+        "cost_model": cost,
+        "bound": bound,
+        "time_limit_s": time_limit,
+        "seed": seed,
+        **slos,
+    }
+    asked |= {"keep_schedules": schedules_out is not None, "measured": measured}
+    with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
 
         def progress(kind: str, what: Any) -> None:
             if kind == "solve":
@@ -66,19 +54,7 @@ def compare(
             else:
                 line.show(f"policy {what}")
 
-        comparison = run(
-            instance,
-            policy or None,
-            cost_model=cost,
-            bound=bound,
-            time_limit_s=time_limit,
-            seed=seed,
-            progress=progress,
-            stop=stop,
-            keep_schedules=schedules_out is not None,
-            measured=measured,
-            **slos,
-        )
+        comparison = run(instance, policies or None, progress=progress, stop=stop, **asked)
 
     data = comparison.to_dict()
     if schedules_out is not None:
@@ -88,21 +64,21 @@ def compare(
         for row, entry in zip(comparison.rows, data["policies"], strict=True):
             if row.schedule is not None:
                 name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
-                save_schedule(row.schedule, str(folder / f"{name}.json"))
+                output.save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
 
-    if not emit_json(data, json_out):
+    if not output.emit_json(data, json_out):
         _show(comparison, bound)
 
-    policies = [row for row in comparison.rows if not row.measured]
-    if all(row.metrics is None for row in policies):
-        reasons = "; ".join(f"{row.policy}: {row.error}" for row in policies)
+    ran = [row for row in comparison.rows if not row.measured]
+    if all(row.metrics is None for row in ran):
+        reasons = "; ".join(f"{row.policy}: {row.error}" for row in ran)
         raise NoIncumbentError(f"no policy found a schedule ({reasons})")
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
     instance = comparison.instance
-    times = unit(instance)
+    times = output.unit(instance)
     tel = TOTAL_LATENCY.name
     goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
     keys = [*(["slo_goodput"] if goals else []), *COMPARED]
@@ -115,24 +91,17 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     )
 
     for row in ranked:
-        metrics = row.metrics or {}
-        rows.append(
-            [
-                row.policy,
-                "measured" if row.measured else "clairvoyant" if row.clairvoyant else "",
-                metrics[tel],
-                row.ratio_to_best_known,
-                row.ratio_to_bound,
-                *(metrics[key] for key in keys),
-                None if row.wall_s is None else 1000 * row.wall_s,
-            ]
-        )
+        kind = "measured" if row.measured else "clairvoyant" if row.clairvoyant else ""
+        total, *values = ((row.metrics or {})[key] for key in (tel, *keys))
+        wall_ms = None if row.wall_s is None else 1000 * row.wall_s
+        ratios = (row.ratio_to_best_known, row.ratio_to_bound)
+        rows.append((row.policy, kind, total, *ratios, *values, wall_ms))
 
     if rows:
         # The mean latency is the TEL over the number of requests. The column "" has "clairvoyant".
         first = ("p99 TTFT", "p99 latency", "wall", "mean TPOT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
-        missing = show_table(headers, rows, text_columns=(0, 1), drop=drop)
+        missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
 
         if "" in missing:
             names = [row.policy for row in ranked if row.clairvoyant]
@@ -144,7 +113,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     if comparison.bound is not None:
         found = f"bound {number(comparison.bound)} {times} from {comparison.bound_origin}"
         optimal = " (optimal)" if comparison.status == "optimal" else ""
-        print(f"{found}; {best}; gap {percent(comparison.gap)}{optimal}")
+        print(f"{found}; {best}; gap {output.percent(comparison.gap)}{optimal}")
         print(f"the bound holds for {comparison.scope}")
     else:
         print("bound: " + ("none known" if bound_wanted else "not asked for"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from optsched.cli.options import above_0, argument, at_least_0, option
-from optsched.cli.output import LiveLine, show_table
+from optsched.cli.options import ABOVE_0, AT_LEAST_0, command
+from optsched.cli.output import LiveLine, show_table, tell
 
 app = typer.Typer(help="List and download public traces.", no_args_is_help=False)
 
@@ -30,41 +30,37 @@ def list_datasets() -> None:
             print(f"{name}: its sha256 is one that others report; the first download verifies it")
 
 
-@app.command("fetch")
+@app.command()
+@command
 def fetch(
-    name: str = argument("NAME", "The dataset. `optsched data list` lists them."),
-    to: str | None = option("DIR", "The folder for the file. By default it is the user's cache."),
-    base_url: str | None = option(
-        "URL", "The address of a mirror. By default it is OPTSCHED_DATA_URL, or the publisher's."
-    ),
-    retries: int = option("N", "How often to try again after a failure.", 2, callback=at_least_0),
-    timeout: float = option(
-        "S", "The max time in seconds without an answer of the server.", 30.0, callback=above_0
-    ),
+    name: str,
+    to: str | None = None,
+    base_url: str | None = None,
+    retries: Annotated[int, AT_LEAST_0] = 2,
+    timeout: Annotated[float, ABOVE_0] = 30.0,
 ) -> None:
     """Download a public trace, check it, and print the name of its file.
 
     A download that was interrupted goes on where it ended.
+
+    Parameters:
+      name NAME: The dataset. `optsched data list` lists them.
+      to DIR: The folder for the file. By default it is the user's cache.
+      base_url URL: The address of a mirror. By default it is OPTSCHED_DATA_URL, or the publisher's.
+      retries N: How often to try again after a failure.
+      timeout S: The max time in seconds without an answer of the server.
     """
     from optsched.workloads.datasets import datasets, fetch_dataset
 
     try:
         with LiveLine() as line:
-            file = fetch_dataset(
-                name,
-                to,
-                base_url=base_url,
-                retries=retries,
-                timeout_s=timeout,
-                progress=partial(line.downloaded, name),
-            )
+            progress = partial(line.downloaded, name)
+            limits: dict[str, Any] = {"retries": retries, "timeout_s": timeout}
+            file = fetch_dataset(name, to, base_url=base_url, progress=progress, **limits)
     except KeyboardInterrupt:
-        print(
-            "error: interrupted: the downloaded part is kept; the same command goes on",
-            file=sys.stderr,
-        )
+        tell("error: interrupted: the downloaded part is kept; the same command goes on")
         raise typer.Exit(130) from None
 
     one = datasets()[name]
-    print(f"{one.licence}; cite {one.cite}; format {one.format}", file=sys.stderr)
+    tell(f"{one.licence}; cite {one.cite}; format {one.format}")
     print(file)

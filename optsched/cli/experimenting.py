@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from optsched.cli.options import (
-    JsonOut,
-    Seed,
-    argument,
-    check_folder,
-    check_outputs,
-    flag,
-    key_values,
-    option,
-)
-from optsched.cli.output import LiveLine, emit_json, show_table
+from optsched.cli.options import Seed, check_folder, check_outputs, key_values
+from optsched.cli.output import LiveLine, emit_json, show_table, tell
 from optsched.problem.errors import InputError, SolverError, UsageError
 
 if TYPE_CHECKING:
@@ -25,34 +15,38 @@ if TYPE_CHECKING:
 
 
 def experiment(
-    name: str = argument("NAME|list", "The experiment's name, or list to list all experiments."),
-    settings: list[str] | None = option(
-        "KEY=VALUE", "Set a parameter (repeatable). A list is given as a,b,c.", names="--set"
-    ),
-    trials: int | None = option("N", "How many trials to run, counted from the first."),
-    jobs: int = option("N", "How many trials to run at a time.", 1),
-    engine: str = option(
-        "local|dask", "Where trials run: on this machine or on a Dask cluster.", "local"
-    ),
-    scheduler: str | None = option("ADDRESS", "The address of a running Dask cluster's scheduler."),
-    memory_limit: str | None = option("SIZE", "The max memory of a trial, such as 4GiB."),
-    isolate: bool = flag(
-        "--isolate/--in-process",
-        "Whether trials run in processes of their own or in this one.",
-        True,
-    ),
+    name: str,
+    settings: list[str] | None = None,
+    trials: int | None = None,
+    jobs: int = 1,
+    engine: str = "local",
+    scheduler: str | None = None,
+    memory_limit: str | None = None,
+    isolate: bool = True,
     seed: Seed = 0,
-    out: str | None = option(
-        "DIR", "The folder for the store of trials, the results and the figures."
-    ),
-    resume: bool = flag("--resume/--fresh", "Whether to keep finished trials in --out.", True),
-    retry_failed: bool = flag("--retry-failed", "Run the trials again that have failed."),
-    parquet: bool = flag("--parquet", "Write results.parquet too, which needs pyarrow."),
-    json_out: JsonOut = None,
+    out: str | None = None,
+    resume: bool = True,
+    retry_failed: bool = False,
+    parquet: bool = False,
+    json_out: str | None = None,
 ) -> None:
     """Run the experiment of a paper, and print the paper's statements with our values.
 
     Finished trials are stored in --out at once. If the run ends early, the same command goes on.
+
+    Parameters:
+      name NAME|list: The experiment's name, or list to list all experiments.
+      settings --set KEY=VALUE: Set a parameter (repeatable). A list is given as a,b,c.
+      trials N: How many trials to run, counted from the first.
+      jobs N: How many trials to run at a time.
+      engine local|dask: Where trials run: on this machine or on a Dask cluster.
+      scheduler ADDRESS: The address of a running Dask cluster's scheduler.
+      memory_limit SIZE: The max memory of a trial, such as 4GiB.
+      isolate --isolate/--in-process: Whether trials run in processes of their own or in this one.
+      out DIR: The folder for the store of trials, the results and the figures.
+      resume --resume/--fresh: Whether to keep finished trials in --out.
+      retry_failed: Run the trials again that have failed.
+      parquet: Write results.parquet too, which needs pyarrow.
     """
     if name == "list":
         _list()
@@ -69,25 +63,18 @@ def experiment(
             "--in-process: found with --jobs, --engine dask or --memory-limit; expected --isolate"
         )
 
+    limit = None if memory_limit is None else memory_bytes(memory_limit)
+    asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "engine": engine, "isolate": isolate}
+    asked |= {"scheduler": scheduler, "memory_limit": limit, "resume": resume}
+    asked |= {"retry_failed": retry_failed, "parquet": parquet}
     line = LiveLine(every_s=30)
+
+    def progress(done: int, of: int) -> None:
+        line.counted(done, of, "trials")
+
     try:
         with line:
-            outcome = run_experiment(
-                name,
-                given,
-                trials=trials,
-                jobs=jobs,
-                engine=engine,
-                scheduler=scheduler,
-                isolate=isolate,
-                memory_limit=None if memory_limit is None else memory_bytes(memory_limit),
-                seed=seed,
-                out=out,
-                resume=resume,
-                retry_failed=retry_failed,
-                parquet=parquet,
-                progress=lambda done, of: line.counted(done, of, "trials"),
-            )
+            outcome = run_experiment(name, given, **asked, seed=seed, out=out, progress=progress)
     except KeyboardInterrupt:
         kept = f"{line.done} of {line.of} trials are lost without --out"
         if out is not None:
@@ -96,7 +83,7 @@ def experiment(
             done = len(read(out)[1])
             kept = f"{done} of {line.of} trials are stored in {out}; the same command goes on"
 
-        print(f"error: interrupted: {kept}", file=sys.stderr)
+        tell(f"error: interrupted: {kept}")
         raise typer.Exit(130) from None
 
     alone = emit_json(outcome.summary(), json_out)
@@ -127,11 +114,8 @@ def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
     def warn(found: list[tuple[int, str]], what: str, after: str = "") -> None:
         if found:
             trial, why = found[0]
-            print(
-                f"warning: {len(found)} of {len(rows)} trials {what}, the first, trial {trial}: "
-                f"{why}{after}",
-                file=sys.stderr,
-            )
+            share = f"{len(found)} of {len(rows)} trials"
+            tell(f"warning: {share} {what}, the first, trial {trial}: {why}{after}")
 
     warn(failed, "failed", again)
     if len(failed) == len(rows):

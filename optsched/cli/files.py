@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperArgument, TyperCommand
 
-from optsched.cli.options import (
-    CostModelName,
-    InstanceFile,
-    Seed,
-    above_0,
-    argument,
-    at_least_0,
-    check_outputs,
-    check_rounds,
-    flag,
-    in_range,
-    key_values,
-    option,
-    required,
-    shared,
-)
-from optsched.cli.output import LiveLine, emit_json, unit
+from optsched.cli import options
+from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
+from optsched.cli.output import LiveLine, emit_json, tell, unit
 from optsched.problem.errors import UsageError
 
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
-Out = Annotated[
-    str | None,
-    shared(
-        "FILE", "Write the instance to this file. The default is standard output.", names="-o --out"
-    ),
-]
-GENERATORS = (
-    "The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal, infermax-fixed or "
-    "infermax-mix."
-)
+RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
 
 def generate(
-    name: str = argument("NAME", GENERATORS),
-    seed: Seed = 0,
-    settings: list[str] | None = option(
-        "KEY=VALUE", "Set a parameter of the generator (repeatable).", names="--set"
-    ),
-    out: Out = None,
+    name: str, seed: Seed = 0, settings: list[str] | None = None, out: str | None = None
 ) -> None:
-    """Draw a random instance."""
+    """Draw a random instance.
+
+    Parameters:
+      name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
+        infermax-fixed or infermax-mix.
+      settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
+      out -o --out FILE: Write the instance to this file. The default is standard output.
+    """
     texts = key_values(settings)
     from optsched.workloads.generate import generate as run, parse_parameters
 
@@ -74,60 +52,58 @@ class ImportCommand(TyperCommand):
 
 
 def import_trace(
-    format_name: str = argument("FORMAT", ""),
-    file: str = argument("FILE", "The file of the trace."),
-    offset: int = option("N", "The number of rows to skip.", 0, callback=at_least_0),
-    limit: int | None = option("N", "The max number of rows to take.", callback=in_range(1)),
-    sample: int | None = option("N", "Keep N of the rows, drawn at random.", callback=in_range(1)),
+    format_name: str,
+    file: str,
+    offset: Annotated[int, AT_LEAST_0] = 0,
+    limit: Annotated[int | None, AT_LEAST_1] = None,
+    sample: Annotated[int | None, AT_LEAST_1] = None,
     seed: Seed = 0,
-    kv_capacity: int | None = option(
-        "N", "The KV capacity in tokens. The default in seconds is 100000, Llama-2-7B on one A100."
-    ),
-    cost_model: str | None = option(
-        "NAME|FILE.toml", "Take the KV capacity of this model's machine."
-    ),
-    kv_block_tokens: int = option(
-        "B", "The tokens of a KV block. A request holds whole blocks.", 1, callback=in_range(1)
-    ),
-    rate: float | None = option(
-        "R",
-        "Draw Poisson arrivals of R per second. With inf all arrive at 0. "
-        "By default the trace's own arrivals are kept.",
-        callback=in_range(0.0, strict=True, infinite=True),
-    ),
-    rate_scale: float = option("X", "Make arrivals X times as fast.", 1.0, callback=above_0),
-    rounds: float | None = option(
-        "SECONDS", "Make an instance in rounds, each of this length.", callback=above_0
-    ),
-    column: list[str] | None = option(
-        "FIELD=NAME",
-        "For csv and jsonl, the name of the column of a field (repeatable): arrival, "
-        "prompt_tokens, output_tokens, ttft and latency from the arrival, first_token_at and "
-        "finished_at as points in time, status, and rows, the list of requests in a JSON "
-        "document. In JSON a point leads into an object: usage.prompt_tokens.",
-    ),
-    units: list[str] | None = option(
-        "UNIT|FIELD=UNIT",
-        "The unit of times, or of one field (repeatable): s, ms, us, ns or datetime. By "
-        "default it is the format's; s for csv and jsonl.",
-        names="--unit",
-    ),
-    success: list[str] | None = option(
-        "WORD", "For csv and jsonl, a further word of the status that means success (repeatable)."
-    ),
-    run: int | None = option("N", "Of a file with several runs, the run to read; -1 is the last."),
-    tokenizer: str | None = option(
-        "NAME|FILE",
-        "For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a Hugging "
-        "Face name. By default words are counted.",
-    ),
-    strict: bool = flag("--strict", "Refuse rows that must be dropped or moved, and what is odd."),
-    measured_out: str | None = option(
-        "FILE", "Write the times that the server measured, for `compare --measured`."
-    ),
-    out: Out = None,
+    kv_capacity: int | None = None,
+    cost_model: str | None = None,
+    kv_block_tokens: Annotated[int, AT_LEAST_1] = 1,
+    rate: Annotated[float | None, RATE] = None,
+    rate_scale: Annotated[float, ABOVE_0] = 1.0,
+    rounds: Annotated[float | None, ABOVE_0] = None,
+    column: list[str] | None = None,
+    units: list[str] | None = None,
+    success: list[str] | None = None,
+    run: int | None = None,
+    tokenizer: str | None = None,
+    strict: bool = False,
+    measured_out: str | None = None,
+    out: str | None = None,
 ) -> None:
-    """Make an instance from a trace."""
+    """Make an instance from a trace.
+
+    Parameters:
+      format_name FORMAT:
+      file FILE: The file of the trace.
+      offset N: The number of rows to skip.
+      limit N: The max number of rows to take.
+      sample N: Keep N of the rows, drawn at random.
+      kv_capacity N: The KV capacity in tokens. The default in seconds is 100000, Llama-2-7B on one
+        A100.
+      cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
+      kv_block_tokens B: The tokens of a KV block. A request holds whole blocks.
+      rate R: Draw Poisson arrivals of R per second. With inf all arrive at 0. By default the
+        trace's own arrivals are kept.
+      rate_scale X: Make arrivals X times as fast.
+      rounds SECONDS: Make an instance in rounds, each of this length.
+      column FIELD=NAME: For csv and jsonl, the name of the column of a field (repeatable): arrival,
+        prompt_tokens, output_tokens, ttft and latency from the arrival, first_token_at and
+        finished_at as points in time, status, and rows, the list of requests in a JSON document. In
+        JSON a point leads into an object: usage.prompt_tokens.
+      units --unit UNIT|FIELD=UNIT: The unit of times, or of one field (repeatable): s, ms, us, ns
+        or datetime. By default it is the format's; s for csv and jsonl.
+      success WORD: For csv and jsonl, a further word of the status that means success
+        (repeatable).
+      run N: Of a file with several runs, the run to read; -1 is the last.
+      tokenizer NAME|FILE: For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a
+        Hugging Face name. By default words are counted.
+      strict: Refuse rows that must be dropped or moved, and what is odd.
+      measured_out FILE: Write the times that the server measured, for `compare --measured`.
+      out -o --out FILE: Write the instance to this file. The default is standard output.
+    """
     columns = key_values(column, "--column")
     by_field = key_values([text for text in units or () if "=" in text], "--unit")
     for text in units or ():
@@ -140,30 +116,16 @@ def import_trace(
 
     from optsched.workloads.traces import read_trace_report
 
+    asked: dict[str, Any] = {"offset": offset, "limit": limit, "sample": sample, "seed": seed}
+    asked |= {"kv_capacity": kv_capacity, "kv_block_tokens": kv_block_tokens, "run": run}
+    asked |= {"rate": rate, "rate_scale": rate_scale, "round_seconds": rounds, "strict": strict}
+    asked |= {"columns": columns, "unit": by_field, "success": success or ()}
     with LiveLine() as line:
-        instance, report = read_trace_report(
-            format_name,
-            file,
-            offset=offset,
-            limit=limit,
-            sample=sample,
-            seed=seed,
-            kv_capacity=kv_capacity,
-            kv_block_tokens=kv_block_tokens,
-            rate=rate,
-            rate_scale=rate_scale,
-            round_seconds=rounds,
-            columns=columns,
-            unit=by_field,
-            success=success or (),
-            run=run,
-            tokenizer=tokenizer,
-            strict=strict,
-            progress=lambda rows: line.show(f"{rows} rows"),
-        )
+        asked |= {"tokenizer": tokenizer, "progress": lambda rows: line.show(f"{rows} rows")}
+        instance, report = read_trace_report(format_name, file, **asked)
 
     for note in report.notes:
-        print(f"warning: {file}: {note}", file=sys.stderr)
+        tell(f"warning: {file}: {note}")
     if measured_out is not None and report.measured is None:
         raise UsageError(
             f"--measured-out: found no measured times: found {report.unmeasured}; expected a trace "
@@ -172,10 +134,9 @@ def import_trace(
 
     _write(instance, out)
     if kv_capacity is None:
-        print(
+        tell(
             f"note: no KV capacity is given, so it is {instance.kv_capacity} tokens, whatever "
-            "machine a cost model describes; --cost-model NAME takes the machine's",
-            file=sys.stderr,
+            "machine a cost model describes; --cost-model NAME takes the machine's"
         )
 
     if measured_out is not None and report.measured is not None:
@@ -185,19 +146,20 @@ def import_trace(
 
 
 def export(
-    instance_file: InstanceFile,
-    format_name: str = required(
-        "lp|mps|json",
-        "The format: lp or mps for the mathematical model, json for the instance itself.",
-        names="--format",
-    ),
-    out: str = required("FILE", "Write to this file.", names="-o --out"),
-    formulation: str | None = option(
-        "NAME", "The formulation for lp and mps. `optsched formulations` lists them."
-    ),
-    cost_model: CostModelName = None,
+    instance_file: str,
+    format_name: str,
+    out: str,
+    formulation: str | None = None,
+    cost_model: str | None = None,
 ) -> None:
-    """Write an instance's mathematical model, or the instance itself."""
+    """Write an instance's mathematical model, or the instance itself.
+
+    Parameters:
+      format_name --format lp|mps|json: The format: lp or mps for the mathematical model, json for
+        the instance itself.
+      out -o --out FILE: Write to this file.
+      formulation NAME: The formulation for lp and mps. `optsched formulations` lists them.
+    """
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
 
@@ -222,7 +184,7 @@ def export(
         )
 
     if model.time_unit == "round":
-        check_rounds(instance, model.name)
+        options.check_rounds(instance, model.name)
     elif instance.in_rounds:
         raise UsageError(
             f"--formulation: found {model.name} for an instance in rounds; expected an instance in "

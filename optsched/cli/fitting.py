@@ -2,76 +2,57 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import (
-    JsonOut,
-    Seed,
-    above_0,
-    argument,
-    check_outputs,
-    flag,
-    key_values,
-    option,
-    shared,
-)
-from optsched.cli.output import emit_json, show_table
+from optsched.cli.options import ABOVE_0, Seed, check_outputs, key_values
+from optsched.cli.output import emit_json, show_table, tell
 
 if TYPE_CHECKING:
     from optsched.costs.cost import BatchCost
     from optsched.costs.fit import Fit
 
-Out = Annotated[
-    str | None, shared("FILE.toml", "Write the cost model to this file.", names="-o --out")
-]
-_DEVICE = "The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks. "
-_BEATEN = "No time may beat its published peaks."
-Degree = Annotated[int, shared("N", "The number of devices that share every layer.")]
-Usable = Annotated[float, shared("SHARE", "The share of the memory that weights and KV may use.")]
-
 
 def fit(
-    profile_dir: str = argument("PROFILE_DIR", "The folder of profiles."),
-    model: str | None = option(
-        "NAME",
-        "The model that was profiled: a known name, or a config.json or its folder. The "
-        "default is the one that the files or the folder name.",
-    ),
-    tensor_parallel: int | None = option(
-        "N", "The number of devices that share every layer. The default is the profile's, or 1."
-    ),
-    device: str | None = option(
-        "NAME",
-        _DEVICE + "By default it is the one that the files or the folder name, or else "
-        "a100-80gb. No time may beat its published peaks.",
-    ),
-    only: list[str] | None = option(
-        "COLUMN=VALUE", "Use the rows of the files that have a value (repeatable)."
-    ),
-    partial: bool = flag(
-        "--partial", "Accept a profile without attention, which then costs nothing."
-    ),
-    link_gb_s: float | None = option(
-        "GB/S",
-        "The bandwidth between devices, both directions together. The default is the peak.",
-        callback=above_0,
-    ),
-    name: str | None = option("NAME", "The name of the cost model."),
-    held_out: float = option("SHARE", "The share of shapes that are held out for testing.", 0.2),
-    target: float = option("ERROR", "The mean relative error that is wanted.", 0.08),
-    against: list[str] | None = option(
-        "NAME|FILE.toml", "Evaluate another cost model on the same rows (repeatable)."
-    ),
+    profile_dir: str,
+    model: str | None = None,
+    tensor_parallel: int | None = None,
+    device: str | None = None,
+    only: list[str] | None = None,
+    partial: bool = False,
+    link_gb_s: Annotated[float | None, ABOVE_0] = None,
+    name: str | None = None,
+    held_out: float = 0.2,
+    target: float = 0.08,
+    against: list[str] | None = None,
     seed: Seed = 0,
-    out: Out = None,
-    plot: str | None = option("FILE", "Plot predicted against measured times to this file."),
-    json_out: JsonOut = None,
+    out: str | None = None,
+    plot: str | None = None,
+    json_out: str | None = None,
 ) -> None:
     """Fit a cost model to a profile.
 
     It is a profile of Vidur, Splitwise, AIConfigurator or LLMServingSim, or the steps.csv of
     `optsched profile`.
+
+    Parameters:
+      profile_dir PROFILE_DIR: The folder of profiles.
+      model NAME: The model that was profiled: a known name, or a config.json or its folder. The
+        default is the one that the files or the folder name.
+      tensor_parallel N: The number of devices that share every layer. The default is the profile's,
+        or 1.
+      device NAME: The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks.
+        By default it is the one that the files or the folder name, or else a100-80gb. No time may
+        beat its published peaks.
+      only COLUMN=VALUE: Use the rows of the files that have a value (repeatable).
+      partial: Accept a profile without attention, which then costs nothing.
+      link_gb_s GB/S: The bandwidth between devices, both directions together. The default is the
+        peak.
+      name NAME: The name of the cost model.
+      held_out SHARE: The share of shapes that are held out for testing.
+      target ERROR: The mean relative error that is wanted.
+      against NAME|FILE.toml: Evaluate another cost model on the same rows (repeatable).
+      out -o --out FILE.toml: Write the cost model to this file.
+      plot FILE: Plot predicted against measured times to this file.
     """
     check_outputs(out, plot, json_out)
     if plot is not None:
@@ -85,19 +66,10 @@ def fit(
     from optsched.problem.errors import UsageError
 
     others = [load_cost_model(other) for other in against or []]
-    found = run(
-        profile_dir,
-        model=model,
-        tensor_parallel=tensor_parallel,
-        hardware=device,
-        link_gb_s=link_gb_s,
-        only=key_values(only, "--only"),
-        partial=partial,
-        name=name,
-        held_out=held_out,
-        target=target,
-        seed=seed,
-    )
+    asked: dict[str, Any] = {"model": model, "hardware": device, "link_gb_s": link_gb_s}
+    asked |= {"tensor_parallel": tensor_parallel, "only": key_values(only, "--only")}
+    asked |= {"partial": partial, "name": name, "held_out": held_out, "target": target}
+    found = run(profile_dir, **asked, seed=seed)
     if others and not found.profile.tables:
         raise UsageError(
             "--against: found a profile that is tabulated and holds no rows out; expected none"
@@ -105,9 +77,9 @@ def fit(
 
     profile = found.profile
     what = f"{profile.shape.name} on {profile.hardware.name}, tensor parallel "
-    print(f"fit: taken as {what}{profile.tensor_parallel}, 16-bit", file=sys.stderr)
+    tell(f"fit: taken as {what}{profile.tensor_parallel}, 16-bit")
     for note in (*(f"{part}: MISSING, costs nothing" for part in profile.missing), *profile.notes):
-        print(f"fit: {note}", file=sys.stderr)
+        tell(f"fit: {note}")
 
     compared = errors_of(found, [found.cost_model, *others]) if others else []
     if out is not None:
@@ -182,18 +154,24 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
 
 
 def roofline(
-    model: str = argument(
-        "MODEL", "The model, for example llama2-7b, or a config.json or its folder."
-    ),
-    device: str = option("NAME", _DEVICE + _BEATEN, "a100-80gb"),
-    tensor_parallel: Degree = 1,
-    usable: Usable = 0.9,
-    out: Out = None,
-    json_out: JsonOut = None,
+    model: str,
+    device: str = "a100-80gb",
+    tensor_parallel: int = 1,
+    usable: float = 0.9,
+    out: str | None = None,
+    json_out: str | None = None,
 ) -> None:
     """Make a cost model from published peaks alone.
 
     Elsewhere, --cost-model roofline:MODEL gives the same.
+
+    Parameters:
+      model MODEL: The model, for example llama2-7b, or a config.json or its folder.
+      device NAME: The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks.
+        No time may beat its published peaks.
+      tensor_parallel N: The number of devices that share every layer.
+      usable SHARE: The share of the memory that weights and KV may use.
+      out -o --out FILE.toml: Write the cost model to this file.
     """
     check_outputs(out, json_out)
     from optsched.costs.cost import roofline as run
@@ -209,16 +187,26 @@ def roofline(
 
 
 def kv_capacity(
-    model: str | None = option("NAME", "A known model, or a config.json or its folder."),
-    device: str | None = option("NAME", _DEVICE),
-    memory_gib: float | None = option("GIB", "The memory of one device in GiB."),
-    model_gib: float | None = option("GIB", "The weights in GiB, over all devices."),
-    bytes_per_token: float | None = option("N", "The bytes of KV of one token."),
-    tensor_parallel: Degree = 1,
-    usable: Usable = 0.9,
-    json_out: JsonOut = None,
+    model: str | None = None,
+    device: str | None = None,
+    memory_gib: float | None = None,
+    model_gib: float | None = None,
+    bytes_per_token: float | None = None,
+    tensor_parallel: int = 1,
+    usable: float = 0.9,
+    json_out: str | None = None,
 ) -> None:
-    """Compute how many tokens of KV fit into memory beside the weights."""
+    """Compute how many tokens of KV fit into memory beside the weights.
+
+    Parameters:
+      model NAME: A known model, or a config.json or its folder.
+      device NAME: The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks.
+      memory_gib GIB: The memory of one device in GiB.
+      model_gib GIB: The weights in GiB, over all devices.
+      bytes_per_token N: The bytes of KV of one token.
+      tensor_parallel N: The number of devices that share every layer.
+      usable SHARE: The share of the memory that weights and KV may use.
+    """
     check_outputs(json_out)
     from optsched.costs.architectures import architecture
     from optsched.costs.devices import device as named
@@ -236,7 +224,7 @@ def kv_capacity(
         weights = shape.weight_bytes if weights is None else weights
         each = shape.kv_bytes_on(tensor_parallel) if each is None else each
         for note in shape.notes:
-            print(f"kv-capacity: {note}", file=sys.stderr)
+            tell(f"kv-capacity: {note}")
 
     if memory is None or weights is None or each is None:
         raise UsageError(

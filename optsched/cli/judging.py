@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import (
-    NO_SLOS,
-    CostModelName,
-    InstanceFile,
-    JsonOut,
-    RequestsOut,
-    ScheduleFile,
-    ScheduleOut,
-    Seed,
-    Slos,
-    TtftWeight,
-    argument,
-    check_requests_out,
-    read_checked,
-    required,
-    takes_slos,
-)
-from optsched.cli.output import emit_json, number, save_schedule, show_metrics, unit, write_requests
+from optsched.cli import output
+from optsched.cli.options import NO_SLOS, Seed, Slos, check_requests_out, read_checked
+from optsched.cli.output import emit_json, number, tell, unit
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -36,21 +20,23 @@ if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
 
-@takes_slos
 def simulate(
-    instance_file: InstanceFile,
-    policy: str = required("SPEC", "The policy. `optsched policies` lists them."),
-    cost_model: CostModelName = None,
+    instance_file: str,
+    policy: str,
+    cost_model: str | None = None,
     seed: Seed = 0,
     slos: Slos = NO_SLOS,
-    ttft_weight: TtftWeight = None,
-    schedule_out: ScheduleOut = None,
-    requests_out: RequestsOut = None,
-    json_out: JsonOut = None,
+    ttft_weight: float | None = None,
+    schedule_out: str | None = None,
+    requests_out: str | None = None,
+    json_out: str | None = None,
 ) -> None:
-    """Run an online policy and evaluate its schedule."""
+    """Run an online policy and evaluate its schedule.
+
+    Parameters:
+      policy --policy SPEC: The policy. `optsched policies` lists them.
+    """
     check_requests_out(requests_out)
-    from optsched.files.results import result_dict
     from optsched.judge.evaluate import evaluate as judge
     from optsched.policies import lengths_note, make_policy
     from optsched.policies.engine.simulate import simulate as run
@@ -62,28 +48,14 @@ def simulate(
     wall_s = time.perf_counter() - begin
     evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
-        save_schedule(schedule, schedule_out)
+        output.save_schedule(schedule, schedule_out)
 
-    write_requests(evaluation, requests_out)
-    data = result_dict(
-        instance,
-        "simulate",
-        method=policy,
-        policy=policy,
-        predictor=info.predictor,
-        objective=TOTAL_LATENCY.of(evaluation),
-        metrics=evaluation.metrics,
-        cost_model=cost,
-        seed=seed,
-        solve_s=wall_s,
-        schedule=schedule_out,
-        workers=evaluation.workers,
-    )
-    if emit_json(data, json_out):
+    output.write_requests(evaluation, requests_out)
+    made_by = {"method": policy, "policy": policy, "predictor": info.predictor, "seed": seed}
+    more = {**made_by, "solve_s": wall_s, "schedule": schedule_out}
+    if _emit("simulate", evaluation, cost, json_out, **more):
         return
 
-    show_metrics(evaluation.metrics, instance)
-    print(f"\n{_on_workers(evaluation)}")
     if info.predictor is not None:
         print(f"predictor: {info.predictor} (the policy's own)")
     elif not instance.has_predictions:
@@ -94,39 +66,41 @@ def simulate(
         print(f"{policy} {note}")
 
 
-@takes_slos
 def evaluate(
-    instance_file: InstanceFile,
-    schedule_file: ScheduleFile,
-    cost_model: CostModelName = None,
+    instance_file: str,
+    schedule_file: str,
+    cost_model: str | None = None,
     slos: Slos = NO_SLOS,
-    ttft_weight: TtftWeight = None,
-    requests_out: RequestsOut = None,
-    json_out: JsonOut = None,
+    ttft_weight: float | None = None,
+    requests_out: str | None = None,
+    json_out: str | None = None,
 ) -> None:
     """Evaluate a schedule: check every constraint and compute every metric."""
     check_requests_out(requests_out)
     from optsched.files.read_write import read_schedule
-    from optsched.files.results import result_dict
     from optsched.judge.evaluate import evaluate as judge
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     schedule = read_schedule(schedule_file, instance)
     evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
-    write_requests(evaluation, requests_out)
-    data = result_dict(
-        instance,
-        "evaluate",
-        objective=TOTAL_LATENCY.of(evaluation),
-        metrics=evaluation.metrics,
-        cost_model=cost,
-        schedule=schedule_file,
-        workers=evaluation.workers,
-    )
+    output.write_requests(evaluation, requests_out)
+    _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
 
-    if not emit_json(data, json_out):
-        show_metrics(evaluation.metrics, instance)
+
+def _emit(
+    name: str, evaluation: Evaluation, cost: CostModel | None, json_out: str | None, **more: Any
+) -> bool:
+    """Write a result of a schedule, or print its metrics. Returns whether JSON was printed."""
+    from optsched.files.results import result_dict
+
+    metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
+    more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
+    alone = emit_json(result_dict(evaluation.instance, name, cost_model=cost, **more), json_out)
+    if not alone:
+        output.show_metrics(metrics, evaluation.instance)
         print(f"\n{_on_workers(evaluation)}")
+
+    return alone
 
 
 def _on_workers(evaluation: Evaluation) -> str:
@@ -138,12 +112,12 @@ def _on_workers(evaluation: Evaluation) -> str:
     return f"it runs {used.machines}: bounds and optima on one worker say nothing of it"
 
 
-def verify(
-    instance_file: InstanceFile,
-    file: str = argument("FILE", "The schedule or certificate: a JSON file."),
-    cost_model: CostModelName = None,
-) -> None:
-    """Check a schedule or a certificate. The exit status is 5 if it fails."""
+def verify(instance_file: str, file: str, cost_model: str | None = None) -> None:
+    """Check a schedule or a certificate. The exit status is 5 if it fails.
+
+    Parameters:
+      file FILE: The schedule or certificate: a JSON file.
+    """
     from optsched.files.read_write import check_format, read_json
     from optsched.files.strict_json import Place
 
@@ -180,10 +154,7 @@ def _verify_schedule(
 
     evaluation = judge(instance, schedule, cost)
     if digest is None:
-        print(
-            f"note: {file} names no instance (instance_sha256); it was checked against this one",
-            file=sys.stderr,
-        )
+        tell(f"note: {file} names no instance (instance_sha256); it was checked against this one")
 
     times, makespan = unit(instance), number(evaluation.metrics["makespan"])
     return (

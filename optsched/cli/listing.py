@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-from optsched.cli.options import argument
 from optsched.cli.output import emit_json, show_table
 
 
@@ -63,12 +62,12 @@ def models() -> None:
     show_table(headers, rows, text_columns=(0, 3, 4))
 
 
-def schema(
-    name: str = argument(
-        "NAME", "The format: instance, schedule, result, comparison or certificate."
-    ),
-) -> None:
-    """Print the JSON Schema of a file format."""
+def schema(name: str) -> None:
+    """Print the JSON Schema of a file format.
+
+    Parameters:
+      name NAME: The format: instance, schedule, result, comparison or certificate.
+    """
     from optsched.files.read_write import json_schema
 
     emit_json(json_schema(name), "-")

@@ -1,10 +1,11 @@
-"""Arguments and options that several commands share, and the checks before the work begins."""
+"""The options of commands, some of them shared, and the checks before the work begins."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,34 +23,6 @@ if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
 
-def argument(metavar: str, words: str) -> Any:
-    """Declare an argument that has no default."""
-    return typer.Argument(..., metavar=metavar, show_default=False, help=words)
-
-
-def option(metavar: str, words: str, default: Any = None, *, names: str = "", **more: Any) -> Any:
-    """Declare an option of a command, as the default of a parameter.
-
-    Its name is the parameter's, unless `names` gives others, which spaces separate.
-    """
-    return typer.Option(default, *names.split(), metavar=metavar, help=words, **more)
-
-
-def required(metavar: str, words: str, *, names: str = "") -> Any:
-    """Declare an option that must be given."""
-    return option(metavar, words, ..., names=names, show_default=False)
-
-
-def flag(names: str, words: str, default: bool = False, **more: Any) -> Any:
-    """Declare an option without a value. A name after ``/`` switches it off."""
-    return typer.Option(default, names, help=words, **more)
-
-
-def shared(metavar: str, words: str, **more: Any) -> Any:
-    """Declare an option of several commands, each of which gives its own default."""
-    return option(metavar, words, ..., **more)
-
-
 def in_range(
     low: float, *, strict: bool = False, infinite: bool = False
 ) -> Callable[[typer.CallbackParam, Any], Any]:
@@ -58,82 +31,108 @@ def in_range(
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
         finite = value is None or math.isfinite(value) or (infinite and value == math.inf)
         if not finite or (value is not None and (value < low or (strict and value == low))):
-            least = f"{'>' if strict else '>='} {low:g}"
+            limit = f"{'>' if strict else '>='} {low:g}"
             name = max(parameter.opts, key=len)
-            raise UsageError(f"{name}: found {value!r}; expected a number {least}")
+            raise UsageError(f"{name}: found {value!r}; expected a number {limit}")
 
         return value
 
     return check
 
 
-at_least_0, above_0 = in_range(0.0), in_range(0.0, strict=True)
-
-InstanceFile = Annotated[
-    str, argument("INSTANCE", "The instance: a JSON file, or the name of a shipped instance.")
-]
-ScheduleFile = Annotated[str, argument("SCHEDULE", "The schedule: a JSON file.")]
-_MODELS = "The cost model, which an instance in seconds needs. `optsched models` lists names."
-CostModelName = Annotated[str | None, shared("NAME|FILE.toml", _MODELS)]
-Policies = Annotated[
-    list[str] | None,
-    shared(
-        "SPEC",
-        "A policy to run (repeatable). By default all run that the instance allows. "
-        "`optsched policies` lists them.",
-        names="--policy",
-    ),
-]
-TimeLimit = Annotated[float, shared("S", "The time limit in seconds.", callback=at_least_0)]
-Seed = Annotated[int, shared("N", "The seed of all random choices.", min=0)]
-JsonOut = Annotated[
-    str | None,
-    shared("FILE|-", "Write the result as JSON. With - nothing else is printed.", names="--json"),
-]
-ScheduleOut = Annotated[str | None, shared("FILE", "Write the schedule to this file.")]
-RequestsOut = Annotated[
-    str | None, shared("FILE", "Write a row per request to this .csv or .parquet file.")
-]
-TtftWeight = Annotated[float | None, shared("A", "The weight of TTFT beside latency, from 0 to 1.")]
-EngineSettings = Annotated[
-    list[str] | None, shared("KEY=VALUE", "An argument of vllm.LLM (repeatable).", names="--set")
-]
-
-_SLO_WORDS = {
-    "slo_ttft": "The SLO on the time to first token, in the instance's time unit.",
-    "slo_tpot": "The SLO on the mean time per further token.",
-    "slo_gap": "The SLO on the largest time between two tokens.",
-    "slo_latency": "The SLO on the time from arrival to last token.",
-}
-
-
+AT_LEAST_0, AT_LEAST_1 = {"callback": in_range(0.0)}, {"callback": in_range(1)}
+ABOVE_0 = {"callback": in_range(0.0, strict=True)}
+TimeLimit = Annotated[float, AT_LEAST_0]
+Seed = Annotated[int, {"min": 0}]
 Slos = Mapping[str, float]
 NO_SLOS: Slos = MappingProxyType({})
 
+_SHARED = """
+  instance_file INSTANCE: The instance: a JSON file, or the name of a shipped instance.
+  schedule_file SCHEDULE: The schedule: a JSON file.
+  cost_model NAME|FILE.toml: The cost model, which an instance in seconds needs. `optsched models`
+    lists names.
+  policies --policy SPEC: A policy to run (repeatable). By default all run that the instance
+    allows. `optsched policies` lists them.
+  time_limit S: The time limit in seconds.
+  seed N: The seed of all random choices.
+  json_out --json FILE|-: Write the result as JSON. With - nothing else is printed.
+  schedule_out FILE: Write the schedule to this file.
+  requests_out FILE: Write a row per request to this .csv or .parquet file.
+  ttft_weight A: The weight of TTFT beside latency, from 0 to 1.
+  settings --set KEY=VALUE: An argument of vllm.LLM (repeatable).
+  slo_ttft S: The SLO on the time to first token, in the instance's time unit.
+  slo_tpot S: The SLO on the mean time per further token.
+  slo_gap S: The SLO on the largest time between two tokens.
+  slo_latency S: The SLO on the time from arrival to last token.
+"""
+"""Texts of parameters that several commands have, as `command` reads them."""
+_SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
 
-def takes_slos(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each SLO. It gets those that are given as a dict ``slos``."""
 
-    @functools.wraps(command)
+def _texts(text: str) -> dict[str, tuple[list[str], str]]:
+    """Return names and metavar of each parameter, and its words."""
+    entries = (
+        " ".join(entry.split()) for entry in re.split(r"\n  (?=\S)", "\n" + text.strip("\n"))
+    )
+    parts = (re.split(r":(?: |$)", entry, maxsplit=1) for entry in entries if entry)
+    return {head.split()[0]: (head.split()[1:], words) for head, words in parts}
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function as a command, whose options its signature and its docstring declare.
+
+    Below a line ``Parameters:`` of the docstring, an entry is the name of a parameter, the names of
+    its option if they are others, its metavar, a colon and its help. A parameter without a default
+    is an argument, or an option that must be given if it has names. Rules stand in its annotation.
+    Instead of ``slos`` the command has an option for each SLO, and gets those given as a dict.
+    """
+    summary, _, own = inspect.cleandoc(function.__doc__ or "").partition("\nParameters:\n")
+    texts, hints = {**_texts(_SHARED), **_texts(own)}, get_type_hints(function, include_extras=True)
+    parameters = []
+    for name, one in inspect.signature(function).parameters.items():
+        if name == "slos":
+            parameters += [
+                _parameter(slo, Annotated[float | None, ABOVE_0], None, *texts[slo])
+                for slo in _SLOS
+            ]
+        else:
+            parameters.append(_parameter(name, hints[name], one.default, *texts[name]))
+
+    @functools.wraps(function)
     def run(**values: Any) -> None:
-        given = {name: values.pop(name) for name in _SLO_WORDS}
-        command(slos={k: v for k, v in given.items() if v is not None}, **values)
+        if "slos" in hints:
+            given = {slo: values.pop(slo) for slo in _SLOS}
+            values["slos"] = {slo: limit for slo, limit in given.items() if limit is not None}
 
-    hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for one in inspect.signature(command).parameters.values():
-        if one.name != "slos":
-            parameters.append(one.replace(annotation=hints[one.name]))
-            continue
+        function(**values)
 
-        for name, words in _SLO_WORDS.items():
-            given = option("S", words, callback=above_0)
-            parameters.append(one.replace(name=name, default=given, annotation=float | None))
-
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters]
+    run.__doc__ = summary
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _parameter(
+    name: str, hint: Any, default: Any, shown: list[str], words: str
+) -> inspect.Parameter:
+    """Return a parameter as typer reads it. `shown`: the names of its option, and its metavar."""
+    names = [word for word in shown if word.startswith("-")]
+    more: dict[str, Any] = {"metavar": next((w for w in shown if w not in names), None)}
+    kind = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+    for rules in getattr(hint, "__metadata__", ()):
+        more |= rules
+    if kind is bool and not names:
+        names = [f"--{name.replace('_', '-')}"]
+    if default is inspect.Parameter.empty:
+        default, more["show_default"] = ..., False
+
+    required = default is ... and not names
+    declare: Any = typer.Argument if required else typer.Option
+    declared = declare(default, *names, help=words, **more)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind
+    )
 
 
 def check_suffix(path: str, option: str, *suffixes: str) -> None:
@@ -155,13 +154,15 @@ def read_checked(
 
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
+    from optsched.costs.cost import cost_for
     from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(*outputs)
     check_folder(folder)
     check_rounds(instance, formulation)
-    return instance, cost_model_for(instance, cost_model)
+    cost = cost_for(instance, cost_model)
+    return instance, None if instance.in_rounds else cost
 
 
 def check_outputs(*paths: str | None) -> None:
@@ -195,14 +196,6 @@ def check_requests_out(text: str | None) -> None:
         raise UsageError(
             f"--requests-out: {text!r} needs the package pyarrow; install it, or use .csv"
         )
-
-
-def cost_model_for(instance: Instance, name: str | None) -> CostModel | None:
-    """Return an instance's cost model, or None in rounds. One that does not fit is an error."""
-    from optsched.costs.cost import cost_for
-
-    cost = cost_for(instance, name)
-    return None if instance.in_rounds else cost
 
 
 def check_rounds(instance: Instance, formulation: str | None) -> None:

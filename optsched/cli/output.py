@@ -35,6 +35,11 @@ def unit(instance: Instance) -> str:
     return time_words(instance.time_unit)
 
 
+def tell(text: str) -> None:
+    """Print a line that belongs to no answer on standard error."""
+    print(text, file=sys.stderr)
+
+
 def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
     """Write a result to a file, or for ``-`` to standard output. Returns whether it was ``-``."""
     if target is None:
@@ -114,7 +119,7 @@ def save_schedule(schedule: Schedule, target: str) -> None:
         if not inside:
             where += "; with the package pyarrow they would be Parquet beside it"
 
-    print(f"note: {target}: {entries} entries {where}", file=sys.stderr)
+    tell(f"note: {target}: {entries} entries {where}")
 
 
 def write_requests(evaluation: Evaluation, target: str | None) -> None:
@@ -161,8 +166,8 @@ def show_table(
         list(map(_words, column)) if k in text_columns else _numbers(column)
         for k, column in enumerate(zip(*rows, strict=True))
     ]
-    least = [
-        _least_width(header, column, wraps=k > 0 and k in text_columns)
+    widths = [
+        _min_width(header, column, wraps=k > 0 and k in text_columns)
         for k, (header, column) in enumerate(zip(headers, columns, strict=False))
     ]
     shown = list(range(len(headers)))
@@ -171,10 +176,10 @@ def show_table(
     if wanted is not None and columns:
         goes = [headers.index(header) for header in drop]
         goes += [k for k in reversed(shown) if k not in goes]
-        while len(shown) > 1 and sum(least[k] + 2 for k in shown) - 1 > wanted:
+        while len(shown) > 1 and sum(widths[k] + 2 for k in shown) - 1 > wanted:
             shown.remove(goes.pop(0))
 
-    width = max(_PIPE_WIDTH, sum(least) + 2 * len(least)) if wanted is None else wanted
+    width = max(_PIPE_WIDTH, sum(widths) + 2 * len(widths)) if wanted is None else wanted
     console = Console(highlight=False, width=width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     height = max(headers[k].count("\n") for k in shown)
@@ -212,13 +217,13 @@ def _table_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _least_width(header: str, column: Sequence[str], *, wraps: bool) -> int:
+def _min_width(header: str, column: Sequence[str], *, wraps: bool) -> int:
     """Return the min width of a column. Long text may wrap, numbers may not."""
     widest = max(len(part) for cell in (header, *column) for part in cell.split("\n"))
     return min(widest, 20) if wraps else widest
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return "-" if value is None else str(value)
 
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import (
-    CostModelName,
-    InstanceFile,
-    ScheduleFile,
-    argument,
-    check_outputs,
-    check_suffix,
-    option,
-    required,
-)
-from optsched.cli.output import LiveLine
+from optsched.cli.options import check_outputs, check_suffix
+from optsched.cli.output import LiveLine, tell
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import time_words
@@ -31,49 +21,46 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
 SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS)
-SOURCES = "RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|TRADEOFF|EXPERIMENT-DIR"
-KINDS = (
-    "The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a schedule, "
-    "progress for a result, policies for a comparison, attainment for a capacity, prices for a "
-    "certificate, tradeoff for a tradeoff, or the name of an experiment's figure."
-)
 
 
 def plot(
-    source: str = argument(SOURCES, "The file or folder to draw. Its format says what it is."),
-    out: str = required(
-        "FILE", "Write the figure to this .png, .svg or .pdf file.", names="-o --out"
-    ),
-    instance_file: str | None = option(
-        "FILE", "The instance that the schedules were made for.", names="--instance"
-    ),
-    cost_model: CostModelName = None,
-    kind: str | None = option("KIND", KINDS),
+    source: str,
+    out: str,
+    instance_file: str | None = None,
+    cost_model: str | None = None,
+    kind: str | None = None,
 ) -> None:
-    """Draw a schedule, a result, a comparison, a certificate, a tradeoff or an experiment."""
+    """Draw a schedule, a result, a comparison, a certificate, a tradeoff or an experiment.
+
+    Parameters:
+      source RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|TRADEOFF|EXPERIMENT-DIR: The file or
+        folder to draw. Its format says what it is.
+      out -o --out FILE: Write the figure to this .png, .svg or .pdf file.
+      instance_file --instance FILE: The instance that the schedules were made for.
+      kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
+        schedule, progress for a result, policies for a comparison, attainment for a capacity,
+        prices for a certificate, tradeoff for a tradeoff, or the name of an experiment's figure.
+    """
     from optsched.show.plot import style
 
     style.check_suffix(out)
     check_outputs(out)
-    if Path(source).is_dir():
-        drawn = _experiment(source, kind)
-    else:
+    draw: Callable[[_Source], Figure] = _experiment
+    data: dict[str, Any] = {}
+    if not Path(source).is_dir():
         form, data, _ = read_source(source, tuple(_DRAWERS))
-        drawn = _DRAWERS[form](_Source(source, data, kind, instance_file, cost_model))
+        draw = _DRAWERS[form]
 
-    style.save(drawn, out)
+    style.save(draw(_Source(source, data, kind, instance_file, cost_model)), out)
     print(out)
 
 
-def trace(
-    instance_file: InstanceFile,
-    schedule_file: ScheduleFile,
-    out: str = required(
-        "FILE", "Write the trace to this .json or .json.gz file.", names="-o --out"
-    ),
-    cost_model: CostModelName = None,
-) -> None:
-    """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev)."""
+def trace(instance_file: str, schedule_file: str, out: str, cost_model: str | None = None) -> None:
+    """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev).
+
+    Parameters:
+      out -o --out FILE: Write the trace to this .json or .json.gz file.
+    """
     check_suffix(out, "--out", ".json", ".json.gz")
     from optsched.files.read_write import read_instance
     from optsched.judge.timeline import timeline
@@ -86,15 +73,14 @@ def trace(
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
 
-def report(
-    files: list[str] = argument(
-        "FILE...",
-        "Results, comparisons, capacities, certificates, schedules, instances, in any order.",
-    ),
-    out: str = required("FILE.html", "Write the report to this .html file.", names="-o --out"),
-    cost_model: CostModelName = None,
-) -> None:
-    """Write one HTML file about results, comparisons and schedules, which needs no network."""
+def report(files: list[str], out: str, cost_model: str | None = None) -> None:
+    """Write one HTML file about results, comparisons and schedules, which needs no network.
+
+    Parameters:
+      files FILE...: Results, comparisons, capacities, certificates, schedules, instances, in any
+        order.
+      out -o --out FILE.html: Write the report to this .html file.
+    """
     check_suffix(out, "--out", ".html", ".htm")
     check_outputs(out)
     from optsched.show.report import write_report
@@ -116,38 +102,28 @@ class _Source:
     cost_model: str | None
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
-        return _pick(self.kind, kinds, what)
+        """Return the kind of figure that is asked for, or the first kind."""
+        if self.kind is not None and self.kind not in kinds:
+            known = ", ".join(kinds)
+            raise UsageError(f"--kind: found {self.kind!r} for {what}; expected one of {known}")
 
-    def draw_schedules(
-        self, files: Mapping[str, str | Path], kind: str, digest: object, known: object = None
+        return self.kind or kinds[0]
+
+    def draw_schedule(
+        self, label: str, file: str | Path, kind: str, digest: object, known: object = None
     ) -> Figure:
-        """Draw a schedule over time, or the distributions of several. Files are by label."""
+        """Draw a schedule over time, or the distribution of a metric over its requests."""
         from optsched.judge.evaluate import evaluate
         from optsched.judge.timeline import timeline
 
         instance = instance_for(digest, self.instance_file, self.path)
-        made = {
-            label: schedule_of(
-                file, instance, self.cost_model, known, self.data if file == self.path else None
-            )
-            for label, file in files.items()
-        }
+        data = self.data if file == self.path else None
+        made = schedule_of(file, instance, self.cost_model, known, data)
         if kind not in DISTRIBUTIONS:
-            (one,) = made.values()
-            return draw_timeline(timeline(instance, *one), kind)
+            return draw_timeline(timeline(instance, *made), kind)
 
-        judged = {label: evaluate(instance, *one) for label, one in made.items()}
+        judged = {label: evaluate(instance, *made)}
         return _picture("distribution", judged, kind, title=instance.name)
-
-
-def _pick(kind: str | None, kinds: Sequence[str], what: str) -> str:
-    """Return the kind of figure that is asked for, or the first kind."""
-    if kind is None:
-        return kinds[0]
-    if kind not in kinds:
-        raise UsageError(f"--kind: found {kind!r} for {what}; expected one of {', '.join(kinds)}")
-
-    return kind
 
 
 def _canvas(title: str, size: tuple[float, float]) -> Figure:
@@ -190,8 +166,8 @@ def draw_timeline(found: Timeline, kind: str) -> Figure:
 
 def _schedule(source: _Source) -> Figure:
     kind = source.pick(SCHEDULE_KINDS, "a schedule")
-    files = {Path(source.path).stem: source.path}
-    return source.draw_schedules(files, kind, source.data.get("instance_sha256"))
+    label, digest = Path(source.path).stem, source.data.get("instance_sha256")
+    return source.draw_schedule(label, source.path, kind, digest)
 
 
 def _result(source: _Source) -> Figure:
@@ -215,10 +191,9 @@ def _result(source: _Source) -> Figure:
             f"{path}: schedule: found no file {named!r}; expected it here or beside the result"
         )
 
-    name = str(data.get("policy") or data.get("method") or "schedule")
-    return source.draw_schedules(
-        {name: file}, kind, data["instance"]["sha256"], data.get("cost_model")
-    )
+    label = str(data.get("policy") or data.get("method") or "schedule")
+    digest = data["instance"]["sha256"]
+    return source.draw_schedule(label, file, kind, digest, data.get("cost_model"))
 
 
 def _progress(path: str, data: dict[str, Any]) -> Figure:
@@ -264,16 +239,7 @@ def _capacity(source: _Source) -> Figure:
     from optsched.show.data import capacity_of
 
     source.pick(("attainment",), "a capacity")
-    found = capacity_of(source.data)
-    return _picture(
-        "capacity",
-        found.policies,
-        found.bound,
-        attainment=found.attainment,
-        impossible=found.impossible,
-        xlabel=found.axis,
-        title=source.data["instance"]["name"],
-    )
+    return _picture("capacity", title=source.data["instance"]["name"], **capacity_of(source.data))
 
 
 def _distributions(source: _Source, kind: str) -> Figure:
@@ -289,14 +255,12 @@ def _distributions(source: _Source, kind: str) -> Figure:
     for row in data["policies"]:
         policy, file = row["policy"], named_file(row.get("schedule"), path)
         if file is not None:
-            judged[policy] = evaluate(
-                instance, *schedule_of(file, instance, source.cost_model, known)
-            )
+            made = schedule_of(file, instance, source.cost_model, known)
+            judged[policy] = evaluate(instance, *made)
         elif row.get("metrics") and not row.get("measured"):
             try:
                 cost = cost_model_again(instance, data, source.cost_model)
-                again = simulate_again(instance, row, data.get("seed"), cost)
-                judged[policy] = again.evaluation
+                _, judged[policy] = simulate_again(instance, row, data.get("seed"), cost)
             except NotAgainError as error:
                 refused.append(f"{policy}: not drawn: {error}")
 
@@ -308,7 +272,7 @@ def _distributions(source: _Source, kind: str) -> Figure:
         )
 
     for line in refused:
-        print(f"note: {line}", file=sys.stderr)
+        tell(f"note: {line}")
 
     return _picture("distribution", judged, kind, title=instance.name)
 
@@ -324,10 +288,8 @@ def _certificate(source: _Source) -> Figure:
 
     try:
         scale = int(source.data.get("denominator") or 1)
-        prices = [
-            (int(at), int(price) / scale)
-            for at, price in zip(tree["from_round"], tree["price"], strict=True)
-        ]
+        pieces = zip(tree["from_round"], tree["price"], strict=True)
+        prices = [(int(at), int(price) / scale) for at, price in pieces]
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{source.path}: tree: found no two such lists in from_round and price; expected "
@@ -344,13 +306,9 @@ def _tradeoff(source: _Source) -> Figure:
     if not corners["mean_latency"] or len({len(column) for column in corners.values()}) != 1:
         raise InputError(f"{path}: curve: found no columns of one length; expected corners in them")
 
-    return _picture(
-        "tradeoff",
-        list(zip(corners["mean_latency"], corners["mean_ttft"], strict=True)),
-        [(row["policy"], row["mean_latency"], row["mean_ttft"]) for row in data["policies"]],
-        title=data["instance"]["name"],
-        size=(8.0, 5.0),
-    )
+    curve = list(zip(corners["mean_latency"], corners["mean_ttft"], strict=True))
+    policies = [(row["policy"], row["mean_latency"], row["mean_ttft"]) for row in data["policies"]]
+    return _picture("tradeoff", curve, policies, title=data["instance"]["name"], size=(8.0, 5.0))
 
 
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
@@ -363,11 +321,12 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
 }
 
 
-def _experiment(folder: str, kind: str | None) -> Figure:
+def _experiment(source: _Source) -> Figure:
     from optsched.experiments import get_experiment
     from optsched.experiments.figures import draw_figure, figure_names
     from optsched.experiments.store import read
 
+    folder = source.path
     identity, records = read(folder)
     experiment = get_experiment(identity.experiment)
     rows = [record.row for record in records]
@@ -376,7 +335,7 @@ def _experiment(folder: str, kind: str | None) -> Figure:
     if not names:
         raise InputError(f"{folder}: found no figure in the experiment {experiment.name}")
 
-    name = _pick(kind, names, f"experiment {experiment.name}")
+    name = source.pick(names, f"experiment {experiment.name}")
     canvas = draw_figure(experiment, name, rows, claims)
     if canvas is None:
         raise InputError(f"{folder}: found no trial with the columns of figure {name!r}")

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optsched.cli.options import InstanceFile, Seed, argument, check_outputs, required
+from optsched.cli.options import Seed, check_outputs
 
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
-PREDICTORS = (
-    "The predictor: oracle, interval:low=1,high=1000, classes:width=100, relative:x=0.1, "
-    "noisy:mae=20,bias=0, trail:noise=60, column:file=FILE.csv, FILE.py:FUNCTION, or another one."
-)
 
+def predict(instance_file: str, predictor: str, out: str, seed: Seed = 0) -> None:
+    """Add predictions of output lengths, which policies then see instead of the true lengths.
 
-def predict(
-    instance_file: InstanceFile,
-    predictor: str = argument("NAME[:key=value,...]", PREDICTORS),
-    out: str = required("FILE", "Write the instance to this file.", names="-o --out"),
-    seed: Seed = 0,
-) -> None:
-    """Add predictions of output lengths, which policies then see instead of the true lengths."""
+    Parameters:
+      predictor NAME[:key=value,...]: The predictor: oracle, interval:low=1,high=1000,
+        classes:width=100, relative:x=0.1, noisy:mae=20,bias=0, trail:noise=60,
+        column:file=FILE.csv, FILE.py:FUNCTION, or another one.
+      out -o --out FILE: Write the instance to this file.
+    """
     from optsched.files.read_write import read_instance, write_instance
     from optsched.workloads.predict import check_predictor, predict as run
 

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
-from optsched.cli.options import EngineSettings, Seed, argument, engine_settings, option, required
+from optsched.cli.options import Seed, engine_settings
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
 from optsched.problem.errors import UsageError
 
+Count = Annotated[int, {"min": 1}]
+
 
 def profile(
-    engine: str = argument("ENGINE", "The engine: vllm."),
-    folder: str = argument("MODEL_FOLDER", "The model's folder, with config.json."),
-    out: str = required("PROFILE_DIR", "The folder of the profile.", names="-o --out"),
-    max_tokens: int = option("N", "Batches of up to N tokens.", 2048, min=1),
-    max_requests: int = option("N", "Batches of up to N requests.", 64, min=1),
-    max_kv: int = option("N", "Requests of up to N tokens.", 4096, min=1),
-    repeats: int = option("N", "Measure each batch N times after a warm-up.", 5, min=1),
-    setting: EngineSettings = None,
+    engine: str,
+    folder: str,
+    out: str,
+    max_tokens: Count = 2048,
+    max_requests: Count = 64,
+    max_kv: Count = 4096,
+    repeats: Count = 5,
+    settings: list[str] | None = None,
     seed: Seed = 0,
 ) -> None:
     """Measure how long batches take on this device, for `optsched fit`.
 
     The same command goes on with a profile that was begun.
+
+    Parameters:
+      engine ENGINE: The engine: vllm.
+      folder MODEL_FOLDER: The model's folder, with config.json.
+      out -o --out PROFILE_DIR: The folder of the profile.
+      max_tokens N: Batches of up to N tokens.
+      max_requests N: Batches of up to N requests.
+      max_kv N: Requests of up to N tokens.
+      repeats N: Measure each batch N times after a warm-up.
     """
     from optsched.costs.devices import DEVICES
     from optsched.costs.fit import fit
@@ -39,7 +51,7 @@ def profile(
             max_requests=max_requests,
             max_kv=max_kv,
             repeats=repeats,
-            options=engine_settings(setting),
+            options=engine_settings(settings),
             seed=seed,
             progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
             stop=stop,

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import (
-    CostModelName,
-    EngineSettings,
-    Seed,
-    above_0,
-    argument,
-    check_outputs,
-    engine_settings,
-    option,
-    required,
-)
+from optsched.cli.options import ABOVE_0, Seed, check_outputs, engine_settings
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
@@ -25,28 +15,33 @@ if TYPE_CHECKING:
 
 
 def replay(
-    instance_files: list[str] = argument(
-        "INSTANCE...", "Instances: JSON files, or names of shipped instances."
-    ),
-    engine: str = required("ADDRESS", "http://HOST:PORT of a server, or vllm:MODEL_FOLDER."),
-    outs: list[str] = required(
-        "FILE", "Write the measured times, for `compare --measured`; one each.", names="-o --out"
-    ),
-    model: str | None = option("NAME", "The server's model. The default is its first."),
-    priority: str | None = option(
-        "ORDER", "Send priorities: arrival, prompt, output, total, work, ..."
-    ),
-    cost_model: CostModelName = None,
-    rate_scale: float = option("X", "Send requests X times as fast.", 1.0, callback=above_0),
-    instance_out: str | None = option("FILE", "Write the instance as sent, with its own arrivals."),
-    timeout: float = option("S", "Give a request up after S seconds.", 600.0, callback=above_0),
-    vocabulary: int = option("N", "Token ids of the random prompts are less than N.", 10_000),
-    setting: EngineSettings = None,
+    instance_files: list[str],
+    engine: str,
+    outs: list[str],
+    model: str | None = None,
+    priority: str | None = None,
+    cost_model: str | None = None,
+    rate_scale: Annotated[float, ABOVE_0] = 1.0,
+    instance_out: str | None = None,
+    timeout: Annotated[float, ABOVE_0] = 600.0,
+    vocabulary: int = 10_000,
+    settings: list[str] | None = None,
     seed: Seed = 0,
 ) -> None:
     """Send an instance's requests to a real engine, and measure when their tokens come.
 
     Several instances are sent one after another, with one start of the engine.
+
+    Parameters:
+      instance_files INSTANCE...: Instances: JSON files, or names of shipped instances.
+      engine --engine ADDRESS: http://HOST:PORT of a server, or vllm:MODEL_FOLDER.
+      outs -o --out FILE: Write the measured times, for `compare --measured`; one each.
+      model NAME: The server's model. The default is its first.
+      priority ORDER: Send priorities: arrival, prompt, output, total, work, ...
+      rate_scale X: Send requests X times as fast.
+      instance_out FILE: Write the instance as sent, with its own arrivals.
+      timeout S: Give a request up after S seconds.
+      vocabulary N: Token ids of the random prompts are less than N.
     """
     from dataclasses import replace
 
@@ -77,20 +72,14 @@ def replay(
     if instance_out is not None:
         write_instance(instances[0], instance_out)
 
-    where = connect(engine, model=model, options=engine_settings(setting))  # Ctrl-C ends it at once
+    # Ctrl-C ends it at once.
+    where = connect(engine, model=model, options=engine_settings(settings))
     served = 0
     for instance, order, out in zip(instances, orders, outs, strict=True):
         with LiveLine() as line, stop_at_ctrl_c() as stop:
-            found = run(
-                instance,
-                where,
-                priority=order,
-                timeout_s=timeout,
-                vocabulary=vocabulary,
-                seed=seed,
-                progress=partial(_show_progress, line, instance.n),
-                stop=stop,
-            )
+            sent = {"priority": order, "vocabulary": vocabulary, "seed": seed}
+            progress = partial(_show_progress, line, instance.n)
+            found = run(instance, where, **sent, timeout_s=timeout, progress=progress, stop=stop)
 
         write_measured(found, out)
         served += _tell(instance, found, out)

@@ -4,164 +4,119 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from optsched.cli.options import (
-    NO_SLOS,
-    CostModelName,
-    InstanceFile,
-    JsonOut,
-    Policies,
-    ScheduleOut,
-    Seed,
-    Slos,
-    TimeLimit,
-    above_0,
-    at_least_0,
-    flag,
-    option,
-    read_checked,
-    takes_slos,
-)
-from optsched.cli.output import (
-    LiveLine,
-    emit_json,
-    number,
-    percent,
-    save_schedule,
-    show_metrics,
-    show_table,
-    stop_at_ctrl_c,
-)
+from optsched.cli import output
+from optsched.cli.options import ABOVE_0, AT_LEAST_0, NO_SLOS, Seed, Slos, TimeLimit, read_checked
+from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
+from optsched.problem import errors, objective as objectives
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    InfeasibleError,
-    InputError,
-    NoIncumbentError,
-    SolverError,
-    UsageError,
-)
-from optsched.problem.objective import (
-    TOTAL_LATENCY,
-    Objective,
-    first_metric,
-    parse_objective,
-    parse_objectives,
-    with_service_limits,
-)
+from optsched.problem.errors import InfeasibleError, InputError, NoIncumbentError, UsageError
+from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
     from optsched.optimize.bound import BoundResult
-    from optsched.optimize.question import Question
     from optsched.problem.instance import Instance
     from optsched.problem.schedule import Schedule
 
 
-@takes_slos
 def solve(
-    instance_file: InstanceFile,
-    formulation: str | None = option(
-        "NAME", "The formulation. The default is hindsight in rounds and infermax in seconds."
-    ),
-    method: str = option(
-        "auto|NAME", "The method of solving. `optsched methods` lists them.", "auto"
-    ),
-    cost_model: CostModelName = None,
-    objective: str | None = option(
-        "NAME[,NAME...]",
-        "The objective. Several are lexicographic. The default is tel in rounds and "
-        "makespan in seconds.",
-    ),
+    instance_file: str,
+    formulation: str | None = None,
+    method: str = "auto",
+    cost_model: str | None = None,
+    objective: str | None = None,
     slos: Slos = NO_SLOS,
-    workers: int = option("N", "Equal workers. Who runs where is searched for, too.", 1),
-    pulp_solver: str | None = option("NAME", "Another solver of PuLP for the method pulp-bigm."),
-    eviction_free: bool = flag("--eviction-free", "Forbid evictions."),
-    below: float | None = option(
-        "PHI",
-        "Ask whether a schedule exists below PHI times a policy's value; needs --than.",
-        callback=above_0,
-    ),
-    than: str | None = option("POLICY", "The policy that --below refers to."),
+    workers: int = 1,
+    pulp_solver: str | None = None,
+    eviction_free: bool = False,
+    below: Annotated[float | None, ABOVE_0] = None,
+    than: str | None = None,
     time_limit: TimeLimit = 60.0,
-    mip_rel_gap: float = option(
-        "G", "The relative gap at which the solver may stop.", 0.0, callback=at_least_0
-    ),
-    threads: int | None = option("N", "The number of threads. By default all are used."),
+    mip_rel_gap: Annotated[float, AT_LEAST_0] = 0.0,
+    threads: int | None = None,
     seed: Seed = 0,
-    warm_start: str | None = option(
-        "SCHEDULE|POLICY", "The schedule file or the policy to start from."
-    ),
-    schedule_out: ScheduleOut = None,
-    json_out: JsonOut = None,
-    log: str | None = option("FILE", "Write the solver's log to this file."),
+    warm_start: str | None = None,
+    schedule_out: str | None = None,
+    json_out: str | None = None,
+    log: str | None = None,
 ) -> None:
-    """Find an optimal schedule, or the best one within the time limit and a bound."""
+    """Find an optimal schedule, or the best one within the time limit and a bound.
+
+    Parameters:
+      formulation NAME: The formulation. The default is hindsight in rounds and infermax in
+        seconds.
+      method auto|NAME: The method of solving. `optsched methods` lists them.
+      objective NAME[,NAME...]: The objective. Several are lexicographic. The default is tel in
+        rounds and makespan in seconds.
+      workers N: Equal workers. Who runs where is searched for, too.
+      pulp_solver NAME: Another solver of PuLP for the method pulp-bigm.
+      eviction_free: Forbid evictions.
+      below PHI: Ask whether a schedule exists below PHI times a policy's value; needs --than.
+      than POLICY: The policy that --below refers to.
+      mip_rel_gap G: The relative gap at which the solver may stop.
+      threads N: The number of threads. By default all are used.
+      warm_start SCHEDULE|POLICY: The schedule file or the policy to start from.
+      log FILE: Write the solver's log to this file.
+    """
     if (below is None) != (than is None):
         raise UsageError(
             "--below, --than: found one of them; expected both --below PHI and --than POLICY, or "
             "neither"
         )
 
-    instance, cost = read_checked(
-        instance_file, cost_model, json_out, schedule_out, log, formulation=formulation
-    )
+    outputs = (json_out, schedule_out, log)
+    instance, cost = read_checked(instance_file, cost_model, *outputs, formulation=formulation)
     goals = _goals(objective, slos)
-    options: dict[str, Any] = {}
+    asked: dict[str, Any] = {"formulation": formulation, "method": method, "objective": goals}
+    asked |= {"workers": workers, "mip_rel_gap": mip_rel_gap, "threads": threads, "log": log}
     # The hindsight program has uninterrupted runs only, which never evict.
     hindsight = formulation == "hindsight" or (formulation is None and instance.in_rounds)
     if eviction_free and not hindsight:
-        options["eviction_free"] = True
+        asked["eviction_free"] = True
     if pulp_solver is not None:
-        options["solver"] = pulp_solver
+        asked["solver"] = pulp_solver
 
-    start = _warm_start(instance, warm_start, cost, seed, slos, Budget(time_limit))
-    asked = _asked(instance, below, than, goals, cost, seed, Budget(time_limit))
-    if asked is not None and not instance.in_rounds:
-        options["below"] = asked.value
+    simulated: dict[str, Any] = {"seed": seed, "budget": Budget(time_limit)}
+    start = _warm_start(instance, warm_start, cost, slos=slos, **simulated)
+    question = None
+    if below is not None and than is not None:
+        from optsched.optimize.question import below as ask
+
+        simulated["budget"] = Budget(time_limit)
+        question = ask(instance, below, than, objective=goals, cost_model=cost, **simulated)
+
+    if question is not None and not instance.in_rounds:
+        asked["below"] = question.value
 
     from optsched.optimize.solve import solve as run
 
+    asked |= {"cost_model": cost, "time_limit_s": time_limit, "seed": seed, "warm_start": start}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        result = run(
-            instance,
-            formulation=formulation,
-            method=method,
-            cost_model=cost,
-            objective=goals,
-            workers=workers,
-            time_limit_s=time_limit,
-            mip_rel_gap=mip_rel_gap,
-            threads=threads,
-            seed=seed,
-            warm_start=start,
-            log=log,
-            progress=line.solving,
-            stop=stop,
-            **options,
-        )
+        result = run(instance, **asked, progress=line.solving, stop=stop)
 
-    data, question = result.to_dict(), None
-    if asked is not None:
-        question = {**asked.to_dict(), "answer": asked.answer(result)}
+    data, answered = result.to_dict(), None
+    if question is not None:
+        answered = {**question.to_dict(), "answer": question.answer(result)}
         # After an error there is no answer to the question.
-        if question["answer"] != "yes" and data["status"] != "error":
-            _end_unanswered(instance, data, question, result.scope, json_out)
+        if answered["answer"] != "yes" and data["status"] != "error":
+            _end_unanswered(instance, data, answered, result.scope, json_out)
 
     if result.schedule is not None and schedule_out is not None:
-        save_schedule(result.schedule, schedule_out)
+        output.save_schedule(result.schedule, schedule_out)
         data["schedule"] = schedule_out
 
-    if question is not None:
-        data["below"] = question
+    if answered is not None:
+        data["below"] = answered
 
     if not emit_json(data, json_out):
         _show_result(instance, data)
-        if question is not None:
-            print(_question_text(question, result.scope))
+        if answered is not None:
+            print(_question_text(answered, result.scope))
 
     _check_status(data, instance_file, time_limit, stop.is_set())
 
@@ -181,45 +136,39 @@ def _check_status(
         )
 
     if data["status"] == "error":
-        raise SolverError(f"{data['method']} failed; --log FILE writes its log")
+        raise errors.SolverError(f"{data['method']} failed; --log FILE writes its log")
 
 
-@takes_slos
 def bound(
-    instance_file: InstanceFile,
-    method: str = option(
-        "auto|NAME", "The name of a bound. With auto the best bound is taken.", "auto"
-    ),
-    objective: str = option(
-        "NAME", "The objective to bound, for example makespan.", TOTAL_LATENCY.name
-    ),
+    instance_file: str,
+    method: str = "auto",
+    objective: str = TOTAL_LATENCY.name,
     slos: Slos = NO_SLOS,
-    cost_model: CostModelName = None,
+    cost_model: str | None = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
-    certificate_out: str | None = option("FILE", "Write the certificate to this file."),
-    json_out: JsonOut = None,
+    certificate_out: str | None = None,
+    json_out: str | None = None,
 ) -> None:
-    """Compute what no schedule beats: a bound on total latency, or on another objective."""
+    """Compute what no schedule beats: a bound on total latency, or on another objective.
+
+    Parameters:
+      method auto|NAME: The name of a bound. With auto the best bound is taken.
+      objective NAME: The objective to bound, for example makespan.
+      certificate_out FILE: Write the certificate to this file.
+    """
     instance, cost = read_checked(instance_file, cost_model, json_out, certificate_out)
     from optsched.bounds import bounds
     from optsched.optimize.bound import bound as run
 
-    (goal,) = _goals(parse_objective(objective), slos) or ()
+    (goal,) = _goals(objectives.parse_objective(objective), slos) or ()
     if certificate_out is not None:
         _check_certified(method, goal, instance)
+
+    asked: dict[str, Any] = {"cost_model": cost, "objective": goal, "method": method, "seed": seed}
+    asked |= {"time_limit_s": time_limit, "certify": certificate_out is not None}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(
-            instance,
-            cost_model=cost,
-            objective=goal,
-            method=method,
-            time_limit_s=time_limit,
-            seed=seed,
-            certify=certificate_out is not None,
-            progress=line.solving,
-            stop=stop,
-        )
+        found = run(instance, **asked, progress=line.solving, stop=stop)
 
     data = {**found.to_dict(), "method": found.name or method}
     if found.certificate is not None and certificate_out is not None:
@@ -269,38 +218,31 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
 
 
 def tradeoff(
-    instance_file: InstanceFile,
-    policy: Policies = None,
-    cost_model: CostModelName = None,
+    instance_file: str,
+    policies: list[str] | None = None,
+    cost_model: str | None = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
-    json_out: JsonOut = None,
+    json_out: str | None = None,
 ) -> None:
     """Bound mean latency and mean TTFT together, beside what policies reach."""
     instance, cost = read_checked(instance_file, cost_model, json_out)
     from optsched.optimize.tradeoff import tradeoff as run
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(
-            instance,
-            policy or None,
-            cost_model=cost,
-            time_limit_s=time_limit,
-            seed=seed,
-            progress=line.show,
-            stop=stop,
-        )
+        asked: dict[str, Any] = {"time_limit_s": time_limit, "seed": seed, "stop": stop}
+        found = run(instance, policies or None, cost_model=cost, progress=line.show, **asked)
 
     if emit_json(found.to_dict(), json_out):
         return
 
-    show_table(
+    output.show_table(
         ("TTFT weight", "bound\n[s]", "by"),
         [(f"{one.weight:g}", f"{one.value:.4g}", one.name) for one in found.bounds],
         text_columns=(0, 2),
     )
     print()
-    show_table(
+    output.show_table(
         ("policy", "mean latency\n[s]", "mean TTFT\n[s]", "any schedule so fast:\nTTFT >= [s]"),
         [
             (p.policy, f"{p.mean_latency:.4g}", f"{p.mean_ttft:.4g}", f"{floor:.4g}")
@@ -338,34 +280,12 @@ def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ..
     if objective is None and not slos:
         return None
 
-    return with_service_limits(parse_objectives(objective or TOTAL_LATENCY), slos)
-
-
-def _asked(
-    instance: Instance,
-    phi: float | None,
-    policy: str | None,
-    goals: tuple[Objective, ...] | None,
-    cost: CostModel | None,
-    seed: int,
-    budget: Budget,
-) -> Question | None:
-    """Return the question of --below and --than, or None without them."""
-    if phi is None or policy is None:
-        return None
-
-    from optsched.optimize.question import below
-
-    return below(instance, phi, policy, objective=goals, cost_model=cost, seed=seed, budget=budget)
+    goals = objectives.parse_objectives(objective or TOTAL_LATENCY)
+    return objectives.with_service_limits(goals, slos)
 
 
 def _warm_start(
-    instance: Instance,
-    text: str | None,
-    cost: CostModel | None,
-    seed: int,
-    slos: Slos,
-    budget: Budget,
+    instance: Instance, text: str | None, cost: CostModel | None, **simulated: Any
 ) -> Schedule | None:
     """Return the schedule of a file or of a policy, evaluated, or None without a text."""
     if text is None:
@@ -380,7 +300,7 @@ def _warm_start(
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
-        schedule = simulate(instance, text, cost, seed=seed, slos=slos, budget=budget)
+        schedule = simulate(instance, text, cost, **simulated)
 
     evaluate(instance, schedule, cost)
     return schedule
@@ -427,10 +347,10 @@ def _question_text(question: dict[str, Any], scope: Scope) -> str:
 
 
 def _show_result(instance: Instance, data: dict[str, Any]) -> None:
-    metric = first_metric(data["objective_name"])
+    metric = objectives.first_metric(data["objective_name"])
     times = "" if metric is None else metric.unit_words(instance.time_unit)
     if data["metrics"]:
-        show_metrics(data["metrics"], instance)
+        output.show_metrics(data["metrics"], instance)
         print()
 
     if data["bound"] is not None:

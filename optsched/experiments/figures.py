@@ -109,15 +109,16 @@ def _points(wanted: Figure, rows: Sequence[Row]) -> drawing.Series:
 
 def _panel(wanted: Figure, rows: list[Row], order: list[str], ax: Any) -> None:
     words, shared = wanted.labels, wanted.reference
-    points = _points(wanted, rows)
     if wanted.kind == "histogram":
         drawing.plot_histogram(rows, wanted.y, labels=words, reference=shared, ax=ax)
         return
+
+    options = {"series": wanted.series, "over": wanted.over, "labels": words}
+    options |= {"order": order, "reference": shared, "ax": ax}
     if wanted.kind == "bar":
-        stated = wanted.published
-        drawing.draw_bars(points, ax, order=order, reference=shared, labels=words, published=stated)
+        drawing.plot_bars(rows, wanted.x, wanted.y, published=wanted.published, **options)
     else:
-        drawing.draw_lines(points, ax, order=order, reference=shared)
+        drawing.plot_lines(rows, wanted.x, wanted.y, **options)
 
     if "x" in wanted.log:
         ax.set_xscale("log", base=2)

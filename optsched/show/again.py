@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optsched.problem.budget import Budget
@@ -25,22 +24,6 @@ _NAMES_FILES = (".py", "file")
 
 class NotAgainError(InputError):
     """A schedule could not be made again. The message says why, without the policy's name."""
-
-
-@dataclass(frozen=True, eq=False)
-class Again:
-    """A policy's schedule that was made again, and agrees in every recorded metric.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        The policy's schedule.
-    evaluation : Evaluation
-        Its evaluation.
-    """
-
-    schedule: Schedule
-    evaluation: Evaluation
 
 
 def cost_model_again(
@@ -67,8 +50,8 @@ def cost_model_again(
 
 def simulate_again(
     instance: Instance, row: Mapping[str, Any], seed: object, cost: CostModel | None
-) -> Again:
-    """Run a policy of a comparison again, and check that its recorded metrics agree.
+) -> tuple[Schedule, Evaluation]:
+    """Run a policy of a comparison again. Every recorded metric must agree.
 
     The instance (with its predictions), the cost model, the specification and the seed determine
     what a policy does. Comparison files may come from anybody. A specification that names a file
@@ -92,7 +75,7 @@ def simulate_again(
     if differing is not None:
         raise NotAgainError(f"simulated again: {differing}")
 
-    return Again(schedule, evaluation)
+    return schedule, evaluation
 
 
 def _difference(recorded: object, found: Mapping[str, float | int | None]) -> str | None:

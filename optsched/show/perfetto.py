@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,63 +59,56 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield _name("thread_name", k + 2, 1, "batches")
 
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
-    spans = zip(
-        timeline.span_request.tolist(), timeline.span_phase.tolist(),
-        timeline.span_start.tolist(), timeline.span_end.tolist(), timeline.span_tokens.tolist(),
-        timeline.span_worker.tolist(), strict=True,
-    )  # fmt: skip
-    for i, phase, start, end, tokens, worker in spans:
+    spans = ("request", "phase", "start", "end", "tokens", "worker")
+    for i, phase, start, end, tokens, worker in _rows(timeline, "span", spans):
         about: dict[str, Any] = {"prompt_tokens": prompt[i], "output_tokens": output[i]}
         if tokens:
             about = {"tokens": tokens, "worker": worker, **about}
 
-        yield {
-            "ph": "X", "cat": "request", "name": PHASES[phase], "pid": REQUESTS, "tid": i + 1,
-            **_slice(scale, start, end), "args": about,
-        }  # fmt: skip
+        yield _slice(
+            "request", PHASES[phase], (REQUESTS, i + 1), (scale * start, scale * end), about
+        )
 
     yield from _batches(timeline, scale)
 
 
 def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
-    columns = (
-        timeline.batch_worker, timeline.batch_start, timeline.batch_end, timeline.batch_requests,
-        timeline.batch_prefill, timeline.batch_decode, timeline.batch_refill,
-        timeline.batch_evictions, timeline.batch_kv, timeline.batch_kv_left,
-    )  # fmt: skip
+    tokens = ("prefill", "decode", "refill")
+    columns = ("worker", "start", "end", "requests", "evictions", "kv", "kv_left", *tokens)
     last: dict[int, tuple[float, int]] = {}
-    for j, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        worker, start, end, requests, prefill, decode, refill, evictions, kv, left = row
+    for j, row in enumerate(_rows(timeline, "batch", columns)):
+        worker, start, end, requests, evictions, kv, left, *processed = row
         pid = worker + 2
         if worker in last and last[worker][0] < start:  # idle since the previous batch
             yield from _counters(pid, scale * last[worker][0], last[worker][1], 0, 0)
 
-        yield {
-            "ph": "X", "cat": "batch", "name": f"batch {j}", "pid": pid, "tid": 1,
-            **_slice(scale, start, end),
-            "args": {
-                "requests": requests, "prefill_tokens": prefill, "decode_tokens": decode,
-                "refill_tokens": refill, "evictions": evictions, "kv_tokens": kv,
-            },
-        }  # fmt: skip
-        yield from _counters(pid, scale * start, kv, requests, prefill + decode + refill)
+        counts = zip((f"{name}_tokens" for name in tokens), processed, strict=True)
+        about = {"requests": requests, **dict(counts), "evictions": evictions, "kv_tokens": kv}
+        yield _slice("batch", f"batch {j}", (pid, 1), (scale * start, scale * end), about)
+        yield from _counters(pid, scale * start, kv, requests, sum(processed))
         last[worker] = (end, left)
 
     for worker, (end, left) in last.items():
         yield from _counters(worker + 2, scale * end, left, 0, 0)
 
 
-def _counters(pid: int, at: float, kv: int, requests: int, tokens: int) -> Iterator[dict[str, Any]]:
-    named = (("KV held [tokens]", kv), ("batch size [requests]", requests),
-             ("batch size [tokens]", tokens))  # fmt: skip
-    for name, value in named:
+def _rows(timeline: Timeline, kind: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of spans or batches, as plain numbers."""
+    return zip(*(getattr(timeline, f"{kind}_{name}").tolist() for name in columns), strict=True)
+
+
+def _counters(pid: int, at: float, *values: int) -> Iterator[dict[str, Any]]:
+    names = ("KV held [tokens]", "batch size [requests]", "batch size [tokens]")
+    for name, value in zip(names, values, strict=True):
         yield {"ph": "C", "name": name, "pid": pid, "ts": round(at, 3), "args": {"value": value}}
 
 
-def _slice(scale: float, start: float, end: float) -> dict[str, float]:
-    # Both ends are rounded, so that slices that touch still touch.
-    begin = round(scale * start, 3)
-    return {"ts": begin, "dur": round(round(scale * end, 3) - begin, 3)}
+def _slice(
+    category: str, name: str, track: tuple[int, int], at: tuple[float, float], about: dict[str, Any]
+) -> dict[str, Any]:
+    begin, end = (round(time, 3) for time in at)  # so that slices that touch still touch
+    kind = {"ph": "X", "cat": category, "name": name, "pid": track[0], "tid": track[1]}
+    return {**kind, "ts": begin, "dur": round(end - begin, 3), "args": about}
 
 
 def _meta(kind: str, pid: int, tid: int) -> dict[str, Any]:
@@ -170,10 +163,6 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
         parts.append(encode(chunk)[1:-1])
         count += len(chunk)
 
-    text = (
-        f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
-        + ",\n".join(parts)
-        + "\n]}\n"
-    )
-    write_bytes(text.encode(), path)
+    head = f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
+    write_bytes((head + ",\n".join(parts) + "\n]}\n").encode(), path)
     return count

@@ -4,17 +4,16 @@ All functions share a palette that colour-blind readers can tell apart (`optsche
 Where there is too much to draw, they aggregate. matplotlib is loaded on first use.
 """
 
-from optsched.show.plot.capacity import plot_capacity
-from optsched.show.plot.fit import plot_fit
-from optsched.show.plot.load import plot_load
-from optsched.show.plot.policies import (
-    plot_comparison,
-    plot_distribution,
+from optsched.show.plot.curves import (
+    plot_capacity,
+    plot_fit,
+    plot_load,
     plot_progress,
+    plot_shadow_prices,
     plot_tradeoff,
 )
-from optsched.show.plot.prices import plot_shadow_prices
-from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines, plot_ratios
+from optsched.show.plot.policies import plot_comparison, plot_distribution
+from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
 from optsched.show.plot.timelines import (
     plot_batch_times,
     plot_batches,
@@ -38,7 +37,6 @@ __all__ = [
     "plot_lines",
     "plot_load",
     "plot_progress",
-    "plot_ratios",
     "plot_shadow_prices",
     "plot_states",
     "plot_tradeoff",

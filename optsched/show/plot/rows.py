@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.show.plot.style import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREY,
-    ORANGE,
-    axes,
-    legend,
-    plain,
-    plain_ticks,
-    series_style,
-)
+from optsched.show.plot import style
+from optsched.show.plot.style import BLACK, BLUE, COLOURS, GREY, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +25,7 @@ def points(
     y: str | Sequence[str],
     *,
     series: str | None = None,
-    over: Any = None,
+    over: object = None,
     labels: Labels | None = None,
 ) -> Series:
     """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series.
@@ -93,8 +83,9 @@ def plot_lines(
     y: str | Sequence[str],
     *,
     series: str | None = None,
-    over: Any = None,
+    over: object = None,
     labels: Labels | None = None,
+    order: Sequence[str] = (),
     reference: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
@@ -116,6 +107,9 @@ def plot_lines(
         A series by which the others are divided.
     labels : mapping, optional
         Words for values of ``series`` and for columns.
+    order : sequence of str
+        All labels in the order that gives them their colours, so that panels agree. By default
+        it is the order in which the rows have them.
     reference : mapping of str to float, optional
         Horizontal lines at values that a paper states, by their words.
     ax : Axes, optional
@@ -125,42 +119,14 @@ def plot_lines(
     -------
     Axes
     """
-    found = points(rows, x, y, series=series, over=over, labels=labels)
-    return draw_lines(found, axes(ax), reference=reference)
-
-
-def draw_lines(
-    found: Series,
-    ax: Axes,
-    *,
-    order: Sequence[str] = (),
-    reference: Mapping[str, float] | None = None,
-) -> Axes:
-    """Draw series as lines.
-
-    Parameters
-    ----------
-    found : dict
-        The series, as `points` returns them.
-    ax : Axes
-        The axes to draw on.
-    order : sequence of str
-        All labels in the order that gives them their colours, so that panels agree. By default
-        it is the order of ``found``.
-    reference : mapping of str to float, optional
-        Horizontal lines, by their words.
-
-    Returns
-    -------
-    Axes
-    """
+    ax, found = axes(ax), points(rows, x, y, series=series, over=over, labels=labels)
     places_of = list(order or found)
     for label, at_x in found.items():
         k = places_of.index(label)
         places = sorted(at_x)
         middle = [float(np.mean(at_x[at])) for at in places]
         # Where lines coincide, the earlier ones have larger markers and show as rims.
-        ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **series_style(k))
+        ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **style.series_style(k))
 
         if any(len(at_x[at]) > 1 for at in places):
             low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
@@ -177,7 +143,9 @@ def plot_bars(
     y: str | Sequence[str],
     *,
     series: str | None = None,
+    over: object = None,
     labels: Labels | None = None,
+    order: Sequence[str] = (),
     reference: Mapping[str, float] | None = None,
     published: Mapping[Any, float] | None = None,
     ax: Axes | None = None,
@@ -186,7 +154,7 @@ def plot_bars(
 
     Parameters
     ----------
-    rows, y, series
+    rows, y, series, over, order
         As in `plot_lines`.
     x : str
         A column each of whose values has a group of bars.
@@ -203,33 +171,8 @@ def plot_bars(
     -------
     Axes
     """
-    found = points(rows, x, y, series=series, labels=labels)
-    return draw_bars(found, axes(ax), labels=labels, reference=reference, published=published)
-
-
-def draw_bars(
-    found: Series,
-    ax: Axes,
-    *,
-    order: Sequence[str] = (),
-    labels: Labels | None = None,
-    reference: Mapping[str, float] | None = None,
-    published: Mapping[Any, float] | None = None,
-) -> Axes:
-    """Draw series as horizontal bars.
-
-    Parameters
-    ----------
-    found, ax, order
-        As in `draw_lines`.
-    labels, reference, published
-        As in `plot_bars`.
-
-    Returns
-    -------
-    Axes
-    """
-    words = labels or {}
+    ax, words = axes(ax), labels or {}
+    found = points(rows, x, y, series=series, over=over, labels=labels)
     groups = list(dict.fromkeys(at for at_x in found.values() for at in at_x))
     means = {
         label: {at: float(np.mean(v)) for at, v in at_x.items()} for label, at_x in found.items()
@@ -246,16 +189,11 @@ def draw_bars(
     thick = 0.8 / max(1, len(places_of))
     for label, value in means.items():
         k, paper = places_of.index(label), bool(published) and label == "published"
-        places = [g for g, at in enumerate(groups) if at in value]
-        ax.barh(
-            [g + (k - (len(places_of) - 1) / 2) * thick for g in places],
-            [value[groups[g]] for g in places],
-            height=thick,
-            color=GREY if paper else COLOURS[k % len(COLOURS)],
-            hatch="//" if paper else None,
-            edgecolor="white",
-            label=plain(label),
-        )
+        shown = [g for g, at in enumerate(groups) if at in value]
+        places = [g + (k - (len(places_of) - 1) / 2) * thick for g in shown]
+        look: dict[str, Any] = {"height": thick, "edgecolor": "white", "label": plain(label)}
+        look |= {"color": GREY, "hatch": "//"} if paper else {"color": COLOURS[k % len(COLOURS)]}
+        ax.barh(places, [value[groups[g]] for g in shown], **look)
 
     ax.set_yticks(range(len(groups)), [plain(words.get(at, at)) for at in groups])
     ax.invert_yaxis()
@@ -270,7 +208,7 @@ def plot_histogram(
     rows: Sequence[Row],
     columns: str | Sequence[str],
     *,
-    labels: Mapping[Any, str] | None = None,
+    labels: Labels | None = None,
     reference: Mapping[str, float] | None = None,
     bins: int = 30,
     ax: Axes | None = None,
@@ -314,40 +252,6 @@ def plot_histogram(
     return ax
 
 
-def plot_ratios(
-    low: Sequence[float],
-    high: Sequence[float] | None = None,
-    *,
-    published: Mapping[str, float] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Plot the histogram of a policy's ratios to the optimum (Jaillet et al. 2025, Figure 2).
-
-    Parameters
-    ----------
-    low : sequence of float
-        The ratio to the best schedule known, for each trial.
-    high : sequence of float, optional
-        The ratio to a proved bound, for each trial. The ratio to the optimum lies between the two.
-    published : mapping of str to float, optional
-        Vertical lines at values that a paper states, by their words.
-    ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
-    """
-    rows: list[Row] = [{"low": value} for value in low]
-    rows += [{"high": value} for value in high] if high is not None else []
-    names = {"low": "ratio to the best known", "high": "ratio to the bound"}
-    shown = ["low"] if high is None else ["low", "high"]
-    ax = plot_histogram(rows, shown, labels=names, reference=published, ax=ax)
-    ax.set(xlabel="total latency over the optimum's", ylabel="trials")
-
-    return ax
-
-
 def plot_claims(
     claims: Sequence[tuple[str, float, float]], *, within: float = 0.15, ax: Axes | None = None
 ) -> Axes:
@@ -373,14 +277,15 @@ def plot_claims(
     ax.axvline(1.0, color=BLACK, lw=0.8)
     ax.hlines(range(len(shown)), [1.0] * len(shown), ratios, color=GREY, lw=1)
 
-    for met, colour, marker, label in ((True, BLUE, "o", "met"), (False, ORANGE, "X", "not met")):
+    for label, colour, marker in (("met", BLUE, "o"), ("not met", style.ORANGE, "X")):
+        met = label == "met"
         picked = [k for k, ratio in enumerate(ratios) if (abs(ratio - 1) <= within) == met]
         if picked:
             ax.plot([ratios[k] for k in picked], picked, marker, color=colour, ms=7, label=label)
 
     if ratios and (max(ratios) > 3 or min(ratios) < 1 / 3):
         ax.set_xscale("log")
-        plain_ticks(ax.xaxis)
+        style.plain_ticks(ax.xaxis)
 
     texts = [f"{plain(what, 72)}  ({paper:.4g}; {ours:.4g})" for what, paper, ours in shown]
     ax.set_yticks(range(len(shown)), texts, fontsize="small")

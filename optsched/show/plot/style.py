@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,11 @@ from optsched.problem.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BLACK, YELLOW, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#222222", "#F0E442",
-    "#BDBDBD",
-)  # fmt: skip
+BLUE, ORANGE, GREEN, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9"
+PURPLE, BLACK, YELLOW, GREY = "#CC79A7", "#222222", "#F0E442", "#BDBDBD"
 """The palette of Okabe and Ito, and a grey."""
 
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
@@ -35,6 +34,18 @@ def series_style(k: int) -> dict[str, Any]:
         "marker": MARKERS[k % len(MARKERS)],
         "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
     }
+
+
+def line_style(k: int) -> dict[str, Any]:
+    """Return colour and dashes of series ``k``, for lines without markers."""
+    return {name: value for name, value in series_style(k).items() if name != "marker"}
+
+
+def curves(ax: Axes, series: Mapping[str, Sequence[tuple[float, float]]], **more: Any) -> None:
+    """Draw lines through points, each series that has some in its own style."""
+    for k, (name, points) in enumerate(series.items()):
+        if points:
+            ax.plot(*zip(*points, strict=True), label=plain(name), **series_style(k), **more)
 
 
 def shade(k: int, count: int) -> str:
@@ -73,7 +84,15 @@ def plain(text: object, limit: int = 48) -> str:
     return words.replace("$", r"\$")
 
 
-def plain_ticks(axis: Any) -> None:
+def thinned(n: int, count: int) -> list[int]:
+    """Return at most ``count`` of the indices 0..n-1, evenly spread and with both ends."""
+    if n <= count:
+        return list(range(n))
+
+    return sorted({round(k * (n - 1) / (count - 1)) for k in range(count)})
+
+
+def plain_ticks(axis: Axis) -> None:
     """Write the ticks of a logarithmic axis as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullFormatter
 
@@ -83,6 +102,14 @@ def plain_ticks(axis: Any) -> None:
     plain_number = FuncFormatter(lambda value, _: f"{value:g}")
     axis.set_major_formatter(plain_number if high < 1e7 and low > 1e-5 else LogFormatter())
     axis.set_minor_formatter(NullFormatter())
+
+
+def logarithmic(ax: Axes, *, bottom: float | None = None) -> None:
+    """Make both axes logarithmic, with plain numbers at their ticks."""
+    ax.set(xscale="log", yscale="log")
+    ax.set_ylim(bottom=bottom)
+    plain_ticks(ax.xaxis)
+    plain_ticks(ax.yaxis)
 
 
 def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
@@ -111,11 +138,9 @@ def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
 
     check_suffix(path)
     kind = Path(path).suffix.lower()[1:]
-    metadata: Mapping[str, Any] = {
-        "png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None},
-    }[kind]  # fmt: skip
+    changing: Any = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}[kind]
     stream = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "optsched", "svg.fonttype": "none"}):
-        drawn.savefig(stream, format=kind, dpi=dpi, metadata=dict(metadata))
+        drawn.savefig(stream, format=kind, dpi=dpi, metadata={changing: None})
 
     write_bytes(stream.getvalue(), path)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from optsched.judge.timeline import DECODE, EVICTED, PHASES, PREFILL, REFILL, SEPARATE
-from optsched.show.data import IDLE, batch_tokens, kv_by_worker, rows_by_arrival, thinned
-from optsched.show.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    YELLOW,
-    axes,
-    legend,
-    plain,
-    series_style,
-    shade,
-)
+from optsched.show.plot import style
+from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from optsched.judge.timeline import Timeline
 
-PHASE_COLOURS = dict(zip(PHASES, (GREY, BLUE, SKY, YELLOW, RED, PURPLE), strict=True))
+PHASE_COLOURS = dict(
+    zip(PHASES, (GREY, BLUE, style.SKY, style.YELLOW, RED, style.PURPLE), strict=True)
+)
 """A colour for each phase: waiting, prefill, decode, paused, evicted and refill."""
+
+IDLE = ("waiting", "paused", "evicted")
+"""The phases in which a request is in no batch. They are drawn thinner."""
 
 ROWS_APART = 300
 """Max number of requests for which `plot_gantt` draws each request in a row of its own."""
@@ -78,7 +69,7 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.patches import Patch
 
-    n, row = timeline.instance.n, rows_by_arrival(timeline)
+    n, row = timeline.instance.n, np.argsort(timeline.by_arrival)  # row: the place by arrival
     ax = axes(ax, (9.0, min(7.0, 1.8 + 0.18 * n)))
     present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
     (_bars if n <= ROWS_APART else _raster)(timeline, row, present, ax)
@@ -99,11 +90,9 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
         y = row[timeline.span_request[mine]].astype(float)
         half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
-        boxes = PolyCollection(
-            list(corners.reshape(-1, 4, 2)), facecolor=PHASE_COLOURS[name], edgecolor="none",
-            zorder=2, label=name,
-        )  # fmt: skip
-        ax.add_collection(boxes)
+        colours: dict[str, Any] = {"facecolor": PHASE_COLOURS[name], "edgecolor": "none"}
+        boxes = list(corners.reshape(-1, 4, 2))
+        ax.add_collection(PolyCollection(boxes, **colours, zorder=2, label=name, gid=name))
 
     edges = np.unique(np.concatenate([timeline.batch_start, timeline.batch_end]))
     if len(edges) <= _GRID and n <= _NAMED:
@@ -123,19 +112,15 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
     colours = np.array([to_rgb(PHASE_COLOURS[name]) for name in PHASES])
     # The root makes a few requests of a large group visible.
     strength = np.sqrt(np.clip(shares.sum(axis=0), 0, 1))[:, :, None]
-    ax.imshow(
-        strength * colours[shares.argmax(axis=0)] + (1 - strength),
-        extent=(timeline.begin, timeline.end, n - 0.5, -0.5), aspect="auto",
-        interpolation="nearest",
-    )  # fmt: skip
+    image = strength * colours[shares.argmax(axis=0)] + (1 - strength)
+    extent = (timeline.begin, timeline.end, n - 0.5, -0.5)
+    ax.imshow(image, extent=extent, aspect="auto", interpolation="nearest")
 
     if EVICTED in present:
         spans = np.flatnonzero(timeline.span_phase == EVICTED)
-        spans = spans[thinned(len(spans), 3000)]
-        ax.plot(
-            timeline.span_start[spans], row[timeline.span_request[spans]], ",",
-            color=PHASE_COLOURS["evicted"], label="evictions",
-        )  # fmt: skip
+        spans = spans[style.thinned(len(spans), 3000)]
+        at, place = timeline.span_start[spans], row[timeline.span_request[spans]]
+        ax.plot(at, place, ",", color=PHASE_COLOURS["evicted"], label="evictions")
 
     ax.set_ylabel("requests by arrival")
 
@@ -161,11 +146,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
 
     counts = timeline.phase_counts(times)
     order = dict.fromkeys([PREFILL, REFILL, DECODE, *range(len(PHASES))])
-    shown = [p for p in order if counts[p].any()]
-    ax.stackplot(
-        times, *(counts[p] for p in shown), labels=[PHASES[p] for p in shown], step="post",
-        colors=[PHASE_COLOURS[PHASES[p]] for p in shown], lw=0,
-    )  # fmt: skip
+    _stack(ax, times, {PHASES[p]: counts[p] for p in order if counts[p].any()})
     legend(ax, len(PHASES))
 
     return _over_time(timeline, ax, "requests")
@@ -197,16 +178,14 @@ def plot_kv(
     ax = axes(ax, (9.0, 4.0))
     capacity, grouped = timeline.instance.kv_capacity, False
     if worker is None and timeline.workers > 1:
-        for k, (label, times, held) in enumerate(kv_by_worker(timeline, 32, groups, _STEPS)):
-            style = series_style(k)
-            ax.step(times, held, where="post", color=style["color"], ls=style["linestyle"], lw=1,
-                    label=label)  # fmt: skip
+        for k in range(min(timeline.workers, 32)):
+            times, kv, _ = timeline.kv_by_group(groups, _STEPS, k)
+            look = {**style.line_style(k), "lw": 1, "where": "post"}
+            ax.step(times, kv.sum(axis=0), label=f"worker {k}", **look)
     else:
         times, kv, labels = timeline.kv_by_group(groups, _STEPS, worker or 0)
-        ax.stackplot(
-            times, *kv, labels=[plain(label, 24) for label in labels], step="post", lw=0,
-            colors=_shades(len(labels)),
-        )  # fmt: skip
+        words = [plain(label, 24) for label in labels]
+        ax.stackplot(times, *kv, labels=words, step="post", lw=0, colors=_shades(len(labels)))
         ax.step(times, kv.sum(axis=0), where="post", color=BLACK, lw=0.6)
         grouped = timeline.workers == 1 and len(labels) < timeline.instance.n
 
@@ -219,9 +198,18 @@ def plot_kv(
 def _shades(count: int) -> list[str]:
     """Return the colours of a stack: distinct ones for few requests, shades for ordered groups."""
     if count <= SEPARATE:
-        return [BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY, BLACK][:count]
+        return [
+            BLUE,
+            style.ORANGE,
+            style.GREEN,
+            style.PURPLE,
+            style.SKY,
+            style.YELLOW,
+            GREY,
+            BLACK,
+        ][:count]
 
-    return [shade(k, count) for k in range(count)]
+    return [style.shade(k, count) for k in range(count)]
 
 
 def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
@@ -243,14 +231,24 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
     Axes
     """
     ax = axes(ax, (9.0, 3.5))
-    edges, means, per = batch_tokens(timeline, _STEPS // 3, worker)
-    ax.stackplot(
-        edges, *means.values(), step="post", lw=0, labels=list(means),
-        colors=[PHASE_COLOURS[name] for name in means],
-    )  # fmt: skip
-    legend(ax, 9)
+    edges, runs = timeline.batch_bins(_STEPS // 3, worker)
+    means = {}
+    for name in ("decode", "prefill", "refill"):
+        column = getattr(timeline, f"batch_{name}")
+        if column.any():
+            mean = [float(column[run].mean()) if len(run) else 0.0 for run in runs]
+            means[name] = [*mean, *mean[-1:]]
 
-    return _over_time(timeline, ax, per)
+    _stack(ax, edges, means)
+    legend(ax, 9)
+    single = all(len(run) == 1 for run in runs)
+    return _over_time(timeline, ax, "tokens per batch" if single else "mean tokens per batch")
+
+
+def _stack(ax: Axes, times: NDArray[np.float64], layers: Mapping[str, ArrayLike]) -> None:
+    """Draw a layer for each phase upon one another."""
+    colours = [PHASE_COLOURS[name] for name in layers]
+    ax.stackplot(times, *layers.values(), labels=list(layers), colors=colours, step="post", lw=0)
 
 
 def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
@@ -279,14 +277,12 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
     known = [(float(edges[k]), length[run]) for k, run in enumerate(runs) if len(run)]
     known += [(float(edges[-1]), values) for _, values in known[-1:]]
     at = [t for t, _ in known]
-    ax.plot(at, [float(v.mean()) for _, v in known], color=BLUE, lw=1, label="mean",
-            drawstyle="steps-post")  # fmt: skip
+    ax.step(at, [float(v.mean()) for _, v in known], where="post", color=BLUE, lw=1, label="mean")
 
     if any(len(v) > 1 for _, v in known):
-        ax.fill_between(
-            at, [float(v.min()) for _, v in known], [float(v.max()) for _, v in known],
-            color=BLUE, alpha=0.2, lw=0, step="post", label="shortest to longest",
-        )  # fmt: skip
+        low, high = [float(v.min()) for _, v in known], [float(v.max()) for _, v in known]
+        look: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "lw": 0, "step": "post"}
+        ax.fill_between(at, low, high, label="shortest to longest", **look)
         legend(ax, 9)
 
     return _over_time(timeline, ax, f"batch time [{unit}]")

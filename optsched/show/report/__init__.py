@@ -1,6 +1,6 @@
 """One self-contained HTML file about instances, results, comparisons, capacities and schedules.
 
-It needs the packages of the extra ``report``, but no network. Plotly's script is inside, and the
+It needs the package of the extra ``report``, but no network. The figures are inside, and the
 content policy forbids the page to load anything. All texts from files are escaped.
 """
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 from optsched.files.outputs import write_bytes
 from optsched.problem.errors import UsageError
-
-PACKAGES = ("jinja2", "plotly")
 
 
 def write_report(
@@ -43,15 +41,13 @@ def write_report(
     Raises
     ------
     UsageError
-        A package of the extra ``report`` is missing, or no file is given.
+        The package jinja2 is missing, or no file is given.
     InputError, ViolationError
         A file that cannot be read, or a schedule that the judge refuses.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
+    if find_spec("jinja2") is None:
         raise UsageError(
-            f"report: needs the package {missing[0]}; install it by `pip install "
-            "'optsched[report]'`"
+            "report: needs the package jinja2; install it by `pip install 'optsched[report]'`"
         )
 
     from optsched.show.report.gather import gather

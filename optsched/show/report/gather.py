@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from optsched.files.sources import cost_model_like, named_file, read_source
+from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
 from optsched.files.strict_json import Place, stem
 from optsched.optimize.consistency import AGREEMENT
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
@@ -22,8 +22,6 @@ from optsched.problem.scope import ONE_WORKER
 
 if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
-
-FORMATS = ("result", "comparison", "capacity", "certificate", "schedule", "instance")
 
 _NAMING = ("result", "comparison", "capacity")
 """Formats with the instance's name."""
@@ -129,8 +127,10 @@ def gather(
 ) -> Report:
     """Read files and check everything in them that can be checked."""
     if not files:
-        raise UsageError("report: found no file; expected results, comparisons, capacities, "
-                         "certificates, schedules or instances")  # fmt: skip
+        raise UsageError(
+            "report: found no file; expected results, comparisons, capacities, certificates, "
+            "schedules or instances"
+        )
 
     from optsched.files.read_write import example_instances, instance_from_dict, read_instance
 
@@ -143,7 +143,7 @@ def gather(
         if not Path(text).exists() and text in example_instances():
             text = str(example_instances()[text])
 
-        form, data, digest = read_source(text, FORMATS)
+        form, data, digest = read_source(text, (*_ADD, "instance"))
         origins.append(_origin(text, form, data, digest))
         if form == "instance":
             with Place(Path(text)):
@@ -236,11 +236,9 @@ def _facts(instance: Instance) -> list[tuple[str, str]]:
     columns = {"prompt": instance.prompt_tokens, "output": instance.output_tokens}
     for words, column in columns.items():
         low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
-        facts.append((
-            f"{words} tokens",
-            f"{low:,} to {high:,}, median {median:,}, mean {column.mean():,.1f}, "
-            f"sum {int(column.sum()):,}",
-        ))  # fmt: skip
+        spread = f"{low:,} to {high:,}, median {median:,}"
+        sums = f"mean {column.mean():,.1f}, sum {int(column.sum()):,}"
+        facts.append((f"{words} tokens", f"{spread}, {sums}"))
 
     switches = {name: getattr(instance, name) for name in ("hybrid_batching", "chunked_prefill")}
     limits = {**instance.limits.as_dict(), **switches}
@@ -272,11 +270,13 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
 
 def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
     verdicts: dict[str, Verdict] = {}
-    section.comparisons.append({**data, "file": Path(file).name, "verdicts": verdicts})
+    entry = {**data, "file": Path(file).name, "verdicts": verdicts}
+    section.comparisons.append(entry)
     rows = [row for row in data["policies"] if row.get("metrics") and not row.get("measured")]
-    absent: list[Mapping[str, Any]] = []
+    tel = TOTAL_LATENCY.name
+    absent: list[dict[str, Any]] = []
 
-    for row in sorted(rows, key=lambda row: row["metrics"].get(TOTAL_LATENCY.name) or 0):
+    for row in sorted(rows, key=lambda row: row["metrics"].get(tel) or 0):
         place = named_file(row.get("schedule"), file)
         if place is None:
             absent.append(row)
@@ -285,30 +285,24 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
         label = str(row["policy"])
         drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
         if drawn is not None:
-            verdicts[f"schedule of {label}"] = _replayed(
-                section, drawn, TOTAL_LATENCY.name, row["metrics"].get(TOTAL_LATENCY.name)
-            )
+            found = _replayed(section, drawn, tel, row["metrics"].get(tel))
+            verdicts[f"schedule of {label}"] = found
 
     lost = sum(bool(row.get("schedule")) for row in absent)
     if lost:
         section.notes.append(f"{lost} schedules that {Path(file).name} names are not at hand")
     if absent and section.instance is not None:
-        _simulate_absent(section, Path(file).name, data, absent, cost, verdicts)
+        _simulate_absent(section, entry, absent, cost)
 
 
 def _simulate_absent(
-    section: Section,
-    name: str,
-    data: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    given: str | None,
-    verdicts: dict[str, Verdict],
+    section: Section, data: dict[str, Any], rows: Sequence[dict[str, Any]], given: str | None
 ) -> None:
     """Simulate policies again whose schedules no file has, and draw those whose metrics agree."""
     from optsched.judge.timeline import timeline
     from optsched.show.again import NotAgainError, cost_model_again, simulate_again
 
-    instance = section.instance
+    instance, name = section.instance, data["file"]
     assert instance is not None
     try:
         cost = cost_model_again(instance, data, given)
@@ -319,24 +313,22 @@ def _simulate_absent(
     drawn, refused = [], []
     for k, row in enumerate(rows):
         if len(section.schedules) >= MAX_DISTRIBUTIONS:
-            section.notes.append(f"{name}: {len(rows) - k} policies were not simulated again, "
-                                 f"since {MAX_DISTRIBUTIONS} schedules are drawn")  # fmt: skip
+            left = f"{name}: {len(rows) - k} policies were not simulated again"
+            section.notes.append(f"{left}, since {MAX_DISTRIBUTIONS} schedules are drawn")
             break
 
         policy = str(row["policy"])
         if section.tell is not None:
             section.tell(f"{name}: policy {policy}")
         try:
-            again = simulate_again(instance, row, data.get("seed"), cost)
+            schedule, evaluation = simulate_again(instance, row, data.get("seed"), cost)
         except NotAgainError as error:
             refused.append(f"{policy} ({error})")
             continue
 
-        label = _unused(section, policy)
-        section.schedules[label] = timeline(
-            instance, again.schedule, cost, evaluation=again.evaluation
-        )
-        verdicts[f"schedule of {policy}"] = Verdict("verified", "simulated again")
+        again = timeline(instance, schedule, cost, evaluation=evaluation)
+        section.schedules[_unused(section, policy)] = again
+        data["verdicts"][f"schedule of {policy}"] = Verdict("verified", "simulated again")
         drawn.append(policy)
 
     if drawn:
@@ -358,16 +350,24 @@ def _unused(section: Section, label: str) -> str:
     return unique
 
 
-_ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
-    "certificate": lambda section, file, data, cost: _certificate(section, file, data),
-    "schedule": lambda section, file, data, cost: _schedule(
-        section, Path(file), data, Path(file).stem, cost, None
-    ),
+def _add_certificate(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    _certificate(section, file, data)
+
+
+def _add_schedule(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    _schedule(section, Path(file), data, Path(file).stem, cost)
+
+
+def _add_capacity(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    section.capacities.append({**data, "file": Path(file).name})
+
+
+_ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], None]] = {
+    "certificate": _add_certificate,
+    "schedule": _add_schedule,
     "result": _add_result,
     "comparison": _add_comparison,
-    "capacity": lambda section, file, data, cost: section.capacities.append(
-        {**data, "file": Path(file).name}
-    ),
+    "capacity": _add_capacity,
 }
 """The functions that add a file to its section, in the order in which files are taken."""
 
@@ -410,26 +410,19 @@ def _schedule(
     data: dict[str, Any] | None,
     label: str,
     cost: str | None,
-    known: Mapping[str, Any] | None,
+    known: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Add a schedule under a label of its own. Returns the label, or None if it cannot be drawn."""
-    from optsched.files.read_write import read_schedule, schedule_from_dict
     from optsched.judge.timeline import timeline
 
     if section.instance is None:
         section.notes.append(f"{file.name}: its instance is not at hand: not drawn")
         return None
 
-    if data is None:
-        schedule = read_schedule(file, section.instance)
-    else:
-        with Place(file):
-            schedule = schedule_from_dict(data, section.instance, folder=file.parent)
-
-    model = cost_model_like(section.instance, cost, known, schedule.cost_model_sha256)
+    made = schedule_of(file, section.instance, cost, known, data)
     unique = _unused(section, label)
     try:
-        section.schedules[unique] = timeline(section.instance, schedule, model)
+        section.schedules[unique] = timeline(section.instance, *made)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise

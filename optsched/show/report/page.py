@@ -1,4 +1,4 @@
-"""The HTML page of a report: tables as rows of cells, figures as JSON, all escaped by jinja2."""
+"""The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG."""
 
 from __future__ import annotations
 
@@ -21,27 +21,19 @@ from optsched.show.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report
 
 Cell = dict[str, Any]
 
-ENVIRONMENT = ("numpy", "numba", "jinja2", "plotly")
+ENVIRONMENT = ("numpy", "numba", "jinja2", "matplotlib")
 
 
 def render(report: Report) -> str:
     """Return the report as HTML."""
     from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                              lstrip_blocks=True)  # fmt: skip
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, **options)
     template = (Path(__file__).parent / "report.html.jinja").read_text(encoding="utf-8")
-    figures: dict[str, Any] = {}
-    sections = [_section(k, section, figures) for k, section in enumerate(report.sections)]
-    drawn = bool(figures)
-
     return environment.from_string(template).render(
         title="optsched: " + ", ".join(section.name for section in report.sections),
-        sections=sections,
-        figures=figures,
-        plotly=Markup(get_plotlyjs()) if drawn else "",
+        sections=[_section(k, section) for k, section in enumerate(report.sections)],
         origins=_origins(report),
         environment=[
             ("optsched", __version__),
@@ -52,20 +44,14 @@ def render(report: Report) -> str:
     )
 
 
-def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any]:
-    drawn = []
-    for place, (label, found) in enumerate(islice(section.schedules.items(), MAX_TIMELINES)):
-        name = f"timeline-{k}-{place}"
-        figures[name] = timeline_figure(found)
-        drawn.append({"name": name, "label": label, "open": place == 0})
-
-    distribution = None
-    if section.schedules:
-        distribution = f"distribution-{k}"
-        first = dict(islice(section.schedules.items(), MAX_DISTRIBUTIONS))
-        figures[distribution] = distribution_figure(first)
-
-    left = len(section.schedules) - len(drawn)
+def _section(k: int, section: Section) -> dict[str, Any]:
+    schedules = section.schedules
+    timelines = [
+        {"label": label, "figure": timeline_figure(found, f"timeline-{k}-{place}")}
+        for place, (label, found) in enumerate(islice(schedules.items(), MAX_TIMELINES))
+    ]
+    first = dict(islice(schedules.items(), MAX_DISTRIBUTIONS))
+    left = len(schedules) - len(timelines)
     more = (
         f"{left} more schedules are not drawn over time, and distributions are of the first "
         f"{MAX_DISTRIBUTIONS}; pass a schedule's own file to see it first"
@@ -77,12 +63,12 @@ def _section(k: int, section: Section, figures: dict[str, Any]) -> dict[str, Any
         "results": _results(section) if section.results else None,
         "comparisons": [_comparison(section, data) for data in section.comparisons],
         "capacities": [
-            _capacity(data, figures, f"capacity-{k}-{place}")
+            _capacity(data, f"capacity-{k}-{place}")
             for place, data in enumerate(section.capacities)
         ],
         "certificates": section.certificates,
-        "timelines": drawn,
-        "distribution": distribution,
+        "timelines": timelines,
+        "distribution": distribution_figure(first, f"distribution-{k}") if first else None,
         "notes": [*section.notes, *([more] if left > 0 else [])],
     }
 
@@ -119,7 +105,7 @@ def _verdict(verdict: Verdict | None) -> Cell:
     return {**_cell(verdict.words), "state": verdict.state}
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     """Return a value from a file, which should be a text or a list of texts, as a list of texts."""
     if value is None:
         return []
@@ -194,37 +180,37 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _capacity(data: dict[str, Any], figures: dict[str, Any], name: str) -> dict[str, Any]:
-    found = capacity_of(data)
-    figures[name] = capacity_figure(found)
-    unit = time_words(data.get("time_unit"))
+def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
+    drawn, rates = capacity_of(data), data.get("searched") != "workers"
+    what, beyond = ("rate scale", "more") if rates else ("workers", "fewer")
+    unit, impossible = time_words(data.get("time_unit")), "nothing is proved"
     given = data.get("slos", {})
     slos = ", ".join(f"{name} {number(limit)} {unit}" for name, limit in given.items())
     scope = data.get("scope")
-    workers = scope.get("words") if isinstance(scope, dict) else "any schedule"
-    lines = [
-        ("attainment", f"{found.attainment:g} of the requests within all their SLOs"),
-        ("SLOs", slos or "columns of the instance"),
-        (f"impossible for {workers}", "nothing is proved" if found.impossible is None else
-         f"{found.what} {number(found.impossible)} {'or more' if found.rates else 'or fewer'}"),
-    ]  # fmt: skip
+    anyone = scope.get("words") if isinstance(scope, dict) else "any schedule"
+    if drawn["impossible"] is not None:
+        impossible = f"{what} {number(drawn['impossible'])} or {beyond}"
+
     columns: list[Column] = [
         ("policy", "", lambda row: row["policy"]),
         ("kind", "", lambda row: "clairvoyant" if row.get("clairvoyant") else ""),
-        (found.what, "", lambda row: row.get("rate_scale" if found.rates else "workers")),
+        (what, "", lambda row: row.get("rate_scale" if rates else "workers")),
         ("SLO attainment", "", lambda row: row.get("attainment")),
-        ("missed " + ("from" if found.rates else "with"), "", lambda row: row.get("missed")),
+        ("missed " + ("from" if rates else "with"), "", lambda row: row.get("missed")),
         ("simulations", "s", lambda row: row.get("wall_s")),
     ]
-
+    errors = ((row["policy"], row.get("error")) for row in data["policies"])
     return {
         "file": data["file"],
-        "figure": name,
-        "lines": lines,
-        "notes": [f"{row['policy']}: {row['error']}" for row in data["policies"]
-                  if row.get("error")],
+        "figure": capacity_figure(drawn, name),
+        "lines": [
+            ("attainment", f"{data['attainment']:g} of the requests within all their SLOs"),
+            ("SLOs", slos or "columns of the instance"),
+            (f"impossible for {anyone}", impossible),
+        ],
+        "notes": [f"{policy}: {error}" for policy, error in errors if error],
         **_table(columns, data["policies"]),
-    }  # fmt: skip
+    }
 
 
 def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]:
@@ -255,10 +241,8 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
         return None if row.get("wall_s") is None else 1000 * row["wall_s"]
 
     total = metric(TOTAL_LATENCY.name)
-    columns: list[Column] = [
-        ("policy", "", lambda row: row["policy"]), ("kind", "", kind), total,
-        ("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1])),
-    ]  # fmt: skip
+    columns: list[Column] = [("policy", "", lambda row: row["policy"]), ("kind", "", kind), total]
+    columns += [("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1]))]
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):

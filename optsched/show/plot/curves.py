@@ -1,0 +1,296 @@
+"""Figures of curves: capacity, load, tradeoff, solving progress, prices of memory, and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from optsched.show.plot import style
+from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, curves, legend, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from optsched.costs.fit import Fit
+
+Points = Sequence[tuple[float, float]]
+_NAMED = 8
+"""Max number of policies that have a marker of their own in `plot_tradeoff`."""
+
+
+def plot_capacity(
+    policies: Mapping[str, Points],
+    bound: Points = (),
+    *,
+    attainment: float | None = None,
+    impossible: float | None = None,
+    xlabel: str = "rate, as a multiple of the instance's",
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot the share of requests within their SLOs against the rate, by policy.
+
+    Parameters
+    ----------
+    policies : mapping of str to sequence of (float, float)
+        By name: rates, or numbers of workers, ascending, with attainments.
+    bound : sequence of (float, float)
+        Rates, or numbers of workers, with shares that no schedule exceeds. They fall with the rate,
+        and rise with workers. So between two points no schedule exceeds the larger share. The
+        region above is shaded.
+    attainment : float, optional
+        A horizontal line: the share that is asked for.
+    impossible : float, optional
+        A vertical line: where this share is proved impossible.
+    xlabel : str
+        The words under the axis of rates or workers.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = axes(ax, (8.0, 4.5))
+    curves(ax, policies, ms=4, lw=1.4)
+    if bound:
+        at, share = zip(*sorted(bound), strict=True)
+        where: Any = "post" if share[0] >= share[-1] else "pre"
+        ax.step(at, share, where=where, color=RED, lw=1.2)
+        look: dict[str, Any] = {"color": RED, "alpha": 0.15, "lw": 0, "step": where}
+        ax.fill_between(at, share, 1.05, label="proved impossible", **look)
+
+    if attainment is not None:
+        ax.axhline(attainment, color=BLACK, lw=0.9, ls=":", label=f"attainment {attainment:g}")
+    if impossible is not None:
+        ax.axvline(impossible, color=GREY, lw=0.9, ls="--", label=f"impossible: {impossible:.4g}")
+
+    ax.set(xlabel=xlabel, ylabel="share of requests within SLOs")
+    ax.set_ylim(0, 1.05)
+    ax.grid(alpha=0.3)
+    legend(ax)
+
+    return ax
+
+
+def plot_load(
+    policies: Mapping[str, Points],
+    bound: Points,
+    best: Points = (),
+    *,
+    xlabel: str = "rate, as a multiple of the instance's",
+    ylabel: str = "mean latency [s]",
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot a mean over the rate by policy, with the region below a bound.
+
+    Parameters
+    ----------
+    policies : mapping of str to sequence of (float, float)
+        By name: rates > 0, ascending, with values > 0.
+    bound : sequence of (float, float)
+        Rates, ascending, with values that no schedule falls below. The region below is shaded.
+    best : sequence of (float, float)
+        Rates, ascending, with the values of the best known schedules.
+    xlabel, ylabel : str
+        The words at the axes, which are logarithmic.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = axes(ax, (8.0, 4.8))
+    curves(ax, policies, ms=4)
+    if best:
+        ax.plot(*zip(*best, strict=True), color=BLACK, lw=1.6, label="best known schedule")
+
+    at, low = zip(*bound, strict=True)
+    bottom = 0.7 * min(low)
+    ax.fill_between(at, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.margins(x=0.02)
+    style.logarithmic(ax, bottom=bottom)
+    ax.grid(alpha=0.3)
+    legend(ax)
+
+    return ax
+
+
+def plot_tradeoff(
+    curve: Sequence[tuple[float, float]],
+    policies: Sequence[tuple[str, float, float]] = (),
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot mean TTFT over mean latency: policies, and the region where no schedule can be.
+
+    Parameters
+    ----------
+    curve : sequence of (float, float)
+        Corners of the region's edge: mean latency and mean TTFT in seconds, as
+        `optsched.optimize.tradeoff.Tradeoff.curve` returns them.
+    policies : sequence of (name, mean latency, mean TTFT)
+        Those of the smallest latencies have a marker and a name of their own, if no such marker
+        is there already.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = axes(ax, (8.0, 5.0))
+    ranked = sorted(policies, key=lambda row: row[1])
+    places = [*curve, *((x, y) for _, x, y in ranked)]
+    right = 1.25 * max(x for x, _ in places)
+    top = 1.6 * max(y for _, y in places)
+    low_x, low_y = (0.8 * min(v for v in values if v > 0) for values in zip(*places, strict=True))
+    # Straight lines between corners are curves on logarithmic axes.
+    ends = [max(x, low_x) for x in (*(x for x, _ in curve), right)]
+    xs = np.concatenate([np.geomspace(x, z, 50) for x, z in pairwise(ends)])
+    at, ttft = (list(column) for column in zip(*curve, strict=True))
+    ys = np.interp(xs, at, ttft)
+    xs, ys = np.append([low_x, xs[0]], xs), np.append([top, top], np.maximum(ys, low_y))
+    ax.fill_between(xs, low_y, ys, color=GREY, alpha=0.45, lw=0, label="no schedule")
+    ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
+    named: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
+
+    for name, x, y in ranked:
+        if len(named) == _NAMED or any(np.allclose((x, y), one, rtol=0.02) for one in named):
+            others.append((x, y))
+            continue
+
+        look = {**style.series_style(len(named)), "linestyle": ""}
+        ax.plot(x, y, ms=7, label=plain(name), **look)
+        named.append((x, y))
+
+    if others:
+        ax.plot(*zip(*others, strict=True), ".", color=BLUE, ms=4, label="other policies")
+
+    ax.set(xlim=(low_x, right), ylim=(low_y, top))
+    ax.set(xlabel="mean latency [s]", ylabel="mean TTFT [s]")
+    style.logarithmic(ax)
+    ax.grid(alpha=0.3)
+    legend(ax)
+
+    return ax
+
+
+def plot_progress(
+    progress: Sequence[Any] | Mapping[str, Sequence[float | None]],
+    ax: Axes | None = None,
+    *,
+    ylabel: str = "objective",
+) -> Axes:
+    """Plot incumbent and bound over solving time.
+
+    Parameters
+    ----------
+    progress : sequence of Progress, or mapping
+        `optsched.Result.progress`, or the columns ``elapsed_s``, ``incumbent`` and ``bound`` of
+        a result file.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+    ylabel : str
+        Words for the objective, with its unit.
+
+    Returns
+    -------
+    Axes
+    """
+    import pandas as pd
+
+    ax = axes(ax, (8.0, 4.0))
+    names = ("elapsed_s", "incumbent", "bound")
+    if not isinstance(progress, Mapping):
+        progress = {name: [getattr(state, name) for state in progress] for name in names}
+
+    states = pd.DataFrame({name: progress[name] for name in names}, dtype=float)
+    states = states.dropna(subset="elapsed_s").set_index("elapsed_s")
+    for name, colour, dashes in (("incumbent", BLUE, "-"), ("bound", RED, "--")):
+        known = states[name].dropna()
+        if len(known):
+            label, marker = f"{name}: {known.iloc[-1]:.6g}", "o" if len(known) < 50 else None
+            look: dict[str, Any] = {"color": colour, "ls": dashes, "marker": marker, "ms": 3}
+            ax.step(known.index, known, where="post", label=label, **look)
+
+    if states.notna().any().all():
+        last = states.ffill()
+        look = {"step": "post", "color": GREY, "alpha": 0.3, "lw": 0}
+        ax.fill_between(last.index, last["bound"], last["incumbent"], **look)
+
+    ax.set(xlabel="solving time [s]", ylabel=ylabel)
+    ax.grid(alpha=0.3)
+    legend(ax)
+    return ax
+
+
+def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
+    """Plot the price of one KV token over time.
+
+    Parameters
+    ----------
+    prices : array_like, shape (pieces, 2)
+        The first round and the price of each piece, as `optsched.bounds.shadow.shadow_prices`
+        returns them. A price is in rounds of total latency for one token during one round.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = axes(ax)
+    rows = np.asarray(prices, dtype=np.float64).reshape(-1, 2)
+    ax.step(rows[:, 0], rows[:, 1], where="post", color=BLUE, lw=1)
+    ax.fill_between(rows[:, 0], rows[:, 1], step="post", color=BLUE, alpha=0.2, lw=0)
+    ax.set_xlabel("time [rounds]")
+    ax.set_ylabel("price of a KV token for a round\n[rounds of total latency]")
+    ax.set_ylim(bottom=0)
+
+    return ax
+
+
+def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
+    """Plot predicted against measured times in milliseconds, with one colour per operator.
+
+    Filled marks are measurements that were held out, pale marks those that were fitted. On the
+    line the two times are equal.
+
+    Parameters
+    ----------
+    fit : Fit
+        A fitted cost model with its measurements.
+    ax : Axes, optional
+        The axes to draw on. By default new ones are made.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = axes(ax, (6.0, 5.0))
+    low, high = float("inf"), 0.0
+    for k, o in enumerate(fit.operators):
+        look = {**style.series_style(k), "linestyle": "", "rasterized": True}
+        held_out = {"ms": 3.5, "label": f"{o.operator} (mean error {o.mean:.1%})"}
+        for rows, more in ((~o.tested, {"ms": 2, "alpha": 0.15}), (o.tested, held_out)):
+            ax.plot(o.measured_ms[rows], o.predicted_ms[rows], **look, **more)
+
+        if o.measured_ms.size:
+            low = min(low, float(o.measured_ms.min()))
+            high = max(high, float(o.measured_ms.max()))
+
+    if high:
+        ax.plot([low, high], [low, high], color="black", lw=0.8, zorder=0)
+        style.logarithmic(ax)
+
+    ax.set(xlabel="measured [ms]", ylabel="predicted [ms]")
+    ax.set_title(f"{fit.cost_model.name}: held out")
+    ax.legend(fontsize="small")
+    return ax
