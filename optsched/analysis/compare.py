@@ -13,10 +13,10 @@ import numpy as np
 from optsched.analysis.comparison import Comparison, PolicyRow
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
-from optsched.optimize.exact import accept, attempt, choose, in_terms_of, starting_point
+from optsched.optimize.exact import solve_hindsight
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.plan import is_worth_solving
 from optsched.optimize.strategies import (
     POLICY_SHARE,
     allowed_policies,
@@ -41,13 +41,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times, derive
 from optsched.problem.objective import TOTAL_LATENCY
 
-__all__ = ["SOLVER_STARTS", "Comparison", "PolicyRow", "best_of_policies", "compare"]
-
-SOLVER_STARTS = 200_000
-"""Max number of start times, over all requests, for which `compare` solves the hindsight program.
-
-Beyond it the program is too large to be worth its time.
-"""
+__all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
 _MIN_SHARE = 0.5
 """The share of the time limit that bounds and searches have at least, after the policies."""
@@ -206,37 +200,15 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
         return ()
 
     prove(interval, Budget(0.0, stop=budget.stop))
-    if not interval.closed and _worth_solving(instance):
+    if not interval.closed and is_worth_solving(instance):
         try:
-            _solve(interval, seed)
+            solve_hindsight(interval, seed)
         except InfeasibleError as error:  # a policy that splits prefills may still have a schedule
             return (f"no optimum in the round model, which splits no prefill: {error}",)
         except UsageError as error:  # an instance with a feature that no method models
             return (f"no optimum: {error}",)
 
     return ()
-
-
-def _worth_solving(instance: Instance) -> bool:
-    spread = int(instance.arrival.max() - instance.arrival.min())
-    return instance.n * (spread + int(instance.output_tokens.sum())) <= SOLVER_STARTS
-
-
-def _solve(interval: Interval, seed: int) -> None:
-    """Improve both ends by the hindsight program, which starts from the best policy's schedule."""
-    exact = choose(interval.task.instance, "hindsight")
-    origin = f"{exact.model.name} ({exact.name})"
-    best, budget = interval.incumbent, interval.budget
-
-    if best is not None:
-        start = in_terms_of(exact, best.schedule, best.evaluation)
-    else:
-        start = starting_point(exact, None, seed, budget)
-        if start is not None:
-            interval.take(start.schedule, start.evaluation, origin)
-
-    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
-    accept(exact, interval, attempt(exact, interval, options, start), origin=origin)
 
 
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from optsched.bounds.certificate import CERTIFIED, certified_value, certify as m
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.exact import accept, attempt, choose, in_terms_of
-from optsched.optimize.formulations.base import Task, demands
+from optsched.optimize.exact import solve_hindsight
+from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
-from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InfeasibleError, InputError, OptschedError, UsageError
+from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -360,8 +360,8 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     from optsched.optimize.search.anytime import explore
 
     instance, budget = interval.task.instance, interval.budget
-    name = _stronger(instance, names)
-    if _limited(instance):  # the search ignores limits and finds no schedule
+    name = method_after_dual(instance, names)
+    if is_limited(instance):  # the search ignores limits and finds no schedule
         run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
 
     interval.clock_s = budget.spent_s
@@ -378,40 +378,5 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     if name == "ramp":
         prove(interval, budget, "ramp", seed=seed)
     else:
-        _run_exact(interval, seed)
-
-
-def _stronger(instance: Instance, names: set[str]) -> str | None:
-    """Return the method to run after the dual, or None if no method is stronger.
-
-    The ramp relaxation ignores limits on batches; CP-SAT honours them.
-    """
-    if instance.n > RAMP_REQUESTS:
-        return None
-    if suits_ramp(instance) and not _limited(instance):
-        return "ramp" if "ramp" in names else None
-    try:
-        return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
-    except (InfeasibleError, UsageError):
-        return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
-
-
-def _limited(instance: Instance) -> bool:
-    limits = demands(instance) - {"arrivals", "chunked_prefill"}
-    return bool(limits) or instance.kv_block_tokens > 1
-
-
-def _run_exact(interval: Interval, seed: int) -> None:
-    """Improve both ends by the hindsight program."""
-    exact = choose(interval.task.instance, "hindsight")
-    best = interval.incumbent
-    start = None if best is None else in_terms_of(exact, best.schedule, best.evaluation)
-    budget = interval.budget
-    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
-
-    try:
-        answer = attempt(exact, interval, options, start)
-    except OptschedError:
-        return  # the method does not handle these limits or sizes
-
-    accept(exact, interval, answer)
+        with suppress(InfeasibleError, UsageError):  # not for these limits or sizes
+            solve_hindsight(interval, seed, name)

@@ -353,3 +353,22 @@ def _agree(
             f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "
             "judged; the model or the solver is wrong"
         )
+
+
+def solve_hindsight(interval: Interval, seed: int, origin: str | None = None) -> None:
+    """Improve both ends of an interval by the hindsight program, from the best schedule known.
+
+    `origin`: how it is named there. Default: the formulation and the method.
+    """
+    exact = choose(interval.task.instance, "hindsight")
+    origin = origin or f"{exact.model.name} ({exact.name})"
+    best, budget = interval.incumbent, interval.budget
+    if best is not None:
+        start = in_terms_of(exact, best.schedule, best.evaluation)
+    else:
+        start = starting_point(exact, None, seed, budget)
+        if start is not None:
+            interval.take(start.schedule, start.evaluation, origin)
+
+    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
+    accept(exact, interval, attempt(exact, interval, options, start), origin=origin)

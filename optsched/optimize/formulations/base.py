@@ -16,6 +16,9 @@ from optsched.problem.instance import Instance, TimeUnit
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule
 
+LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
+"""Limits and switches of an instance, with the names of `demands`."""
+
 
 @dataclass(frozen=True, eq=False)
 class Task:

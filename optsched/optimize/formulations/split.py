@@ -17,9 +17,15 @@ import numpy as np
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.formulations.base import Answer, Method, Task, automatic, check_method
+from optsched.optimize.formulations.base import (
+    LIMITS,
+    Answer,
+    Method,
+    Task,
+    automatic,
+    check_method,
+)
 from optsched.optimize.formulations.batches.problem import MODELLED, SWITCHES
-from optsched.optimize.formulations.rounds.hindsight import SWITCHES as ROUNDS_SWITCHES
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
 from optsched.policies.engine.parts import joined
@@ -148,7 +154,7 @@ _SUMMARY = "every set of requests on one worker, and the best split of all; few 
 METHODS = {
     "hindsight": {
         "split": Method(
-            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), ROUNDS_SWITCHES,
+            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), LIMITS,
             features=ANY_INSTANCE | WORKERS,
         )
     },

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
-from optsched.optimize.formulations.base import Task
+from optsched.optimize.formulations.base import LIMITS, Task
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
@@ -51,7 +51,6 @@ SPANS = ("mean_tpot", "max_tpot")
 """Objectives about the time from a request's first token to its last."""
 ENDS = ("makespan", "tps")
 """Objectives that depend on the latest finish alone."""
-LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
 SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
 MODELLED = ANY_INSTANCE | {

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
-from optsched.optimize.formulations.base import Answer, Formulation, Method, Task, demands
+from optsched.optimize.formulations.base import LIMITS, Answer, Formulation, Method, Task
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
 from optsched.optimize.formulations.rounds.horizon import (
     round_data,
@@ -15,9 +13,7 @@ from optsched.optimize.formulations.rounds.horizon import (
     volume_bound,
 )
 from optsched.optimize.formulations.rounds.integer_program import (
-    ENTRY_BYTES,
     answer,
-    entries_at_most,
     linear_model,
     program_of,
     read_starts,
@@ -26,26 +22,12 @@ from optsched.optimize.formulations.rounds.integer_program import (
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
-from optsched.optimize.ramp.bound import suits_ramp
+from optsched.optimize.plan import method_in_rounds
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.budget import work_time
-from optsched.problem.instance import Instance
-from optsched.problem.memory import MAX_BYTES
-
-SWITCHES = frozenset(
-    {"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"}
-)
-"""Limits and switches of an instance that matter to the round model."""
 
 COUNTS = ("tel", "slo_attainment")
 """The objectives of the methods that have the program with starts in time."""
-
-_CPSAT_INTERVALS = 20_000
-_CPSAT_PAIRS = 50_000
-_CPSAT_REQUESTS = 32
-_CPSAT_PROVES = 10
-_HIGHS_ON_WORKERS = 12
-_SEARCH_ROUNDS = 1 << 27
 
 
 def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
@@ -105,38 +87,6 @@ def _placed_in_time(task: Task, options: SolveOptions, begin: float) -> Answer:
     return answer(prog, raw, prog.warm)
 
 
-def _choose(task: Task) -> str:
-    """Return the method with the best bound in the time: CP-SAT, the ramp relaxation or the search.
-
-    With up to 10 requests, CP-SAT proves the optimum at once. With up to 100 requests and little
-    KV, as in the synthetic models of Jaillet et al. 2025, the ramp relaxation has by far the better
-    bound (`docs/lab/small-scale.md`). With more KV, CP-SAT is better up to 32 requests; beyond
-    that, the dual and the large-neighbourhood search are (`docs/lab/trace-scale.md`). Only CP-SAT
-    and HiGHS honour limits on batches.
-    """
-    data = round_data(task.instance)
-    if task.workers > 1:
-        small = task.instance.n <= _HIGHS_ON_WORKERS or task.names != ("tel",)
-        return "highs" if small or demands(task.instance) & SWITCHES else "lns"
-
-    if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
-        if _suits_ramp(task.instance):
-            return "ramp"
-        if task.instance.n > _CPSAT_REQUESTS:
-            return "lns" if data.end <= _SEARCH_ROUNDS else "placement"
-
-    sizes = np.bincount(data.block)
-    pairs = int((sizes * (sizes - 1)).sum()) // 2
-    if int(data.output.sum()) <= _CPSAT_INTERVALS and pairs <= _CPSAT_PAIRS:
-        return "cpsat"
-
-    return (
-        "highs"
-        if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_BYTES
-        else "placement"
-    )
-
-
 def _leaves_out(task: Task) -> frozenset[str]:
     """Return the kinds of schedules that may beat every choice of uninterrupted runs.
 
@@ -155,17 +105,6 @@ def _leaves_out(task: Task) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def _suits_ramp(instance: Instance) -> bool:
-    """Whether the ramp relaxation's states are few enough to be of use."""
-    from optsched.optimize.ramp.jobs import periods
-    from optsched.optimize.ramp.kinds import unsupported
-
-    if instance.n <= _CPSAT_PROVES or not suits_ramp(instance):
-        return False
-
-    return not any(unsupported(jobs) for jobs in periods(instance))
-
-
 def _export(task: Task, format_name: str, path: str | Path) -> None:
     (write_lp if format_name == "lp" else write_mps)(task.instance, path)
 
@@ -180,27 +119,27 @@ FORMULATION = Formulation(
             "time-indexed integer program by HiGHS, as arrays",
             solve_by_highs,
             COUNTS,
-            SWITCHES,
+            LIMITS,
             features=ANY_INSTANCE | WORKERS,
         ),
         "cpsat": Method(
             "staircase cumulative with pair separation by CP-SAT",
             solve_by_cpsat,
             COUNTS,
-            SWITCHES,
+            LIMITS,
         ),
         "placement": Method(
             "greedy placement and the volume bound, no search",
             solve_by_placement,
             COUNTS,
-            SWITCHES,
+            LIMITS,
         ),
         "pulp": Method(
-            "the paper's program, readable, by PuLP and HiGHS", solve_by_pulp, COUNTS, SWITCHES
+            "the paper's program, readable, by PuLP and HiGHS", solve_by_pulp, COUNTS, LIMITS
         ),
     },
-    choose=_choose,
-    switches=SWITCHES,
+    choose=method_in_rounds,
+    switches=LIMITS,
     leaves_out=_leaves_out,
     export=_export,
 )
