@@ -270,7 +270,6 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
         start.schedule,
         objective=interval.goal.of(start.evaluation),
         native_status=why,
-        build_s=interval.budget.spent_s - interval.clock_s,
     )
 
 

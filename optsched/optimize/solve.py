@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -303,14 +304,14 @@ def _result(
         bound=interval.bound,
         schedule=None if best is None else best.schedule,
         evaluation=evaluation,
-        build_s=answer.build_s,
+        build_s=max(0.0, interval.budget.spent_s - interval.clock_s - answer.solve_s),
         solve_s=answer.solve_s,
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
         maximized=interval.goal.maximized,
         certificate=answer.certificate,
-        versions=answer.versions,
+        versions={package: version(package) for package in exact.way.solvers},
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
         progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
         scope=interval.scope,

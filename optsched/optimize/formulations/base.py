@@ -71,12 +71,10 @@ class Answer:
         unknown. `optsched.solve` checks them.
     native_status : str
         The status in the solver's own words.
-    build_s, solve_s : float
-        Wall-clock seconds to build the model, and to solve it.
+    solve_s : float
+        Wall-clock seconds to solve the model, once it was built.
     certificate : object, optional
         A certificate of the bound.
-    versions : mapping of str to str
-        Versions of the solvers used, by name.
     """
 
     status: Status
@@ -84,10 +82,8 @@ class Answer:
     objective: float | None = None
     bound: float | None = None
     native_status: str = ""
-    build_s: float = 0.0
     solve_s: float = 0.0
     certificate: Any = None
-    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,8 @@ class Method:
         Whether it can optimize several objectives in order.
     extras : frozenset of str
         The names of `Task.extras` that it reads.
+    solvers : tuple of str
+        The packages that solve it, whose versions are in results.
     features : frozenset of str
         What an instance and its cost model may have (`optsched.bounds.features_of`) for its
         answers and bounds to hold. A feature that is added later, such as a term of the cost
@@ -120,6 +118,7 @@ class Method:
     switches: frozenset[str] = frozenset()
     lexicographic: bool = False
     extras: frozenset[str] = frozenset()
+    solvers: tuple[str, ...] = ()
     features: frozenset[str] = ANY_INSTANCE
 
 

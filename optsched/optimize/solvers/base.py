@@ -196,8 +196,8 @@ class RawOutcome:
         The incumbent. None without one.
     native_status : str
         The status in the solver's own words.
-    build_s, solve_s : float
-        Wall-clock seconds to hand the model over, and to solve it.
+    solve_s : float
+        Wall-clock seconds to solve it.
     """
 
     status: Status
@@ -205,7 +205,6 @@ class RawOutcome:
     bound: float | None
     values: NDArray[Any] | None
     native_status: str
-    build_s: float = 0.0
     solve_s: float = 0.0
 
 
@@ -363,27 +362,17 @@ def settle_status(
     return Status.OPTIMAL if objective - bound <= slack else Status.FEASIBLE
 
 
-HIGHS_STATUS: dict[str, Status] = {
-    "kOptimal": Status.OPTIMAL,
-    "kModelEmpty": Status.OPTIMAL,
-    "kInfeasible": Status.INFEASIBLE,
-    "kUnboundedOrInfeasible": Status.ERROR,
-    "kUnbounded": Status.ERROR,
-    "kObjectiveBound": Status.FEASIBLE,
-    "kObjectiveTarget": Status.FEASIBLE,
-    "kTimeLimit": Status.FEASIBLE,
-    "kIterationLimit": Status.FEASIBLE,
-    "kSolutionLimit": Status.FEASIBLE,
-    "kMemoryLimit": Status.FEASIBLE,
-    "kInterrupt": Status.FEASIBLE,
-    "kHighsInterrupt": Status.FEASIBLE,
-    "kUnknown": Status.FEASIBLE,
-    "kNotset": Status.ERROR,
-    "kLoadError": Status.ERROR,
-    "kModelError": Status.ERROR,
-    "kPresolveError": Status.ERROR,
-    "kSolveError": Status.ERROR,
-    "kPostsolveError": Status.ERROR,
+HIGHS_STATUS = {
+    native: status
+    for status, names in {
+        Status.OPTIMAL: "kOptimal kModelEmpty",
+        Status.INFEASIBLE: "kInfeasible",
+        Status.FEASIBLE: "kObjectiveBound kObjectiveTarget kTimeLimit kIterationLimit kUnknown "
+        "kSolutionLimit kMemoryLimit kInterrupt kHighsInterrupt",
+        Status.ERROR: "kUnboundedOrInfeasible kUnbounded kNotset kLoadError kModelError "
+        "kPresolveError kSolveError kPostsolveError",
+    }.items()
+    for native in names.split()
 }
 """HiGHS's model statuses. ``FEASIBLE`` means that HiGHS stopped. `settle_status` makes it
 ``NO_INCUMBENT`` without an incumbent, and ``OPTIMAL`` if the gap is closed."""

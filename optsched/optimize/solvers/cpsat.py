@@ -44,20 +44,12 @@ _WITHOUT_WRONG_RULES = {
 }
 
 
-def cpsat_version() -> str:
-    """Return the version of OR-tools."""
-    from importlib.metadata import version
-
-    return version("ortools")
-
-
 def solve_cp_model(
     model: Any,
     options: SolveOptions,
     *,
     read: list[Any],
     known: int | None = None,
-    build_s: float = 0.0,
 ) -> RawOutcome:
     """Minimize a CP-SAT model, whose objective is an integer.
 
@@ -67,10 +59,10 @@ def solve_cp_model(
     """
     first = _run(model, options, read, {})
     if not _contradicts(first, known):
-        return replace(first, build_s=build_s)
+        return first
 
     second = _run(model, options.after(first.solve_s), read, {"cp_model_presolve": False})
-    return replace(second, build_s=build_s, solve_s=first.solve_s + second.solve_s)
+    return replace(second, solve_s=first.solve_s + second.solve_s)
 
 
 def _contradicts(found: RawOutcome, known: int | None) -> bool:
@@ -141,7 +133,7 @@ def _run(
             bound = None
 
     status = settle_status(mapped, objective, bound, integral_objective=True)
-    return RawOutcome(status, objective, bound, values, native, 0.0, solve_s)
+    return RawOutcome(status, objective, bound, values, native, solve_s)
 
 
 def _exact_bound(model: Any, solver: Any) -> int | None:

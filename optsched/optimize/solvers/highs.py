@@ -53,13 +53,6 @@ _FEASIBILITY = 1e-6
 _STDERR_CHARS = 300
 
 
-def highs_version() -> str:
-    """Return the version of highspy."""
-    import highspy
-
-    return str(highspy.Highs().version())
-
-
 def solve_linear_model(
     model: LinearModel,
     options: SolveOptions,
@@ -97,7 +90,7 @@ def solve_linear_model(
     native = f"{raw.native_status}, for rows with rounded tokens"
     status = Status.NO_INCUMBENT if start_values is None else Status.FEASIBLE
     objective = None if start_values is None else _value(model, start_values)
-    return RawOutcome(status, objective, bound, start_values, native, raw.build_s, solve_s)
+    return RawOutcome(status, objective, bound, start_values, native, solve_s)
 
 
 def _solve(
@@ -309,7 +302,7 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
         bound = round_up_bound(bound)
 
     status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
-    return RawOutcome(status, objective, bound, values, native, 0.0, seconds)
+    return RawOutcome(status, objective, bound, values, native, seconds)
 
 
 def _value(model: LinearModel, values: NDArray[np.float64]) -> float:

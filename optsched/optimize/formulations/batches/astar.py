@@ -202,7 +202,6 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         prob,
         Claim(status, plan, search.best if native == "solved" else search.bound, level=claimed),
         native_status=f"{native}, {search.expanded} states expanded",
-        build_s=built_s,
         solve_s=solve_s,
     )
 

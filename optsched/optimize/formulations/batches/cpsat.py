@@ -36,8 +36,6 @@ _MARGIN_S = 1e-12
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax by CP-SAT, for one objective after the other."""
-    from optsched.optimize.solvers.cpsat import cpsat_version
-
     begin = work_time()
     prob, start, times = begun(task, options)
     try:
@@ -68,9 +66,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
         fallback=start,
         room=built.batches,
         native_status=outcomes[-1].native_status,
-        build_s=build_s,
         solve_s=sum(raw.solve_s for raw in outcomes),
-        versions={"ortools": cpsat_version()},
     )
 
 
@@ -125,6 +121,7 @@ METHODS = {
             SWITCHES,
             lexicographic=True,
             extras=EXTRAS,
+            solvers=("ortools",),
             features=MODELLED,
         )
     }

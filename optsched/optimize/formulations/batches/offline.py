@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import version
 
 from optsched.bounds.base import ANY_INSTANCE, MINORANTS, WORKERS
 from optsched.bounds.tail import TAIL
@@ -84,9 +83,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
             objective=value,
             bound=bound,
             native_status=f"{found_by}; bound by {origin}",
-            build_s=bound_s,
             solve_s=budget.spent_s - bound_s,
-            versions={"numba": version("numba")},
         )
 
     return run_search(options, search)
@@ -100,6 +97,7 @@ METHODS = {
             SEARCHED,
             switches=SWITCHES,
             extras=frozenset({"eviction_free"}),
+            solvers=("numba",),
             # The judge prices the schedules.
             features=ANY_INSTANCE | MINORANTS | WORKERS | {f"cost.{name}" for name in COEFFICIENTS},
         )

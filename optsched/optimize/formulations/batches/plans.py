@@ -283,7 +283,6 @@ def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
         Claim(Status.NO_INCUMBENT, None, None),
         fallback=start,
         native_status=str(why),
-        build_s=prob.budget.spent_s,
     )
 
 

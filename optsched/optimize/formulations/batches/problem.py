@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
@@ -65,6 +65,7 @@ _LARGEST_UNITS = 2**52
 """Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them."""
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
+NO_SLOS: Mapping[str, NDArray[np.float64]] = {}
 ARRIVAL_S = Fraction(1, 10**12)
 """By how much arrivals may be rounded down if no short unit divides them."""
 
@@ -159,7 +160,6 @@ class Times(NamedTuple):
     gap: Sequence[Fraction]
 
 
-@dataclass(frozen=True, eq=False)
 class Problem:
     """An instance with its exact costs and the objectives, checked by `problem`.
 
@@ -179,70 +179,42 @@ class Problem:
         The SLOs by name, in seconds, where requests within them are counted.
     budget : Budget
         The time for plans and models, at which all that builds them looks.
+
+    Attributes
+    ----------
+    prompt, output, sizes : list
+        s, o and (s, o), by request.
+    n, capacity, offset : int
+        The number of requests, M, and the KV tokens of a running request beyond its cached ones.
+    batch_tokens, prefill_tokens, running : int
+        C, min(P, C) and R_max.
+    hybrid, chunked : bool
+        Whether a batch may hold prefills and decodes, and whether a prefill may be split.
     """
 
-    instance: Instance
-    model: BatchCost
-    objectives: tuple[str, ...]
-    eviction_free: bool = False
-    below: Fraction | None = None
-    slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    budget: Budget = NO_LIMIT
-
-    @cached_property
-    def prompt(self) -> list[int]:
-        """s, by request."""
-        return [int(v) for v in self.instance.prompt_tokens]
-
-    @cached_property
-    def output(self) -> list[int]:
-        """o, by request."""
-        return [int(v) for v in self.instance.output_tokens]
-
-    @cached_property
-    def sizes(self) -> list[tuple[int, int]]:
-        """(s, o) by request."""
-        return list(zip(self.prompt, self.output, strict=True))
-
-    @property
-    def n(self) -> int:
-        """Number of requests."""
-        return self.instance.n
-
-    @property
-    def capacity(self) -> int:
-        """M."""
-        return self.instance.kv_capacity
-
-    @property
-    def offset(self) -> int:
-        """KV tokens of a running request beyond its cached ones."""
-        return self.instance.kv_offset
-
-    @property
-    def batch_tokens(self) -> int:
-        """C."""
-        return self.instance.limits.max_batch_tokens or UNLIMITED
-
-    @property
-    def prefill_tokens(self) -> int:
-        """min(P, C), the max number of tokens that prefills process in one batch."""
-        return min(self.instance.limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
-
-    @property
-    def running(self) -> int:
-        """R_max."""
-        return self.instance.limits.max_running or UNLIMITED
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether a batch may hold prefills and decodes."""
-        return self.instance.hybrid_batching is not False
-
-    @property
-    def chunked(self) -> bool:
-        """Whether a prefill may be split."""
-        return self.instance.chunked_prefill is True
+    def __init__(
+        self,
+        instance: Instance,
+        model: BatchCost,
+        objectives: tuple[str, ...],
+        *,
+        eviction_free: bool = False,
+        below: Fraction | None = None,
+        slos: Mapping[str, NDArray[np.float64]] = NO_SLOS,
+        budget: Budget = NO_LIMIT,
+    ) -> None:
+        self.instance, self.model, self.objectives = instance, model, objectives
+        self.eviction_free, self.below, self.slos, self.budget = eviction_free, below, slos, budget
+        self.n, self.capacity, self.offset = instance.n, instance.kv_capacity, instance.kv_offset
+        self.prompt: list[int] = instance.prompt_tokens.tolist()
+        self.output: list[int] = instance.output_tokens.tolist()
+        self.sizes = list(zip(self.prompt, self.output, strict=True))
+        limits = instance.limits
+        self.batch_tokens = limits.max_batch_tokens or UNLIMITED
+        self.prefill_tokens = min(limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
+        self.running = limits.max_running or UNLIMITED
+        self.hybrid = instance.hybrid_batching is not False
+        self.chunked = instance.chunked_prefill is True
 
     @cached_property
     def classes(self) -> list[list[int]]:
@@ -484,7 +456,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
                 "request with more than one"
             )
 
-    slos: Mapping[str, NDArray[np.float64]] = {}
+    slos = NO_SLOS
     below = task.extras.get("below")
     if COUNTED in objectives:
         slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))

@@ -66,7 +66,7 @@ from optsched.optimize.formulations.batches.problem import (
 )
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.large_rows import LARGEST
-from optsched.optimize.solvers.pulp_files import write_problem
+from optsched.optimize.solvers.pulp_models import write_problem
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.memory import check_size
@@ -437,8 +437,6 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     ``extras["solver"]`` names another solver of PuLP. Such a solver reports no progress, has no
     bound before a proof, and gets no schedule to start from.
     """
-    import pulp
-
     begin = work_time()
     prob, start, times = begun(task, options)
     try:
@@ -448,14 +446,10 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
     scale = Scale.milliseconds(prob)
     left = scale.told(options.after(work_time() - begin), prob)
-    versions = {"pulp": pulp.__version__}
 
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
     else:
-        from optsched.optimize.solvers.highs import highs_version
-
-        versions["highspy"] = highs_version()
         raw = _by_highs(program, left, start)
 
     plan = None if raw.objective is None else program.plan()
@@ -467,14 +461,12 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         fallback=start,
         room=program.batches,
         native_status=raw.native_status,
-        build_s=work_time() - begin - raw.solve_s,
         solve_s=raw.solve_s,
-        versions=versions,
     )
 
 
 def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:
-    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
+    from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 
     first = None if start is None else program.start_values(start)
     try:
@@ -503,7 +495,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
         value = float(pulp.value(problem.objective))
 
     bound = value if status is Status.OPTIMAL else None
-    return RawOutcome(status, value, bound, None, native, 0.0, work_time() - begin)
+    return RawOutcome(status, value, bound, None, native, work_time() - begin)
 
 
 METHODS = {
@@ -514,6 +506,7 @@ METHODS = {
             ENDS,
             LIMITS | {"chunked_prefill"},
             extras=EXTRAS | {"solver"},
+            solvers=("pulp", "highspy"),
             features=MODELLED,
         )
     }

@@ -30,18 +30,17 @@ _DOING = "the model was built"
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """Solve the hindsight program by CP-SAT."""
-    from optsched.optimize.solvers.cpsat import cpsat_version, solve_cp_model
+    from optsched.optimize.solvers.cpsat import solve_cp_model
 
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model, read = cp_model(prog, budget)
-    build_s = budget.spent_s
     told = in_shares(options, task.instance.n) if prog.on_time else options
     known = prog.data.tel(prog.warm)
     if prog.on_time:
         known = -int((prog.warm <= prog.last).sum())
 
-    raw = solve_cp_model(model, told.after(build_s), read=read, known=known, build_s=build_s)
+    raw = solve_cp_model(model, told.after(budget.spent_s), read=read, known=known)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)
@@ -49,7 +48,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
             starts, present = np.split(starts, 2)
             starts = np.where(present == 1, starts, prog.last + 1)
 
-    return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
+    return answer(prog, raw, starts)
 
 
 def _check_sizes(data: RoundData) -> None:

@@ -32,7 +32,7 @@ COUNTS = ("tel", "slo_attainment")
 
 def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     """Solve the integer program by HiGHS, which receives it as arrays."""
-    from optsched.optimize.solvers.highs import highs_version, solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     if task.workers > 1:
         return solve_on_workers(task, options)
@@ -40,16 +40,11 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model = linear_model(prog, budget)
-    built_s = budget.spent_s
-    told = in_shares(options, task.instance.n) if prog.on_time else options
-    raw = solve_linear_model(model, told.after(built_s), start_values=start_values(prog, model))
-    starts = None if raw.values is None else read_starts(prog, raw.values)
-    raw = RawOutcome(
-        raw.status, raw.objective, raw.bound, raw.values, raw.native_status,
-        built_s + raw.build_s, raw.solve_s,
-    )  # fmt: skip
+    left = in_shares(options, task.instance.n) if prog.on_time else options
+    left = left.after(budget.spent_s)
+    raw = solve_linear_model(model, left, start_values=start_values(prog, model))
 
-    return answer(prog, raw, starts, versions={"highspy": highs_version()})
+    return answer(prog, raw, None if raw.values is None else read_starts(prog, raw.values))
 
 
 def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
@@ -120,6 +115,7 @@ FORMULATION = Formulation(
             solve_by_highs,
             COUNTS,
             LIMITS,
+            solvers=("highspy",),
             features=ANY_INSTANCE | WORKERS,
         ),
         "cpsat": Method(
@@ -127,6 +123,7 @@ FORMULATION = Formulation(
             solve_by_cpsat,
             COUNTS,
             LIMITS,
+            solvers=("ortools",),
         ),
         "placement": Method(
             "greedy placement and the volume bound, no search",
@@ -135,7 +132,11 @@ FORMULATION = Formulation(
             LIMITS,
         ),
         "pulp": Method(
-            "the paper's program, readable, by PuLP and HiGHS", solve_by_pulp, COUNTS, LIMITS
+            "the paper's program, readable, by PuLP and HiGHS",
+            solve_by_pulp,
+            COUNTS,
+            LIMITS,
+            solvers=("pulp", "highspy"),
         ),
     },
     choose=method_in_rounds,

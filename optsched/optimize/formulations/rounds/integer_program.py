@@ -355,9 +355,7 @@ def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]
     return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
 
 
-def answer(
-    prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None, **rest: object
-) -> Answer:
+def answer(prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
     schedule: Schedule | None = None
     objective, bound = raw.objective, raw.bound
@@ -372,13 +370,4 @@ def answer(
     elif starts is not None:
         schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
 
-    return Answer(
-        status=raw.status,
-        schedule=schedule,
-        objective=objective,
-        bound=bound,
-        native_status=raw.native_status,
-        build_s=raw.build_s,
-        solve_s=raw.solve_s,
-        **rest,  # type: ignore[arg-type]
-    )
+    return Answer(raw.status, schedule, objective, bound, raw.native_status, raw.solve_s)

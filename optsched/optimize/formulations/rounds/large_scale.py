@@ -7,7 +7,6 @@ The Lagrangian dual gives the bound, and a large-neighbourhood search the schedu
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +53,8 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
         objective=found.objective,
         bound=found.bound,
         native_status=f"{found.steps} steps, bound by {found.origin}",
-        build_s=found.first_bound_s,
         solve_s=found.search_s - found.first_bound_s,
         certificate=found.certificate(),
-        versions={"numba": version("numba")},
     )
 
 
@@ -101,7 +98,6 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         objective=found.best_value,
         native_status=f"{found.steps} steps",
         solve_s=work_time() - begin,
-        versions={"numba": version("numba")},
     )
 
 
@@ -111,6 +107,7 @@ METHODS = {
             "Lagrangian dual and large-neighbourhood search, at any scale",
             solve_by_lns,
             ("tel",),
+            solvers=("numba",),
             features=ANY_INSTANCE | WORKERS,
         )
     }

@@ -21,7 +21,7 @@ from optsched.optimize.formulations.rounds.integer_program import (
 )
 from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
-from optsched.optimize.solvers.pulp_files import LONGEST, write_problem
+from optsched.optimize.solvers.pulp_models import LONGEST, write_problem
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
@@ -144,32 +144,26 @@ def write_mps(instance: Instance, path: str | Path) -> None:
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """Build the readable program in PuLP, and solve it by HiGHS."""
-    import pulp
+    from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 
-    from optsched.optimize.solvers.highs import highs_version
-    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
-
-    versions = {"pulp": pulp.__version__, "highspy": highs_version()}
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     told = in_shares(options, task.instance.n) if prog.on_time else options
 
     try:
         problem, x, y = pulp_problem(prog, budget)
-        built_s = budget.spent_s
         warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
         start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
-        native = solve_pulp_problem(
-            problem, told.after(built_s), integral_objective=True, start=start
-        )
+        left = told.after(budget.spent_s)
+        native = solve_pulp_problem(problem, left, integral_objective=True, start=start)
     except OutOfTimeError as why:
         known = -int((prog.warm <= prog.last).sum()) if prog.on_time else prog.data.tel(prog.warm)
-        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why), budget.spent_s)
-        return answer(prog, raw, prog.warm, versions=versions)
+        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why))
+        return answer(prog, raw, prog.warm)
 
-    raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
+    raw = _settled(native, problem)
     starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))
-    return answer(prog, raw, starts, versions=versions)
+    return answer(prog, raw, starts)
 
 
 def _start_columns(prog: Program, x: list[dict[int, Any]]) -> NDArray[np.float64]:

@@ -56,8 +56,6 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
 
 
 def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
-    import numba
-
     from optsched.bounds.certificate import make_certificate
     from optsched.optimize.ramp.chain import ramp_leaf
 
@@ -84,7 +82,6 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
         native_status="; ".join(notes) if notes and not closed else "closed" if closed else "",
         solve_s=seconds,
         certificate=certificate,
-        versions={"numba": numba.__version__},
     )
 
 
@@ -94,6 +91,7 @@ METHODS = {
             "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests",
             solve_by_ramp,
             ("tel",),
+            solvers=("numba",),
         )
     }
 }

@@ -31,7 +31,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
 
     `task`: in rounds. Each request runs without a pause on one worker, whichever the router.
     """
-    from optsched.optimize.solvers.highs import highs_version, solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     budget = options.budget()
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
@@ -49,10 +49,8 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
             "lns has no such limit",
         )
         model = _repeated(linear_model(prog, budget), instance.n, workers)
-        built_s = budget.spent_s
         told = in_shares(options, instance.n) if counted else options
-        raw = solve_linear_model(model, told.after(built_s))
-        raw = replace(raw, build_s=built_s + raw.build_s)
+        raw = solve_linear_model(model, told.after(budget.spent_s))
 
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
@@ -78,10 +76,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
 
         schedule = runs_on(instance, begin, place)
 
-    return Answer(
-        raw.status, schedule, objective, bound, raw.native_status, raw.build_s, raw.solve_s,
-        versions={"highspy": highs_version()},
-    )  # fmt: skip
+    return Answer(raw.status, schedule, objective, bound, raw.native_status, raw.solve_s)
 
 
 def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
