@@ -81,9 +81,9 @@ def choose(
     instance: Instance,
     formulation: str | None = None,
     method: str = "auto",
-    *,
     cost_model: CostModel | str | Path | None = None,
     objective: str | Objective | Sequence[str | Objective] | None = None,
+    *,
     extras: Mapping[str, Any] | None = None,
     workers: int = 1,
 ) -> Exact:
@@ -131,24 +131,19 @@ def starting_point(
     """
     from optsched.policies.engine.simulate import simulate
 
-    task, name = exact.task, exact.model.name
-    if isinstance(given, Schedule):
-        start = in_terms_of(exact, given)
-        if start is None:
-            raise UsageError(
-                "warm start: found a schedule that pauses a request or splits a prefill; expected "
-                f"one that formulation {name} allows"
-            )
-
-        return start
-
+    task = exact.task
     if given is not None:
-        schedule = simulate(task.instance, given, task.cost_model, seed=seed, budget=budget)
+        found, expected = "a schedule that", "one"
+        schedule = given
+        if isinstance(schedule, str):
+            found, expected = f"policy {given!r}, which", "a policy whose schedule"
+            schedule = simulate(task.instance, schedule, task.cost_model, seed=seed, budget=budget)
+
         start = in_terms_of(exact, schedule)
         if start is None:
             raise UsageError(
-                f"warm start: found policy {given!r}, which pauses a request or splits a prefill; "
-                f"expected a policy whose schedule formulation {name} allows"
+                f"warm start: found {found} pauses a request or splits a prefill; expected "
+                f"{expected} that formulation {exact.model.name} allows"
             )
 
         return start

@@ -154,11 +154,8 @@ class Interval:
         bool
             Whether the schedule is the incumbent now.
         """
-        value = self.goal.of(evaluation)
-        known = self.value
-        if value is None or not (
-            self.goal.better(value, known) or (at_ties and value == known)
-        ):  # fmt: skip
+        value, known = self.goal.of(evaluation), self.value
+        if value is None or not (self.goal.better(value, known) or (at_ties and value == known)):
             return False
 
         self.incumbent = Incumbent(value, origin, schedule, evaluation)
@@ -196,9 +193,8 @@ class Interval:
             self.bound, self.bound_origin = value, origin
             self.scope = Scope(self.task.workers, leaves_out)
 
-        if not leaves_out and (
-            self.general is None or signed > self.goal.signed(self.general[0])
-        ):  # fmt: skip
+        known = None if self.general is None else self.goal.signed(self.general[0])
+        if not leaves_out and (known is None or signed > known):
             self.general = value, origin
 
         if certificate is not None and (

@@ -15,6 +15,7 @@ The search is deterministic from the seed if steps are limited and time is not.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -23,11 +24,12 @@ import numpy as np
 from optsched.bounds.timeline import Ints
 from optsched.judge.life import record
 from optsched.optimize.search.placement import Room, compact, earliest, fill, put
+from optsched.problem.budget import Budget
 from optsched.problem.kernel import njit
 
 CHUNK = 2000
 """The number of steps between two checks of the clock. They take about 10 ms."""
-_MOST = 24
+_MAX_OUT = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
 _RULES = (
     (_BY_START, 20.0), (_BY_START, 60.0), (_BY_START, 200.0),
@@ -36,14 +38,14 @@ _RULES = (
 _HOT = 0.15
 """The heat at the beginning, in mean outputs."""
 _KINDS = [
-    (width, most, rule, noise, 1.0, 1.0)
-    for width, most, (rule, noise) in product(
+    (width, largest, rule, noise, 1.0, 1.0)
+    for width, largest, (rule, noise) in product(
         (15, 30, 60, 120, 250, 500, 1000), (2, 3, 5, 10), _RULES
     )
 ]
 _KIND = record(
     ("width", np.int64),  # of the neighbourhood
-    ("most", np.int64),  # requests taken out
+    ("largest", np.int64),  # requests taken out at most
     ("rule", np.int64),
     ("noise", np.float64),
     ("work", np.float64),  # that steps of this kind took so far, and
@@ -104,7 +106,7 @@ def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-d
     """Choose requests near one that waits. Return how many. ``marked`` is False everywhere."""
     n = len(order)
     width = min(n, kind.width)
-    count = min(width, 2 + int(_random(state) * (kind.most - 1)))
+    count = min(width, 2 + int(_random(state) * (kind.largest - 1)))
     size = 0
     at = int(_random(state) * (n - width + 1))
 
@@ -211,7 +213,7 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
     `late`: the places in the order of the requests that wait.
     """
     requests, capacity, use, starts, length = machine
-    out = np.zeros(_MOST, _OUT)
+    out = np.zeros(_MAX_OUT, _OUT)
     marked = np.zeros(len(starts), np.bool_)
     fallen = 0
 
@@ -325,6 +327,20 @@ class Search:
         self._keep()
         return before - self.value
 
+    def anneal(
+        self, budget: Budget, max_steps: int, over: Callable[[], bool], tell: Callable[[], None]
+    ) -> None:
+        """Cool down with the time and the steps, until it is `over`. Call `tell` now and then."""
+        scale, begin = float(self.room.output.mean()), budget.spent_s
+        time_s = max(budget.limit_s - begin, 1e-9)
+        self.compact()
+
+        while not over() and self.steps < max_steps:
+            share = max(self.steps / max_steps, (budget.spent_s - begin) / time_s)
+            heat = _HOT * scale * max(0.0, 1.0 - share)
+            self.run(min(CHUNK, max_steps - self.steps), heat)
+            tell()
+
     def compact(self, order: Ints | None = None) -> None:
         """Move every request to its earliest feasible start, in order of start."""
         room = self.room
@@ -342,8 +358,3 @@ class Search:
             self.best_value = self.value
             self.best[:] = self.starts % self._length
             self.homes[:] = self.starts // self._length
-
-
-def heat_at(share: float, scale: float) -> float:
-    """Return the heat after a share of the search, in rounds."""
-    return _HOT * scale * max(0.0, 1.0 - share)

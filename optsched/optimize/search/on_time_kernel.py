@@ -87,7 +87,7 @@ def _pass(
         if m > 1:  # the last of them is the deadline, those before it are later
             since = after[m - 2]
 
-        largest, most = int(j % n), 0.0
+        largest, top = int(j % n), 0.0
         for p in range(k - 1, max(-1, k - 1 - 2 * _LATEST), -1):
             i = order[p]
             if release[i] < since - _LATE:
@@ -97,8 +97,8 @@ def _pass(
 
             size = work[i] if due[i] <= deadline else 0.0
             size += work[n + i] if due[n + i] <= deadline else 0.0
-            if size > most or (size == most and i < largest):
-                largest, most = int(i), size
+            if size > top or (size == top and i < largest):
+                largest, top = int(i), size
 
         gone[largest] = True
         count += 1

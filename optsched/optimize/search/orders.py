@@ -405,13 +405,13 @@ def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> Non
 
     Several runs of moderate length find more than one long run.
     """
-    steps, turn, most = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
+    steps, turn, longest = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
     while orders > 0 and work_time() < deadline and not stop[0]:
         for _ in range(2):
             annealing.anneal(steps, deadline=deadline, stop=stop, fresh=turn % 2 == 1)
 
         orders -= 2 * steps
-        steps = min(3 * steps, most)
+        steps = min(3 * steps, longest)
         turn += 1
 
 

@@ -189,7 +189,7 @@ def _admit(
 ) -> None:  # fmt: skip
     """Admit the first requests that wait, or none unless enough of them fit at once."""
     size = np.sqrt(s.running + s.waiting)
-    most = min(
+    max_running = min(
         float(limits.max_running), brakes.c + brakes.d * size, float(limits.max_batch_tokens)
     )
     beside = s.running if limits.hybrid else 0
@@ -198,7 +198,7 @@ def _admit(
     patience = brakes.p * running / max(1, running + waiting)
     joined = tokens = kept = k = 0
 
-    while k < waiting and (running + joined < most or running + joined == 0):
+    while k < waiting and (running + joined < max_running or running + joined == 0):
         i = wait[k]
         r = requests[i]
         if patience > 0 and _worth_waiting(patience * r.prefill, soonest):

@@ -13,7 +13,7 @@ for the least possible J >= batches needed and n_p >= prefill batches needed. Th
 
 - Own work: every token still to come is decoded or refilled, and requests without KV must be
   prefilled.
-- J is the max of three numbers: ceil(sum weight / most) over `Network.weights` (dual feasible
+- J is the max of three numbers: ceil(sum weight / largest) over `Network.weights` (dual feasible
   functions of KV, token and running limits), the longest remaining output, and n_p.
 - A batch without prefills decodes, so J - n_p batches pay decode_base. If
   prefill_base >= decode_base, fewer prefill batches are better. Else all J batches pay at most
@@ -107,9 +107,9 @@ def _tables(net: Network) -> Any:
     ]  # fmt: skip
     limits = [prob.capacity, prob.batch_tokens, prob.prefill_tokens, prob.running]
     weights = [
-        *((w, most, IN_ALL) for w, most in net.weights),
-        *((_decoded(net, w), most, DECODING) for w, most in net.weights),
-        *((w, most, PREFILLING) for w, most in net.prefill_weights),
+        *((w, largest, IN_ALL) for w, largest in net.weights),
+        *((_decoded(net, w), largest, DECODING) for w, largest in net.weights),
+        *((w, largest, PREFILLING) for w, largest in net.prefill_weights),
     ]
 
     def ints(values: Any) -> Any:
@@ -122,7 +122,7 @@ def _tables(net: Network) -> Any:
         node=ints(node),
         fixed=ints([c["base"], c["decode_base"], c["prefill_base"], _swap(net)]),
         weights=ints([w for w, _, _ in weights]),
-        most=ints([rest for _, *rest in weights]),
+        largest=ints([rest for _, *rest in weights]),
         makespan=makespan,
         hybrid=prob.hybrid,
     )
@@ -179,31 +179,24 @@ def _least_share(net: Network, v: int) -> int:
 
 def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax by A*."""
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
         search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
     except OutOfTimeError as late:
         return unbuilt(prob, start, late)
 
-    built_s = work_time() - begin
-    native = search.run(options.after(built_s), begin)
-    solve_s = work_time() - begin - built_s
+    built_s = prob.budget.spent_s
+    native = search.run(options.after(built_s), prob.budget.begin)
     found = search.plan()
     plan = start if found is None else found
-    status = Status.FEASIBLE if plan is not None else Status.NO_INCUMBENT
-    claimed = None
+    claim = Claim(Status.NO_INCUMBENT if plan is None else Status.FEASIBLE, plan, search.bound)
 
     if native == "solved":
-        status = Status.OPTIMAL if plan is not None else Status.INFEASIBLE
-        claimed = None if found is None else search.best
+        status = Status.INFEASIBLE if plan is None else Status.OPTIMAL
+        claim = Claim(status, plan, search.best, level=None if found is None else search.best)
 
-    return answer(
-        prob,
-        Claim(status, plan, search.best if native == "solved" else search.bound, level=claimed),
-        native_status=f"{native}, {search.expanded} states expanded",
-        solve_s=solve_s,
-    )
+    native = f"{native}, {search.expanded} states expanded"
+    return answer(prob, claim, native, prob.budget.spent_s - built_s)
 
 
 def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
@@ -267,7 +260,7 @@ class _Search:
         core.pack(counts, self.state.rows[0], by_request)
         core.enter(self.state.rows, 1, self.state.table)
         tables, scratch, compiled = self.tables, np.zeros_like(counts), core.remaining_cost
-        given = (tables.node, tables.weights, tables.most, tables.fixed, tables.makespan)
+        given = (tables.node, tables.weights, tables.largest, tables.fixed, tables.makespan)
         self.floor = int(compiled(counts, *given, scratch))
         self.state.heap[0, 0] = self.floor
         ceilings = [Fraction(_NONE)]

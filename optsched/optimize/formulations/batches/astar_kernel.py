@@ -49,7 +49,7 @@ class Tables(NamedTuple):
         base, decode_base, prefill_base, and the cost of a decode batch that refills save.
     weights : ndarray, shape (D, V)
         The weight of a request in each node, in each bound on the number of batches.
-    most : ndarray, shape (D, 2)
+    largest : ndarray, shape (D, 2)
         The max sum of each weight in a batch, and the weight's role.
     makespan, hybrid : bool
         Whether the objective is the makespan, and whether a batch may mix phases.
@@ -61,7 +61,7 @@ class Tables(NamedTuple):
     node: Any
     fixed: Any
     weights: Any
-    most: Any
+    largest: Any
     makespan: bool
     hybrid: bool
 
@@ -216,7 +216,7 @@ def _pop(heap: Any, size: int) -> None:
 
 @njit
 def remaining_cost(
-    counts: Any, node: Any, weights: Any, most: Any, fixed: Any, makespan: bool, occupied: Any
+    counts: Any, node: Any, weights: Any, largest: Any, fixed: Any, makespan: bool, occupied: Any
 ) -> Any:
     """Return a lower bound on the cost of finishing the requests in a state.
 
@@ -240,10 +240,10 @@ def remaining_cost(
         for q in range(size):
             total += counts[occupied[q]] * weights[d, occupied[q]]
 
-        need = -(-total // most[d, 0])
-        if most[d, 1] == IN_ALL:
+        need = -(-total // largest[d, 0])
+        if largest[d, 1] == IN_ALL:
             batches = max(batches, need)
-        elif most[d, 1] == DECODING:
+        elif largest[d, 1] == DECODING:
             decoding = max(decoding, need)
         else:
             prefilling = max(prefilling, need)
@@ -435,7 +435,7 @@ def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
 def expand(limit: int, search: Search, tables: Tables) -> int:
     """Expand up to ``limit`` states, best first."""
     rows, cost, parent, table, heap, numbers, by_request = search
-    arc_start, arcs, limits, node, fixed, weights, most, makespan, hybrid = tables
+    arc_start, arcs, limits, node, fixed, weights, largest, makespan, hybrid = tables
     counts = np.empty(node.shape[0], np.int64)
     fresh, scratch = np.empty_like(counts), np.empty_like(counts)
     row = np.empty(rows.shape[1], rows.dtype)
@@ -470,7 +470,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
 
             f = g2
             if unfinished:
-                f += remaining_cost(fresh, node, weights, most, fixed, makespan, scratch)
+                f += remaining_cost(fresh, node, weights, largest, fixed, makespan, scratch)
                 if f >= numbers[BEST]:
                     continue
 

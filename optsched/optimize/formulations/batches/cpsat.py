@@ -27,7 +27,6 @@ from optsched.optimize.formulations.batches.problem import (
     Problem,
 )
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
-from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError
 
 _MARGIN_S = 1e-12
@@ -36,7 +35,6 @@ _MARGIN_S = 1e-12
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax by CP-SAT, for one objective after the other."""
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
         built = Model(prob, max_batches(prob, times), start)
@@ -46,8 +44,8 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
 
-    build_s = work_time() - begin
-    outcomes = _in_order(built, options.after(build_s), known_level(prob, times))
+    left = options.after(prob.budget.spent_s)
+    outcomes = _in_order(built, left, known_level(prob, times))
     found = [raw for raw in outcomes if raw.values is not None]
     plan, chosen = None, None
 
@@ -60,14 +58,9 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     if status is Status.OPTIMAL and outcomes[-1].status is not Status.OPTIMAL:
         status = Status.FEASIBLE
 
-    return answer(
-        prob,
-        Claim(status, plan, Scale.units().level(outcomes[0].bound), start=chosen),
-        fallback=start,
-        room=built.batches,
-        native_status=outcomes[-1].native_status,
-        solve_s=sum(raw.solve_s for raw in outcomes),
-    )
+    claim = Claim(status, plan, Scale.units().level(outcomes[0].bound), start=chosen)
+    native, solve_s = outcomes[-1].native_status, sum(raw.solve_s for raw in outcomes)
+    return answer(prob, claim, native, solve_s, fallback=start, room=built.batches)
 
 
 def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOutcome]:

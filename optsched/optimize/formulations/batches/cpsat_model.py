@@ -190,12 +190,12 @@ class Model:
         """Add a batch in which a prefill may process a part of its input."""
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]
-        most = s + o - 1
+        largest = s + o - 1
         names = f"{i}_{j}"
         keep, hold, m = self.keep[i][j], self.hold[i][j], self.cached[i][j]
         before = self.produced[i][j - 1] if j else 0
-        have = self._if(keep, self.cached[i][j - 1] if j else 0, most, f"b_{names}")
-        tokens = model.new_int_var(0, min(most, prob.batch_tokens), f"c_{names}")
+        have = self._if(keep, self.cached[i][j - 1] if j else 0, largest, f"b_{names}")
+        tokens = model.new_int_var(0, min(largest, prob.batch_tokens), f"c_{names}")
         model.add(m == have + tokens)
         model.add(m >= 1).only_enforce_if(hold)
         ready = model.new_bool_var(f"r_{names}")  # decodes next, if its KV is kept
@@ -232,28 +232,28 @@ class Model:
         model.add(sum(self.gain[i][v][j] for v in range(o)) == decodes + whole)
         self.ready[i][j] = ready
         self.tokens[i][j] = tokens
-        part = self.prefill_tokens[i][j] = self._if(prefills, tokens, most, f"pc_{names}")
-        work = self._prefill_work(part, have, prefills, most)
+        part = self.prefill_tokens[i][j] = self._if(prefills, tokens, largest, f"pc_{names}")
+        work = self._prefill_work(part, have, prefills, largest)
         self.work[i][j] = work + self._decode_work(i, j)
 
-    def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, most: int) -> Any:
+    def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, largest: int) -> Any:
         """Return `Costs.prefill` as an expression. All terms are 0 without a prefill."""
         c = self.prob.costs
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
         for factor, other in ((c["prefill_square"], tokens), (c["prefill_cross"], kv)):
             if factor:
-                product = self.model.new_int_var(0, most * most, "")
+                product = self.model.new_int_var(0, largest * largest, "")
                 self.model.add_multiplication_equality(product, [tokens, other])
                 work += factor * product
 
         if c["prefill_kv"]:
-            work += c["prefill_kv"] * self._if(prefills, kv, most, "")
+            work += c["prefill_kv"] * self._if(prefills, kv, largest, "")
 
         return work
 
-    def _if(self, literal: Any, value: Any, most: int, name: str) -> Any:
+    def _if(self, literal: Any, value: Any, largest: int, name: str) -> Any:
         """Return a variable that is ``value`` if a literal holds, else 0."""
-        out = self.model.new_int_var(0, most, name)
+        out = self.model.new_int_var(0, largest, name)
         self.model.add(out == value).only_enforce_if(literal)
         self.model.add(out == 0).only_enforce_if(~literal)
         return out
@@ -304,14 +304,14 @@ class Model:
                 if limit < UNLIMITED:
                     model.add(sum(grid[i][j] for i in self.requests) <= limit)
 
-            for weight, most in net.functions[:_CUTS]:
+            for weight, largest in net.functions[:_CUTS]:
                 model.add(
                     sum(
                         weight(prob.prompt[i] + v + off) * self.gain[i][v][j]
                         for i in self.requests
                         for v in range(prob.output[i])
                     )
-                    <= most * used
+                    <= largest * used
                 )
 
         for j in range(min(needed, self.batches)):
@@ -335,16 +335,16 @@ class Model:
         self.chosen_starts = bool(spans) and apart
 
         if prob.chunked:
-            most = self.batches * sum(
+            largest = self.batches * sum(
                 c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes
             )
         else:
-            most = sum(
+            largest = sum(
                 max(c.prefill(s + v), c.decode(s + v)) for s, o in prob.sizes for v in range(o)
             )
 
-        most += self.batches * c.fixed(True, True)
-        self.horizon = max(prob.arrival) + most
+        largest += self.batches * c.fixed(True, True)
+        self.horizon = max(prob.arrival) + largest
         length = [
             c["base"] * self.used[j]
             + c["decode_base"] * self.decodes[j]
@@ -389,9 +389,9 @@ class Model:
                 for i in self.requests
                 if counted or "tel" in wanted or prob.output[i] > 1
             }
-            least = prob.least_latency
+            smallest = prob.least_latency
             for i, finish in self.finish.items():
-                model.add(finish >= prob.arrival[i] + least[i])
+                model.add(finish >= prob.arrival[i] + smallest[i])
                 if spans:
                     size, output = prob.prompt[i], prob.output[i]
                     later = sum(prob.least_span(size, v) for v in range(1, output))
@@ -414,15 +414,15 @@ class Model:
             ):
                 limit = prob.within(slo, i)
                 if limit is not None:
-                    most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
-                    self.model.add(span <= most).only_enforce_if(~missed)
+                    largest = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+                    self.model.add(span <= largest).only_enforce_if(~missed)
 
             limit = prob.within("slo_gap", i)
             if limit is not None:
-                most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+                largest = min(math.floor(limit / prob.shrink) + spare, self.horizon)
                 tokens = [self._at(i, v, f"T_{i}_{v}") for v in range(prob.output[i])]
                 for one, after in pairwise(tokens):
-                    self.model.add(after - one <= most).only_enforce_if(~missed)
+                    self.model.add(after - one <= largest).only_enforce_if(~missed)
 
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""

@@ -33,7 +33,6 @@ from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import Arc, Network
 from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, MODELLED, UNLIMITED, Batch
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
 
 MAX_ENTRIES = 20_000_000
@@ -166,7 +165,6 @@ def solve_by_flow(task: Task, options: SolveOptions) -> Answer:
     """Solve the flow model by CP-SAT."""
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
         flow = Flow(states.network(prob), plans.max_batches(prob, times), start)
@@ -176,7 +174,7 @@ def solve_by_flow(task: Task, options: SolveOptions) -> Answer:
     scale = plans.Scale.units()
     raw = solve_cp_model(
         flow.model,
-        scale.told(options.after(work_time() - begin), prob),
+        scale.told(options.after(prob.budget.spent_s), prob),
         read=[x for row in flow.x for x in row],
         known=plans.known_level(prob, times),
     )
@@ -187,14 +185,9 @@ def solve_by_flow(task: Task, options: SolveOptions) -> Answer:
         steps = [dict(enumerate(row[:-3])) for row in table.tolist() if row[-3]]
         plan = flow.net.plan([{a: k for a, k in step.items() if k} for step in steps])
 
-    return plans.answer(
-        prob,
-        plans.Claim(raw.status, plan, scale.level(raw.bound), level=level),
-        fallback=start,
-        room=len(flow.x),
-        native_status=raw.native_status,
-        solve_s=raw.solve_s,
-    )
+    claim = plans.Claim(raw.status, plan, scale.level(raw.bound), level=level)
+    rest = raw.native_status, raw.solve_s
+    return plans.answer(prob, claim, *rest, fallback=start, room=len(flow.x))
 
 
 METHODS = {

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -216,10 +216,11 @@ class Claim(NamedTuple):
 def answer(
     prob: Problem,
     claim: Claim,
+    native_status: str,
+    solve_s: float = 0.0,
     *,
     fallback: Plan | None = None,
     room: int | None = None,
-    **rest: Any,
 ) -> Answer:
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
@@ -241,8 +242,8 @@ def answer(
         bound = math.ceil(prob.cutoff)
 
     if status in (Status.FEASIBLE, Status.NO_INCUMBENT):
-        least = _least_level(prob)
-        bound = least if bound is None else max(least, bound)
+        smallest = _least_level(prob)
+        bound = smallest if bound is None else max(smallest, bound)
 
     if plan is None and status is Status.NO_INCUMBENT and fallback is not None:
         plan, status = fallback, Status.FEASIBLE
@@ -272,18 +273,13 @@ def answer(
     if status is Status.OPTIMAL and prob.shrink > 1:
         status = Status.FEASIBLE  # optimal for rounded costs
 
-    return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+    return Answer(status, schedule, objective, value, native_status, solve_s)
 
 
 def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
     """Return the answer, with a warning, of a method whose model was not built in time."""
     warnings.warn(f"infermax: no model was solved: {why}", stacklevel=2)
-    return answer(
-        prob,
-        Claim(Status.NO_INCUMBENT, None, None),
-        fallback=start,
-        native_status=str(why),
-    )
+    return answer(prob, Claim(Status.NO_INCUMBENT, None, None), str(why), fallback=start)
 
 
 def _judged_share(prob: Problem, schedule: Schedule) -> float:
@@ -350,21 +346,21 @@ def max_batches(prob: Problem, best: Times | None) -> int:
     J (base + min(decode_base, prefill_base)); n_prefill max(0, prefill_base - decode_base), where
     n_prefill = ceil(sum s / min(C, P, M)); and the own work of all requests.
     """
-    most = sum(prob.output)
+    largest = sum(prob.output)
     if prob.chunked:
-        most = sum(s + k for s, o in prob.sizes for k in range(o))
+        largest = sum(s + k for s, o in prob.sizes for k in range(o))
 
     last = _latest_finish(prob, best)
     decode_batch, prefill_batch = prob.costs.fixed(True, False), prob.costs.fixed(False, True)
-    least = min(decode_batch, prefill_batch)
+    smallest = min(decode_batch, prefill_batch)
 
-    if last is not None and least > 0:
+    if last is not None and smallest > 0:
         prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
         spare = last - prob.total_work
         spare -= prefills * max(0, prefill_batch - decode_batch)
-        most = min(most, max(0, math.floor(spare / least)))
+        largest = min(largest, max(0, math.floor(spare / smallest)))
 
-    return max(most, max(prob.output))
+    return max(largest, max(prob.output))
 
 
 def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
@@ -380,5 +376,5 @@ def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
     if name != "tel":
         return None
 
-    least = prob.least_latency
-    return limit - sum(least) + max(least) + max(prob.arrival) + 1
+    smallest = prob.least_latency
+    return limit - sum(smallest) + max(smallest) + max(prob.arrival) + 1

@@ -266,8 +266,8 @@ class Problem:
         """The unit of `costs` over that of `exact`. It is 1 unless integers would overflow."""
         c, total = self.exact, 0
         for s, o in self.sizes:
-            most = s + o
-            total += o * (c.prefill(most, most) + c.decode(most) + c.fixed(True, True))
+            largest = s + o
+            total += o * (c.prefill(largest, largest) + c.decode(largest) + c.fixed(True, True))
 
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
         total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread

@@ -156,8 +156,8 @@ class Program:
 
     def _variables(self, pulp: Any) -> None:
         for i in range(self.prob.n):
-            s, _, top, most = self._sizes(i)
-            span = {"I": (s, top), "m": (0, top), "c": (0, most)}
+            s, _, top, largest = self._sizes(i)
+            span = {"I": (s, top), "m": (0, top), "c": (0, largest)}
             for j in self.steps:
                 self.prob.budget.check(_DOING)
                 for name in _INTEGERS:
@@ -250,12 +250,12 @@ class Program:
 
     def _processed(self, i: int, j: int) -> Rows:
         """(4) The tokens processed, and whether one is produced."""
-        _, o, top, most = self._sizes(i)
+        _, o, top, largest = self._sizes(i)
         c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
         m, size = self["m", i, j], self["I", i, j]
         decoding = self["d", i, j] - self["ed", i, j]
-        yield "one_token", c <= 1 + (most - 1) * (1 - decoding)
-        yield "processed", c <= most * cz
+        yield "one_token", c <= 1 + (largest - 1) * (1 - decoding)
+        yield "processed", c <= largest * cz
         yield "processed_not", c >= cz
         yield "done", cz <= 1 - self["f", i, j]
         yield "produces", g <= cz
@@ -267,7 +267,7 @@ class Program:
 
     def _costs(self, i: int, j: int) -> Rows:
         """The KV read by decodes (w) and prefills (z), and the squares of prefills (q)."""
-        s, _, top, most = self._sizes(i)
+        s, _, top, largest = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
 
@@ -282,7 +282,7 @@ class Program:
         if not costs["prefill_square"]:
             return
 
-        points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
+        points = range(largest) if self.prob.chunked else range(max(s - 1, 0), largest)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
                 f"method: found {len(points)} tangents of a square for request {i}; expected at "
@@ -356,8 +356,8 @@ class Program:
     def _needed(self) -> Rows:
         """Valid: the min number of batches by bin packing and KV volume, and the makespan of it."""
         needed, prefills = outline(self.prob).batch_bound()
-        least = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
-        yield "least_makespan", self.problem.objective >= least * (1 - 1e-9)
+        smallest = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
+        yield "least_makespan", self.problem.objective >= smallest * (1 - 1e-9)
         yield "batches_needed", self.sum(self["u", j] for j in self.steps) >= needed
         yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
@@ -437,7 +437,6 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     ``extras["solver"]`` names another solver of PuLP. Such a solver reports no progress, has no
     bound before a proof, and gets no schedule to start from.
     """
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
         program = Program(prob, max_batches(prob, times))
@@ -445,8 +444,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         return unbuilt(prob, start, late)
 
     scale = Scale.milliseconds(prob)
-    left = scale.told(options.after(work_time() - begin), prob)
-
+    left = scale.told(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
     else:
@@ -454,15 +452,9 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
     plan = None if raw.objective is None else program.plan()
     claim = Claim(raw.status, plan, scale.level(raw.bound))
-    claim = confirmed(prob, claim, options.after(work_time() - begin))
-    return answer(
-        prob,
-        claim,
-        fallback=start,
-        room=program.batches,
-        native_status=raw.native_status,
-        solve_s=raw.solve_s,
-    )
+    claim = confirmed(prob, claim, options.after(prob.budget.spent_s))
+    rest = raw.native_status, raw.solve_s
+    return answer(prob, claim, *rest, fallback=start, room=program.batches)
 
 
 def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:

@@ -18,7 +18,6 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.formulations.rounds.integer_program import Program, answer, program_of
-from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.memory import check_size
@@ -35,12 +34,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model, read = cp_model(prog, budget)
-    told = in_shares(options, task.instance.n) if prog.on_time else options
-    known = prog.data.tel(prog.warm)
-    if prog.on_time:
-        known = -int((prog.warm <= prog.last).sum())
-
-    raw = solve_cp_model(model, told.after(budget.spent_s), read=read, known=known)
+    raw = solve_cp_model(model, prog.left(options, budget), read=read, known=prog.known)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)

@@ -9,18 +9,18 @@ from optsched.optimize.formulations.base import LIMITS, Answer, Formulation, Met
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
 from optsched.optimize.formulations.rounds.horizon import (
     round_data,
-    serial_schedule,
+    serial_starts,
     volume_bound,
 )
 from optsched.optimize.formulations.rounds.integer_program import (
+    Program,
     answer,
     linear_model,
     program_of,
     read_starts,
     start_values,
 )
-from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
+from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_model
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
 from optsched.optimize.plan import method_in_rounds
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
@@ -40,46 +40,32 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model = linear_model(prog, budget)
-    left = in_shares(options, task.instance.n) if prog.on_time else options
-    left = left.after(budget.spent_s)
+    left = prog.left(options, budget)
     raw = solve_linear_model(model, left, start_values=start_values(prog, model))
-
     return answer(prog, raw, None if raw.values is None else read_starts(prog, raw.values))
 
 
 def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
-    """Return the placement of `serial_schedule` and the bound of `volume_bound`, without a search.
+    """Return a placement of the requests and a bound, without a search.
 
-    ``auto`` falls back on it if an exact model would not fit into memory.
+    For total latency they are `serial_schedule` and `volume_bound`; for requests in time the best
+    of some placements, and what each request alone can reach. ``auto`` falls back on this method if
+    an exact model would not fit into memory.
     """
     begin = work_time()
     if task.names[:1] == ("slo_attainment",):
-        return _placed_in_time(task, options, begin)
+        prog = program_of(task, options.warm_start)
+        starts, data = prog.warm, prog.data
+        value, bound = prog.known, -int((prog.last >= data.arrival).sum())
+    else:
+        data = round_data(task.instance)
+        starts = serial_starts(data)
+        prog = Program(data, starts, starts)
+        value, bound = data.tel(starts), volume_bound(data)
 
-    data = round_data(task.instance)
-    schedule = serial_schedule(task.instance)
-    assert schedule.starts is not None
-    objective, bound = data.tel(schedule.starts - data.shift), volume_bound(data)
-
-    return Answer(
-        status=Status.OPTIMAL if objective == bound else Status.FEASIBLE,
-        schedule=schedule,
-        objective=objective,
-        bound=bound,
-        native_status="placed",
-        solve_s=work_time() - begin,
-    )
-
-
-def _placed_in_time(task: Task, options: SolveOptions, begin: float) -> Answer:
-    """Return the best of some placements, and the bound that each request alone gives."""
-    prog = program_of(task, options.warm_start)
-    able, served = int((prog.last >= prog.data.arrival).sum()), int((prog.warm <= prog.last).sum())
-    raw = RawOutcome(
-        Status.OPTIMAL if able == served else Status.FEASIBLE, -served, -able, None, "placed",
-        solve_s=work_time() - begin,
-    )  # fmt: skip
-    return answer(prog, raw, prog.warm)
+    status = Status.OPTIMAL if value == bound else Status.FEASIBLE
+    raw = RawOutcome(status, value, bound, None, "placed", work_time() - begin)
+    return answer(prog, raw, starts)
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
@@ -101,7 +87,7 @@ def _leaves_out(task: Task) -> frozenset[str]:
 
 
 def _export(task: Task, format_name: str, path: str | Path) -> None:
-    (write_lp if format_name == "lp" else write_mps)(task.instance, path)
+    write_model(task.instance, format_name, path)
 
 
 FORMULATION = Formulation(

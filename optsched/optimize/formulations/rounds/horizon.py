@@ -124,22 +124,21 @@ def round_data(instance: Instance) -> RoundData:
 
 
 def serial_schedule(instance: Instance) -> Schedule:
-    """Return a feasible schedule: each request in turn at its earliest feasible start.
+    """Return a feasible schedule: `serial_starts` of an instance."""
+    data = round_data(instance)
+    return data.schedule(serial_starts(data))
+
+
+def serial_starts(data: RoundData) -> NDArray[np.int64]:
+    """Return starts in the model's time: each request in turn at its earliest feasible one.
 
     Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
     schedule of min total latency is returned. It is feasible under all limits, since a request
     alone on the machine breaks no limit that `round_data` accepts.
     """
-    data = round_data(instance)
-    index = np.arange(instance.n)
-    orders = (
-        np.lexsort((index, data.arrival)),
-        np.lexsort((index, data.arrival, data.output)),
-        np.lexsort((index, data.arrival, instance.volume)),
-    )
-    best = min((place(data, order) for order in orders), key=data.tel)
-
-    return data.schedule(best)
+    index, arrival = np.arange(data.instance.n), data.arrival
+    keys = (arrival,), (arrival, data.output), (arrival, data.instance.volume)
+    return min((place(data, np.lexsort((index, *key))) for key in keys), key=data.tel)
 
 
 def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:

@@ -38,18 +38,26 @@ from optsched.optimize.formulations.rounds.horizon import (
     RoundData,
     place,
     round_data,
-    serial_schedule,
+    serial_starts,
     start_windows,
     without_idle,
 )
-from optsched.optimize.formulations.rounds.on_time import as_shares, last_on_time, with_late
-from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status
+from optsched.optimize.formulations.rounds.on_time import (
+    as_shares,
+    in_shares,
+    last_on_time,
+    with_late,
+)
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 ENTRY_BYTES = 50
 """The bytes of a nonzero: 12 here, 16 while it is made, and the rest in HiGHS."""
@@ -73,12 +81,27 @@ class Program:
     """
 
     data: RoundData
-    last: NDArray[np.int64]
-    warm: NDArray[np.int64]
+    last: Ints
+    warm: Ints
     on_time: bool = False
 
     @property
-    def columns_before(self) -> NDArray[np.int64]:
+    def in_time(self) -> int:
+        """The number of requests that `warm` starts by `last`."""
+        return int((self.warm <= self.last).sum())
+
+    @property
+    def known(self) -> int:
+        """The value of `warm` in the models, which count requests in time below 0."""
+        return -self.in_time if self.on_time else self.data.tel(self.warm)
+
+    def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
+        """Return options with the time that is left, whose progress is in the objective's unit."""
+        left = options.after(budget.spent_s)
+        return in_shares(left, self.data.instance.n) if self.on_time else left
+
+    @property
+    def columns_before(self) -> Ints:
         """The number of start columns before each request's first one, shape (n + 1,)."""
         return np.concatenate([[0], np.cumsum(self.last - self.data.arrival + 1)])
 
@@ -92,9 +115,7 @@ def program(
     unconditional horizon counts.
     """
     data = round_data(instance)
-    serial = serial_schedule(instance).starts
-    assert serial is not None
-    candidates = [serial - data.shift]
+    candidates = [serial_starts(data)]
 
     if warm_start is not None and warm_start.starts is not None:
         given = without_idle(data, warm_start.starts - data.shift)
@@ -123,7 +144,7 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     return Program(data, last, best, on_time=True)
 
 
-def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ordered_twins(data: RoundData, starts: Ints) -> Ints:
     """Exchange the starts of equal requests so that they increase with arrival and index."""
     by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, data.output, data.prompt))
     by_start = np.lexsort((starts, data.output, data.prompt))
@@ -196,7 +217,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     )
 
 
-def entries_at_most(data: RoundData, last: NDArray[np.int64]) -> float:
+def entries_at_most(data: RoundData, last: Ints) -> float:
     """Return an upper bound on the nonzeros, given the last starts."""
     families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
     starts = (last - data.arrival + 1).astype(np.float64)
@@ -251,9 +272,7 @@ class _Families:
             whole + ("prefill" in self.row_of) + (data.output if data.hybrid_off else 0)
         )
 
-    def entries(
-        self, i: int, starts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def entries(self, i: int, starts: Ints) -> tuple[NDArray[np.int32], Floats]:
         """Return rows (-1: none) and values of request i's columns, shape (starts, entries)."""
         data = self.prog.data
         output, prompt = int(data.output[i]), float(data.prompt[i])
@@ -288,7 +307,7 @@ class _Families:
 
     def phase_columns(
         self,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.int32], Floats, Ints]:
         """Return rows, values and number of entries of the columns y_t, round by round."""
         n = self.prog.data.instance.n
         if not self.prog.data.hybrid_off:
@@ -302,15 +321,14 @@ class _Families:
         return rows.astype(np.int32), values, np.full(self.end + 1, 2 * n, dtype=np.int64)
 
 
-def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
+def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
     """Return the max that all requests together can use in each of the rounds 0..end.
 
     Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens. A row whose
     max use is within its limit can be left out.
     """
     data = prog.data
-    kv = np.zeros(end + 1, dtype=np.int64)
-    running, tokens, prefill = np.zeros_like(kv), np.zeros_like(kv), np.zeros_like(kv)
+    kv, running, tokens, prefill = np.zeros((4, end + 1), dtype=np.int64)
 
     for i in range(data.instance.n):
         first, final = int(data.arrival[i]) + 1, int(prog.last[i])
@@ -326,7 +344,7 @@ def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
     return kv, running, tokens, prefill
 
 
-def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
+def start_values(prog: Program, model: LinearModel) -> Floats:
     """Return the values of the columns for `Program.warm`, shape (columns,)."""
     values = np.zeros(model.columns)
     before = prog.columns_before
@@ -338,24 +356,29 @@ def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
     return values
 
 
-def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the starts that the values of the columns mean."""
+def chosen_starts(prog: Program, values: Floats) -> tuple[Ints, Ints]:
+    """Return the requests of the start columns that are chosen, in order, and their starts."""
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1
+    return request, chosen - before[request] + prog.data.arrival[request]
 
+
+def read_starts(prog: Program, values: Floats) -> Ints:
+    """Return the starts that the values of the columns mean."""
+    request, begin = chosen_starts(prog, values)
     if prog.on_time and (np.diff(request) > 0).all():
         starts = prog.last + 1
-        starts[request] = chosen - before[request] + prog.data.arrival[request]
+        starts[request] = begin
         return starts
 
     if not np.array_equal(request, np.arange(prog.data.instance.n)):
         raise SolverError("solver: found a request without exactly one start; expected one each")
 
-    return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
+    return begin
 
 
-def answer(prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None) -> Answer:
+def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
     schedule: Schedule | None = None
     objective, bound = raw.objective, raw.bound

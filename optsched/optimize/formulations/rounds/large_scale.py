@@ -60,12 +60,12 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
 
 def _on_workers(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule that the search finds on several workers, without a bound."""
-    from optsched.optimize.search.lns import CHUNK, Search, heat_at
+    from optsched.optimize.search.lns import Search
     from optsched.optimize.search.placement import orders, place_on_workers, room_of
 
     room, n = room_of(task.instance), task.instance.n
     workers = min(task.workers, n)
-    most = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
+    max_steps = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
 
     def placed(order: Ints) -> tuple[Ints, Ints]:
         starts, homes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
@@ -80,14 +80,11 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     def search(budget: Budget) -> Search:
         starts, homes = min(map(placed, orders(room)), key=lambda found: room.tel(found[0]))
         found = Search(room, starts, seed=options.seed, homes=homes, workers=workers)
-        scale = float(room.output.mean())
-        found.compact()
 
-        while not budget.over and found.steps < most:
-            share = max(found.steps / most, budget.spent_s / budget.limit_s)
-            found.run(min(CHUNK, most - found.steps), heat_at(min(share, 1.0), scale))
+        def tell() -> None:
             budget.tell(incumbent=float(found.best_value))
 
+        found.anneal(budget, max_steps, lambda: budget.over, tell)
         return found
 
     begin = work_time()

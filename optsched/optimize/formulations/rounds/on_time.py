@@ -36,8 +36,8 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> NDArray[np.in
     slow = several & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
     first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
     wait = np.minimum(first, np.floor(limits["slo_latency"]) - data.output)
-    most = (data.deadline - data.output - data.arrival).astype(np.float64)
-    wait = np.where(slow, -1.0, np.clip(np.minimum(wait, most), -1.0, None))
+    latest = (data.deadline - data.output - data.arrival).astype(np.float64)
+    wait = np.where(slow, -1.0, np.clip(np.minimum(wait, latest), -1.0, None))
 
     return data.arrival + wait.astype(np.int64)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.integer_program import (
@@ -19,9 +17,8 @@ from optsched.optimize.formulations.rounds.integer_program import (
     program_of,
     read_starts,
 )
-from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
-from optsched.optimize.solvers.pulp_models import LONGEST, write_problem
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
+from optsched.optimize.solvers.pulp_models import LONGEST, solve_pulp_problem, write_problem
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
@@ -130,51 +127,28 @@ def _at_most(load: Any, limit: int) -> Any:
     return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
 
 
-def write_lp(instance: Instance, path: str | Path) -> None:
-    """Write the integer program of an instance as an LP file, with starts within their windows."""
+def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
+    """Write the program of an instance as an LP or MPS file, with starts within their windows."""
     problem, _, _ = pulp_problem(program(instance))
-    write_problem(problem, "lp", path)
-
-
-def write_mps(instance: Instance, path: str | Path) -> None:
-    """Write the integer program of an instance as an MPS file; see `write_lp`."""
-    problem, _, _ = pulp_problem(program(instance))
-    write_problem(problem, "mps", path)
+    write_problem(problem, format_name, path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """Build the readable program in PuLP, and solve it by HiGHS."""
-    from optsched.optimize.solvers.pulp_models import solve_pulp_problem
-
     budget = options.budget()
     prog = program_of(task, options.warm_start)
-    told = in_shares(options, task.instance.n) if prog.on_time else options
-
     try:
         problem, x, y = pulp_problem(prog, budget)
         warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
         start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
-        left = told.after(budget.spent_s)
-        native = solve_pulp_problem(problem, left, integral_objective=True, start=start)
+        left = prog.left(options, budget)
+        raw = solve_pulp_problem(problem, left, integral_objective=True, start=start)
     except OutOfTimeError as why:
-        known = -int((prog.warm <= prog.last).sum()) if prog.on_time else prog.data.tel(prog.warm)
-        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why))
+        raw = RawOutcome(Status.FEASIBLE, float(prog.known), None, None, str(why))
         return answer(prog, raw, prog.warm)
 
-    raw = _settled(native, problem)
-    starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))
-    return answer(prog, raw, starts)
+    if raw.values is None:
+        return answer(prog, raw, None)
 
-
-def _start_columns(prog: Program, x: list[dict[int, Any]]) -> NDArray[np.float64]:
-    columns = [var.varValue for starts in x for _, var in sorted(starts.items())]
-    return np.array(columns, dtype=np.float64)
-
-
-def _settled(native: RawOutcome, problem: Any) -> RawOutcome:
-    """Return the outcome with PuLP's objective, and a status that does not depend on PuLP's."""
-    import pulp
-
-    objective = None if native.values is None else float(pulp.value(problem.objective))
-    status = settle_status(native.status, objective, native.bound, integral_objective=True)
-    return replace(native, status=status, objective=objective)
+    values = [var.varValue for starts in x for _, var in sorted(starts.items())]
+    return answer(prog, raw, read_starts(prog, np.array(values, dtype=np.float64)))

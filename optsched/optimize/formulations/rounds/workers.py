@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.integer_program import (
     ENTRY_BYTES,
+    chosen_starts,
     entries_at_most,
     linear_model,
     program,
     program_of,
 )
-from optsched.optimize.formulations.rounds.on_time import as_shares, in_shares
+from optsched.optimize.formulations.rounds.on_time import as_shares
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule, runs_on
@@ -49,17 +50,13 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
             "lns has no such limit",
         )
         model = _repeated(linear_model(prog, budget), instance.n, workers)
-        told = in_shares(options, instance.n) if counted else options
-        raw = solve_linear_model(model, told.after(budget.spent_s))
+        raw = solve_linear_model(model, prog.left(options, budget))
 
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
-        before = prog.columns_before
         for worker, values in enumerate(raw.values.reshape(workers, -1)):
-            chosen = np.flatnonzero(values[: before[-1]] > 0.5)
-            request = np.searchsorted(before, chosen, side="right") - 1
-            starts[request] = chosen - before[request] + prog.data.arrival[request]
-            place[request] = worker
+            request, begin = chosen_starts(prog, values)
+            starts[request], place[request] = begin, worker
 
     schedule: Schedule | None = None
     objective, bound = raw.objective, raw.bound
