@@ -376,8 +376,7 @@ def test_no_time_is_no_infeasibility(method):
 
 @pytest.mark.parametrize("method", METHODS[1:])  # A* has no number of batches
 def test_too_few_batches_are_an_error_never_infeasible(method, monkeypatch):
-    file = {"flow-cpsat": "flow.plans", "pulp-bigm": "pulp_big_m"}.get(method, method)
-    where = f"optsched.optimize.formulations.batches.{file}.max_batches"
+    where = "optsched.optimize.formulations.batches.plans.max_batches"
     monkeypatch.setattr(where, lambda prob, best: 4)
     with pytest.raises(SolverError, match="4 batches"):
         run(fixed(2, 3, 3, 5), method)

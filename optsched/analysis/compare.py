@@ -13,21 +13,11 @@ import numpy as np
 from optsched.analysis.comparison import Comparison, PolicyRow
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
+from optsched.optimize import strategies
 from optsched.optimize.exact import solve_hindsight
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_worth_solving
-from optsched.optimize.strategies import (
-    POLICY_SHARE,
-    allowed_policies,
-    outside_reason,
-    prove,
-    run_policies,
-    run_policy,
-    search_offline,
-    warn_if_short,
-    with_limits,
-)
 from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
@@ -134,7 +124,7 @@ def compare(
     }  # fmt: skip
     rows: list[PolicyRow] = []
     interrupted = False
-    specs = _specs(with_limits(instance, limits), policies)
+    specs = _specs(strategies.with_limits(instance, limits), policies)
     _load_engine(specs)
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
     budget = Budget(time_limit_s, stop=stop)
@@ -148,7 +138,7 @@ def compare(
             if progress is not None:
                 progress("policy", spec)
 
-            part = budget.part(POLICY_SHARE if place + 1 < len(specs) else 1.0)
+            part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
             row = _run(interval, spec, seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
@@ -192,14 +182,14 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     """
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
-        prove(interval, budget.part(_BOUND_SHARE), seed=seed)
+        strategies.prove(interval, budget.part(_BOUND_SHARE), seed=seed)
         if not interval.closed and not budget.stopped:
-            warn_if_short("the offline search", budget.left_s, budget.limit_s)
-            search_offline(interval, budget, seed=seed)
+            strategies.warn_if_short("the offline search", budget.left_s, budget.limit_s)
+            strategies.search_offline(interval, budget, seed=seed)
 
         return ()
 
-    prove(interval, Budget(0.0, stop=budget.stop))
+    strategies.prove(interval, Budget(0.0, stop=budget.stop))
     if not interval.closed and is_worth_solving(instance):
         try:
             solve_hindsight(interval, seed)
@@ -213,7 +203,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
 
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     if asked is None:
-        return allowed_policies(instance)
+        return strategies.allowed_policies(instance)
 
     specs = list(asked)
     if not specs:
@@ -248,13 +238,13 @@ def _run(
     )
 
     try:
-        schedule, evaluation, wall_s = run_policy(
+        schedule, evaluation, wall_s = strategies.run_policy(
             instance, spec, cost, seed=seed, budget=budget, **limits
         )
     except (LoopError, OutOfTimeError, PolicyError) as error:
         return replace(row, error=str(error))
 
-    outside = outside_reason(evaluation)
+    outside = strategies.outside_reason(evaluation)
     if outside is None:
         interval.take(schedule, evaluation, spec)
 
@@ -331,7 +321,7 @@ def best_of_policies(
         The cost model cannot be read, or does not fit the instance.
     """
     interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
-    run_policies(interval, Budget(time_limit_s), seed=seed)
+    strategies.run_policies(interval, Budget(time_limit_s), seed=seed)
     best = interval.incumbent
     if best is None:
         return None

@@ -19,16 +19,10 @@ from typing import Any
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize import strategies
 from optsched.optimize.consistency import reconcile
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.strategies import (
-    POLICY_SHARE,
-    allowed_policies,
-    outside_reason,
-    prove,
-    run_policy,
-)
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InputError,
@@ -294,7 +288,7 @@ def tradeoff(
 
     def improve(interval: Interval, part: Budget) -> None:
         tell(f"bound with {interval.goal.ttft_weight:g} of the weight on TTFT")
-        prove(interval, part, seed=seed)
+        strategies.prove(interval, part, seed=seed)
 
     for interval in intervals:
         if not budget.stopped or all(one.bound is None for one in intervals):
@@ -324,21 +318,21 @@ def _run(
 ) -> list[TradeoffPoint]:
     """Return what policies reach. Those that are not named may be left out."""
     named, points = policies is not None, list[TradeoffPoint]()
-    for spec in policies or (() if named else allowed_policies(instance)):
+    for spec in policies or (() if named else strategies.allowed_policies(instance)):
         if budget.stopped or (not named and budget.spent_s >= _POLICY_SHARE * budget.limit_s):
             break
 
         tell(f"policy {spec}")
         try:
-            part = budget if named else budget.part(_POLICY_SHARE * POLICY_SHARE)
-            _, evaluation, _ = run_policy(instance, spec, cost, seed=seed, budget=part)
+            part = budget if named else budget.part(_POLICY_SHARE * strategies.POLICY_SHARE)
+            _, evaluation, _ = strategies.run_policy(instance, spec, cost, seed=seed, budget=part)
         except (LoopError, OutOfTimeError, PolicyError):
             if named:
                 raise
 
             continue
 
-        if outside_reason(evaluation) is None:
+        if strategies.outside_reason(evaluation) is None:
             points.append(_point(spec, evaluation))
 
     return points

@@ -151,17 +151,18 @@ def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:
 
 
 _SUMMARY = "every set of requests on one worker, and the best split of all; few requests"
+_IN_ROUNDS, _IN_SECONDS = ANY_INSTANCE | WORKERS, MODELLED | WORKERS
+_GOALS = ("makespan", "tel", "mean_ttft", "slo_attainment")
+_EXTRAS = frozenset({"eviction_free"})
 METHODS = {
     "hindsight": {
         "split": Method(
-            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), LIMITS,
-            features=ANY_INSTANCE | WORKERS,
+            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), LIMITS, features=_IN_ROUNDS
         )
     },
     "infermax": {
         "split": Method(
-            _SUMMARY, solve_by_split, ("makespan", "tel", "mean_ttft", "slo_attainment"), SWITCHES,
-            extras=frozenset({"eviction_free"}), features=MODELLED | WORKERS,
+            _SUMMARY, solve_by_split, _GOALS, SWITCHES, extras=_EXTRAS, features=_IN_SECONDS
         )
     },
-}  # fmt: skip
+}

@@ -50,16 +50,10 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import (
-    Claim,
-    Plan,
-    answer,
-    exact_times,
-    unbuilt,
-)
-from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
+from optsched.optimize.formulations.batches.problem import CHUNKS, ENDS, EXTRAS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
@@ -183,23 +177,25 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     try:
         search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
     except OutOfTimeError as late:
-        return unbuilt(prob, start, late)
+        return plans.unbuilt(prob, start, late)
 
     built_s = prob.budget.spent_s
     native = search.run(options.after(built_s), prob.budget.begin)
     found = search.plan()
     plan = start if found is None else found
-    claim = Claim(Status.NO_INCUMBENT if plan is None else Status.FEASIBLE, plan, search.bound)
+    claim = plans.Claim(
+        Status.NO_INCUMBENT if plan is None else Status.FEASIBLE, plan, search.bound
+    )
 
     if native == "solved":
         status = Status.INFEASIBLE if plan is None else Status.OPTIMAL
-        claim = Claim(status, plan, search.best, level=None if found is None else search.best)
+        claim = plans.Claim(status, plan, search.best, level=None if found is None else search.best)
 
     native = f"{native}, {search.expanded} states expanded"
-    return answer(prob, claim, native, prob.budget.spent_s - built_s)
+    return plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
 
 
-def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
+def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by A*.
 
     HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
@@ -210,7 +206,7 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
     if claim.status is not Status.OPTIMAL and not none_below:
         return claim
 
-    times = None if claim.plan is None else exact_times(prob, claim.plan)
+    times = None if claim.plan is None else plans.exact_times(prob, claim.plan)
     unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
     claim = claim._replace(status=unproved, level=None)
 
@@ -224,7 +220,7 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
         return claim
 
     plan = search.plan() or claim.plan
-    return Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
+    return plans.Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
 
 class _Search:
@@ -339,7 +335,7 @@ class _Search:
         self.state = old._replace(**grown)
         return True
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> plans.Plan | None:
         """Return the incumbent's batches, or None where none was found."""
         core, net, state = self.core, self.net, self.state
         path = [int(state.numbers[core.GOAL])]
@@ -366,15 +362,6 @@ class _Search:
         return net.plan(steps)
 
 
-METHODS = {
-    "infermax": {
-        "astar": Method(
-            "exact search over states of interchangeable requests (A*)",
-            solve_by_astar,
-            _OBJECTIVES,
-            LIMITS | {"chunked_prefill"},
-            extras=EXTRAS,
-            features=MODELLED,
-        )
-    }
-}
+_SUMMARY = "exact search over states of interchangeable requests (A*)"
+_ASTAR = Method(_SUMMARY, solve_by_astar, _OBJECTIVES, CHUNKS, extras=EXTRAS, features=MODELLED)
+METHODS = {"infermax": {"astar": _ASTAR}}

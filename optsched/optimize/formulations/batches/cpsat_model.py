@@ -33,17 +33,10 @@ from typing import Any
 
 import numpy as np
 
+from optsched.optimize.formulations.batches import problem as csp
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
-from optsched.optimize.formulations.batches.problem import (
-    ARRIVAL_S,
-    COUNTED,
-    ENDS,
-    SPANS,
-    UNLIMITED,
-    Batch,
-    Problem,
-)
+from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 
@@ -301,7 +294,7 @@ class Model:
                 (self.prefill_tokens, prob.prefill_tokens),
                 (self.hold, prob.running),
             ):
-                if limit < UNLIMITED:
+                if limit < csp.UNLIMITED:
                     model.add(sum(grid[i][j] for i in self.requests) <= limit)
 
             for weight, largest in net.functions[:_CUTS]:
@@ -323,7 +316,7 @@ class Model:
         """Add every batch's length, start and end, and the terms of the objectives."""
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
-        spans, counted = set(SPANS) & wanted, COUNTED in wanted
+        spans, counted = set(csp.SPANS) & wanted, csp.COUNTED in wanted
 
         for slo in ("slo_tpot", "slo_gap"):
             if counted and any(prob.within(slo, i) is not None for i in self.requests):
@@ -403,7 +396,7 @@ class Model:
     def _count(self) -> None:
         """Add who misses an SLO. Rounded arrivals may make a span a unit too long."""
         prob = self.prob
-        spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
+        spare = int(prob.shrink > 1 or prob.costs.unit_s <= csp.ARRIVAL_S)
         self.missed = [self.model.new_bool_var(f"late_{i}") for i in self.requests]
 
         for i, missed in enumerate(self.missed):
@@ -436,9 +429,9 @@ class Model:
     def level(self, name: str) -> Any:
         """Return an objective's level as an expression; see `Problem.level`."""
         prob = self.prob
-        if name == COUNTED:
+        if name == csp.COUNTED:
             return sum(self.missed)
-        if name in ENDS:
+        if name in csp.ENDS:
             return self.end[-1]
         if name == "tel":
             return sum(self.finish.values()) - sum(prob.arrival)

@@ -190,16 +190,6 @@ def solve_by_flow(task: Task, options: SolveOptions) -> Answer:
     return plans.answer(prob, claim, *rest, fallback=start, room=len(flow.x))
 
 
-METHODS = {
-    "infermax": {
-        "flow-cpsat": Method(
-            "aggregated flow of requests through batches, by CP-SAT in exact integers",
-            solve_by_flow,
-            ENDS,
-            LIMITS,
-            extras=EXTRAS,
-            solvers=("ortools",),
-            features=MODELLED,
-        )
-    }
-}
+_SUMMARY = "aggregated flow of requests through batches, by CP-SAT in exact integers"
+_MORE: Any = {"extras": EXTRAS, "features": MODELLED, "solvers": ("ortools",)}
+METHODS = {"infermax": {"flow-cpsat": Method(_SUMMARY, solve_by_flow, ENDS, LIMITS, **_MORE)}}

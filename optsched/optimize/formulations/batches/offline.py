@@ -89,17 +89,14 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     return run_search(options, search)
 
 
-METHODS = {
-    "infermax": {
-        "search": Method(
-            "offline search under a rule with parameters, bounds from GPU work, at any scale",
-            solve_offline,
-            SEARCHED,
-            switches=SWITCHES,
-            extras=frozenset({"eviction_free"}),
-            solvers=("numba",),
-            # The judge prices the schedules.
-            features=ANY_INSTANCE | MINORANTS | WORKERS | {f"cost.{name}" for name in COEFFICIENTS},
-        )
-    }
-}
+_SEARCH = Method(
+    "offline search under a rule with parameters, bounds from GPU work, at any scale",
+    solve_offline,
+    SEARCHED,
+    SWITCHES,
+    extras=frozenset({"eviction_free"}),
+    solvers=("numba",),
+    # The judge prices the schedules.
+    features=ANY_INSTANCE | MINORANTS | WORKERS | {f"cost.{name}" for name in COEFFICIENTS},
+)
+METHODS = {"infermax": {"search": _SEARCH}}

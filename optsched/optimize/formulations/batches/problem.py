@@ -51,7 +51,8 @@ SPANS = ("mean_tpot", "max_tpot")
 """Objectives about the time from a request's first token to its last."""
 ENDS = ("makespan", "tps")
 """Objectives that depend on the latest finish alone."""
-SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
+CHUNKS = LIMITS | {"chunked_prefill"}
+SWITCHES = CHUNKS | {"arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
 MODELLED = ANY_INSTANCE | {
     "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",

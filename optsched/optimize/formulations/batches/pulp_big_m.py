@@ -43,27 +43,11 @@ from pathlib import Path
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
-from optsched.optimize.formulations.batches.plans import (
-    Claim,
-    Plan,
-    Requests,
-    Scale,
-    answer,
-    max_batches,
-    unbuilt,
-)
-from optsched.optimize.formulations.batches.problem import (
-    ENDS,
-    EXTRAS,
-    LIMITS,
-    MODELLED,
-    UNLIMITED,
-    Batch,
-    Problem,
-)
+from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.large_rows import LARGEST
 from optsched.optimize.solvers.pulp_models import write_problem
@@ -314,9 +298,9 @@ class Program:
     def _limits(self, j: int) -> Rows:
         """(5) The limits C, P, M and R_max."""
         prob, requests = self.prob, range(self.prob.n)
-        if prob.batch_tokens < UNLIMITED:
+        if prob.batch_tokens < csp.UNLIMITED:
             yield "batch_tokens", self.sum(self["c", i, j] for i in requests) <= prob.batch_tokens
-        if prob.prefill_tokens < UNLIMITED:
+        if prob.prefill_tokens < csp.UNLIMITED:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
 
@@ -361,10 +345,10 @@ class Program:
         yield "batches_needed", self.sum(self["u", j] for j in self.steps) >= needed
         yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
-    def start_values(self, plan: Plan) -> list[tuple[Any, int]]:
+    def start_values(self, plan: plans.Plan) -> list[tuple[Any, int]]:
         """Return the values of the variables for a list of batches. Those left out are 0."""
         prob, out = self.prob, dict.fromkeys(self.var, 0)
-        now, size = Requests(prob), list(prob.prompt)
+        now, size = plans.Requests(prob), list(prob.prompt)
         for j in self.steps:
             batch = plan[j - 1] if j <= len(plan) else Batch(())
             tokens = dict(batch.entries)
@@ -395,7 +379,7 @@ class Program:
 
         return [(self.var[key], value) for key, value in out.items()]
 
-    def plan(self) -> Plan:
+    def plan(self) -> plans.Plan:
         """Return the batches that the problem's present values mean."""
         out, requests = [], range(self.prob.n)
         for j in self.steps:
@@ -427,7 +411,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
 
     check_method(get("infermax"), "pulp-bigm", task)
     prob, _, times = begun(task, SolveOptions(time_limit_s=None))
-    program = Program(prob, max_batches(prob, times))
+    program = Program(prob, plans.max_batches(prob, times))
     write_problem(program.problem, format_name, path)
 
 
@@ -439,11 +423,11 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """
     prob, start, times = begun(task, options)
     try:
-        program = Program(prob, max_batches(prob, times))
+        program = Program(prob, plans.max_batches(prob, times))
     except OutOfTimeError as late:
-        return unbuilt(prob, start, late)
+        return plans.unbuilt(prob, start, late)
 
-    scale = Scale.milliseconds(prob)
+    scale = plans.Scale.milliseconds(prob)
     left = scale.told(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
@@ -451,13 +435,13 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         raw = _by_highs(program, left, start)
 
     plan = None if raw.objective is None else program.plan()
-    claim = Claim(raw.status, plan, scale.level(raw.bound))
+    claim = plans.Claim(raw.status, plan, scale.level(raw.bound))
     claim = confirmed(prob, claim, options.after(prob.budget.spent_s))
     rest = raw.native_status, raw.solve_s
-    return answer(prob, claim, *rest, fallback=start, room=program.batches)
+    return plans.answer(prob, claim, *rest, fallback=start, room=program.batches)
 
 
-def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:
+def _by_highs(program: Program, options: SolveOptions, start: plans.Plan | None) -> RawOutcome:
     from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 
     first = None if start is None else program.start_values(start)
@@ -490,16 +474,8 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     return RawOutcome(status, value, bound, None, native, work_time() - begin)
 
 
-METHODS = {
-    "infermax": {
-        "pulp-bigm": Method(
-            "the paper's program with tight Big-M constants, readable, by PuLP and HiGHS",
-            solve_by_pulp,
-            ENDS,
-            LIMITS | {"chunked_prefill"},
-            extras=EXTRAS | {"solver"},
-            solvers=("pulp", "highspy"),
-            features=MODELLED,
-        )
-    }
-}
+_SUMMARY = "the paper's program with tight Big-M constants, readable, by PuLP and HiGHS"
+_MORE: Any = {"features": csp.MODELLED, "solvers": ("pulp", "highspy")}
+_EXTRAS = csp.EXTRAS | {"solver"}
+_PULP = Method(_SUMMARY, solve_by_pulp, csp.ENDS, csp.CHUNKS, extras=_EXTRAS, **_MORE)
+METHODS = {"infermax": {"pulp-bigm": _PULP}}

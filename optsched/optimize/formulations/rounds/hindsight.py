@@ -6,20 +6,8 @@ from pathlib import Path
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.optimize.formulations.base import LIMITS, Answer, Formulation, Method, Task
+from optsched.optimize.formulations.rounds import horizon, integer_program as models
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
-from optsched.optimize.formulations.rounds.horizon import (
-    round_data,
-    serial_starts,
-    volume_bound,
-)
-from optsched.optimize.formulations.rounds.integer_program import (
-    Program,
-    answer,
-    linear_model,
-    program_of,
-    read_starts,
-    start_values,
-)
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_model
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
 from optsched.optimize.plan import method_in_rounds
@@ -38,11 +26,12 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
         return solve_on_workers(task, options)
 
     budget = options.budget()
-    prog = program_of(task, options.warm_start)
-    model = linear_model(prog, budget)
+    prog = models.program_of(task, options.warm_start)
+    model = models.linear_model(prog, budget)
     left = prog.left(options, budget)
-    raw = solve_linear_model(model, left, start_values=start_values(prog, model))
-    return answer(prog, raw, None if raw.values is None else read_starts(prog, raw.values))
+    raw = solve_linear_model(model, left, start_values=models.start_values(prog, model))
+    starts = None if raw.values is None else models.read_starts(prog, raw.values)
+    return models.answer(prog, raw, starts)
 
 
 def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
@@ -54,18 +43,18 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     """
     begin = work_time()
     if task.names[:1] == ("slo_attainment",):
-        prog = program_of(task, options.warm_start)
+        prog = models.program_of(task, options.warm_start)
         starts, data = prog.warm, prog.data
         value, bound = prog.known, -int((prog.last >= data.arrival).sum())
     else:
-        data = round_data(task.instance)
-        starts = serial_starts(data)
-        prog = Program(data, starts, starts)
-        value, bound = data.tel(starts), volume_bound(data)
+        data = horizon.round_data(task.instance)
+        starts = horizon.serial_starts(data)
+        prog = models.Program(data, starts, starts)
+        value, bound = data.tel(starts), horizon.volume_bound(data)
 
     status = Status.OPTIMAL if value == bound else Status.FEASIBLE
     raw = RawOutcome(status, value, bound, None, "placed", work_time() - begin)
-    return answer(prog, raw, starts)
+    return models.answer(prog, raw, starts)
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
@@ -90,6 +79,11 @@ def _export(task: Task, format_name: str, path: str | Path) -> None:
     write_model(task.instance, format_name, path)
 
 
+_HIGHS = "time-indexed integer program by HiGHS, as arrays"
+_CPSAT = "staircase cumulative with pair separation by CP-SAT"
+_PLACEMENT = "greedy placement and the volume bound, no search"
+_PULP = "the paper's program, readable, by PuLP and HiGHS"
+_WORKERS = ANY_INSTANCE | WORKERS
 FORMULATION = Formulation(
     name="hindsight",
     summary="hindsight-optimal program of uninterrupted runs in rounds (Jaillet et al. 2025)",
@@ -97,33 +91,11 @@ FORMULATION = Formulation(
     default_objective="tel",
     methods={
         "highs": Method(
-            "time-indexed integer program by HiGHS, as arrays",
-            solve_by_highs,
-            COUNTS,
-            LIMITS,
-            solvers=("highspy",),
-            features=ANY_INSTANCE | WORKERS,
+            _HIGHS, solve_by_highs, COUNTS, LIMITS, solvers=("highspy",), features=_WORKERS
         ),
-        "cpsat": Method(
-            "staircase cumulative with pair separation by CP-SAT",
-            solve_by_cpsat,
-            COUNTS,
-            LIMITS,
-            solvers=("ortools",),
-        ),
-        "placement": Method(
-            "greedy placement and the volume bound, no search",
-            solve_by_placement,
-            COUNTS,
-            LIMITS,
-        ),
-        "pulp": Method(
-            "the paper's program, readable, by PuLP and HiGHS",
-            solve_by_pulp,
-            COUNTS,
-            LIMITS,
-            solvers=("pulp", "highspy"),
-        ),
+        "cpsat": Method(_CPSAT, solve_by_cpsat, COUNTS, LIMITS, solvers=("ortools",)),
+        "placement": Method(_PLACEMENT, solve_by_placement, COUNTS, LIMITS),
+        "pulp": Method(_PULP, solve_by_pulp, COUNTS, LIMITS, solvers=("pulp", "highspy")),
     },
     choose=method_in_rounds,
     switches=LIMITS,

@@ -34,20 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.horizon import (
-    RoundData,
-    place,
-    round_data,
-    serial_starts,
-    start_windows,
-    without_idle,
-)
-from optsched.optimize.formulations.rounds.on_time import (
-    as_shares,
-    in_shares,
-    last_on_time,
-    with_late,
-)
+from optsched.optimize.formulations.rounds import horizon, on_time
+from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import SolverError
@@ -98,7 +86,7 @@ class Program:
     def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
         left = options.after(budget.spent_s)
-        return in_shares(left, self.data.instance.n) if self.on_time else left
+        return on_time.in_shares(left, self.data.instance.n) if self.on_time else left
 
     @property
     def columns_before(self) -> Ints:
@@ -114,16 +102,16 @@ def program(
     `windows`: whether to use the schedule's value for shorter windows. If not, only the
     unconditional horizon counts.
     """
-    data = round_data(instance)
-    candidates = [serial_starts(data)]
+    data = horizon.round_data(instance)
+    candidates = [horizon.serial_starts(data)]
 
     if warm_start is not None and warm_start.starts is not None:
-        given = without_idle(data, warm_start.starts - data.shift)
+        given = horizon.without_idle(data, warm_start.starts - data.shift)
         if (given + data.output <= data.deadline).all():
             candidates.append(given)
 
     warm = min(candidates, key=data.tel)
-    last = start_windows(data, data.tel(warm) if windows else None)
+    last = horizon.start_windows(data, data.tel(warm) if windows else None)
     return Program(data, last, _ordered_twins(data, warm))
 
 
@@ -133,10 +121,10 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
         return program(task.instance, warm_start=warm_start)
 
     instance = task.instance
-    data = round_data(instance)
-    last = last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
+    data = horizon.round_data(instance)
+    last = on_time.last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
     by_last = np.lexsort((data.arrival, last))
-    candidates = [place(data, by_last), program(instance, windows=False).warm]
+    candidates = [horizon.place(data, by_last), program(instance, windows=False).warm]
     if warm_start is not None and warm_start.starts is not None:
         candidates.append(warm_start.starts - data.shift)
 
@@ -386,10 +374,10 @@ def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
         if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
         if starts is not None:
-            schedule, count = with_late(prog.data, starts, prog.last)
+            schedule, count = on_time.with_late(prog.data, starts, prog.last)
             raw = replace(raw, objective=-count)
 
-        objective, bound = as_shares(raw, prog.data.instance.n)
+        objective, bound = on_time.as_shares(raw, prog.data.instance.n)
     elif starts is not None:
         schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
 

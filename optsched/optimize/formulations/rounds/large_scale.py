@@ -98,14 +98,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     )
 
 
-METHODS = {
-    "hindsight": {
-        "lns": Method(
-            "Lagrangian dual and large-neighbourhood search, at any scale",
-            solve_by_lns,
-            ("tel",),
-            solvers=("numba",),
-            features=ANY_INSTANCE | WORKERS,
-        )
-    }
-}
+_SUMMARY = "Lagrangian dual and large-neighbourhood search, at any scale"
+_FEATURES = ANY_INSTANCE | WORKERS
+_LNS = Method(_SUMMARY, solve_by_lns, ("tel",), solvers=("numba",), features=_FEATURES)
+METHODS = {"hindsight": {"lns": _LNS}}

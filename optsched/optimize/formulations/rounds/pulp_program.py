@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.integer_program import (
-    Program,
-    answer,
-    entries_at_most,
-    program,
-    program_of,
-    read_starts,
-)
+from optsched.optimize.formulations.rounds import integer_program as models
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.pulp_models import LONGEST, solve_pulp_problem, write_problem
 from optsched.problem.budget import NO_LIMIT, Budget
@@ -30,7 +23,7 @@ _DOING = "the model was built"
 
 
 def pulp_problem(
-    prog: Program, budget: Budget = NO_LIMIT
+    prog: models.Program, budget: Budget = NO_LIMIT
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
@@ -48,7 +41,7 @@ def pulp_problem(
 
 
 def _problem(
-    prog: Program, pulp: Any, budget: Budget
+    prog: models.Program, pulp: Any, budget: Budget
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
@@ -57,7 +50,7 @@ def _problem(
     rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
 
     check_size(
-        entries_at_most(data, prog.last),
+        models.entries_at_most(data, prog.last),
         _ENTRY_BYTES,
         f"nonzeros in the readable program of {len(a)} requests",
         "highs has room for more",
@@ -129,14 +122,14 @@ def _at_most(load: Any, limit: int) -> Any:
 
 def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
     """Write the program of an instance as an LP or MPS file, with starts within their windows."""
-    problem, _, _ = pulp_problem(program(instance))
+    problem, _, _ = pulp_problem(models.program(instance))
     write_problem(problem, format_name, path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """Build the readable program in PuLP, and solve it by HiGHS."""
     budget = options.budget()
-    prog = program_of(task, options.warm_start)
+    prog = models.program_of(task, options.warm_start)
     try:
         problem, x, y = pulp_problem(prog, budget)
         warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
@@ -145,10 +138,10 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         raw = solve_pulp_problem(problem, left, integral_objective=True, start=start)
     except OutOfTimeError as why:
         raw = RawOutcome(Status.FEASIBLE, float(prog.known), None, None, str(why))
-        return answer(prog, raw, prog.warm)
+        return models.answer(prog, raw, prog.warm)
 
     if raw.values is None:
-        return answer(prog, raw, None)
+        return models.answer(prog, raw, None)
 
     values = [var.varValue for starts in x for _, var in sorted(starts.items())]
-    return answer(prog, raw, read_starts(prog, np.array(values, dtype=np.float64)))
+    return models.answer(prog, raw, models.read_starts(prog, np.array(values, dtype=np.float64)))

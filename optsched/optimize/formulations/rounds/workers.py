@@ -13,14 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.integer_program import (
-    ENTRY_BYTES,
-    chosen_starts,
-    entries_at_most,
-    linear_model,
-    program,
-    program_of,
-)
+from optsched.optimize.formulations.rounds import integer_program as models
 from optsched.optimize.formulations.rounds.on_time import as_shares
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.memory import check_size
@@ -38,24 +31,24 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
     workers = min(task.workers, instance.n)
     # On one worker fewer last starts are of use, since others take up its time.
-    prog = program_of(task) if counted else program(instance, windows=False)
+    prog = models.program_of(task) if counted else models.program(instance, windows=False)
 
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
         check_size(
-            workers * entries_at_most(prog.data, prog.last),
-            ENTRY_BYTES,
+            workers * models.entries_at_most(prog.data, prog.last),
+            models.ENTRY_BYTES,
             f"nonzeros in the integer program of {workers} workers",
             "lns has no such limit",
         )
-        model = _repeated(linear_model(prog, budget), instance.n, workers)
+        model = _repeated(models.linear_model(prog, budget), instance.n, workers)
         raw = solve_linear_model(model, prog.left(options, budget))
 
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
         for worker, values in enumerate(raw.values.reshape(workers, -1)):
-            request, begin = chosen_starts(prog, values)
+            request, begin = models.chosen_starts(prog, values)
             starts[request], place[request] = begin, worker
 
     schedule: Schedule | None = None
