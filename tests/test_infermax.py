@@ -14,7 +14,7 @@ from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
 from optsched.optimize.formulations.batches.network import outline
-from optsched.optimize.formulations.batches.plans import Scale
+from optsched.optimize.formulations.batches.plans import UNITS
 from optsched.optimize.formulations.batches.problem import Costs, problem
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import InfeasibleError, InputError, SolverError, UsageError
@@ -452,9 +452,9 @@ def test_costs_are_exact_integers_of_the_decimal_text():
 
 def test_a_bound_in_floats_is_not_rounded_up_beyond_the_integer_that_it_is():
     # CP-SAT was seen to prove 12064 units as 12064.000000000002; 12065 would exclude the optimum.
-    assert Scale.units().level(12064.0000001) == 12064
-    assert Scale.units().level(12064.2) == 12065
-    assert Scale.units().level(None) is None
+    assert UNITS.level(12064.0000001) == 12064
+    assert UNITS.level(12064.2) == 12065
+    assert UNITS.level(None) is None
 
 
 def test_arrivals_are_no_coarser_than_costs():

@@ -119,9 +119,8 @@ def compare(
     if measured is not None:
         measured.check(instance)
 
-    limits = {
-        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
-    }  # fmt: skip
+    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot}
+    limits |= {"slo_gap": slo_gap, "slo_latency": slo_latency}
     rows: list[PolicyRow] = []
     interrupted = False
     specs = _specs(strategies.with_limits(instance, limits), policies)

@@ -122,10 +122,8 @@ class BoundResult:
         high, low = self.objective, self.value
         if self.sign == "<=":
             high, low = low, high
-        if low is None or not high:
-            return None
 
-        return (high - low) / high
+        return (high - low) / high if low is not None and high else None
 
     @property
     def sign(self) -> str:
@@ -143,22 +141,20 @@ class BoundResult:
     def _repr_html_(self) -> str:
         metric = first_metric(self.objective_name)
         words = self.objective_name if metric is None else metric.words
+        known = self.value is not None
+        certified = f"nothing, since {self.certificate_missing}"
+        if self.certified is not None:
+            certified = number(self.certified)
+
+        first = None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s"
         return facts(
             f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
             [
-                ("bound", None if self.value is None else f"{number(self.value)} ({self.name})"),
-                (
-                    "certified",
-                    f"nothing, since {self.certificate_missing}"
-                    if self.certified is None
-                    else number(self.certified),
-                ),
-                ("holds for", None if self.value is None else str(self.scope)),
+                ("bound", f"{number(self.value)} ({self.name})" if known else None),
+                ("certified", certified),
+                ("holds for", str(self.scope) if known else None),
                 ("best schedule", number(self.objective)),
-                (
-                    "first bound after",
-                    None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s",
-                ),
+                ("first bound after", first),
             ],
         )
 

@@ -42,7 +42,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     if status is Status.OPTIMAL and outcomes[-1].status is not Status.OPTIMAL:
         status = Status.FEASIBLE
 
-    claim = plans.Claim(status, plan, plans.Scale.units().level(outcomes[0].bound), start=chosen)
+    claim = plans.Claim(status, plan, plans.UNITS.level(outcomes[0].bound), start=chosen)
     native, solve_s = outcomes[-1].native_status, sum(raw.solve_s for raw in outcomes)
     return plans.answer(prob, claim, native, solve_s, fallback=start, room=built.batches)
 
@@ -55,7 +55,7 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model, read = built.model, built.read()
-    left = plans.Scale.units().told(left, built.prob)
+    left = plans.UNITS.told(left, built.prob)
     outcomes: list[RawOutcome] = []
 
     for name in built.prob.objectives:

@@ -327,14 +327,11 @@ class Model:
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
 
+        inputs = (s + v for s, o in prob.sizes for v in range(o))
+        largest = sum(max(c.prefill(size), c.decode(size)) for size in inputs)
         if prob.chunked:
-            largest = self.batches * sum(
-                c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes
-            )
-        else:
-            largest = sum(
-                max(c.prefill(s + v), c.decode(s + v)) for s, o in prob.sizes for v in range(o)
-            )
+            each = (c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes)
+            largest = self.batches * sum(each)
 
         largest += self.batches * c.fixed(True, True)
         self.horizon = max(prob.arrival) + largest
@@ -347,24 +344,20 @@ class Model:
         ]
         self.start: list[Any] = []
         self.end: list[Any] = []
-
+        late = [i for i in self.requests if prob.arrival[i] > origin] if apart else []
         for j in self.steps:
             self.prob.budget.check(_DOING)
-            previous = self.end[j - 1] if j else origin
-            if not apart:
-                self.start.append(previous)
-            else:
+            begin = previous = self.end[j - 1] if j else origin
+            if apart:
                 begin = model.new_int_var(origin, self.horizon, f"S_{j}")
                 model.add(begin >= previous)
-                for i in self.requests:
-                    if prob.arrival[i] > origin:
-                        for literal in self._processed(i, j):
-                            model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
-
-                self.start.append(begin)
+            for i in late:
+                for literal in self._processed(i, j):
+                    model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
 
             end = model.new_int_var(origin, self.horizon, f"E_{j}")
-            model.add(end == self.start[j] + length[j])
+            model.add(end == begin + length[j])
+            self.start.append(begin)
             self.end.append(end)
 
         model.add(self.end[-1] >= origin + least_makespan(prob))
@@ -395,27 +388,23 @@ class Model:
 
     def _count(self) -> None:
         """Add who misses an SLO. Rounded arrivals may make a span a unit too long."""
-        prob = self.prob
+        prob, add = self.prob, self.model.add
         spare = int(prob.shrink > 1 or prob.costs.unit_s <= csp.ARRIVAL_S)
         self.missed = [self.model.new_bool_var(f"late_{i}") for i in self.requests]
 
         for i, missed in enumerate(self.missed):
-            for slo, span in (
-                ("slo_ttft", self.first[i] - prob.arrival[i]),
-                ("slo_latency", self.finish[i] - prob.arrival[i]),
-                ("slo_tpot", self.finish[i] - self.first[i]),
-            ):
-                limit = prob.within(slo, i)
-                if limit is not None:
-                    largest = min(math.floor(limit / prob.shrink) + spare, self.horizon)
-                    self.model.add(span <= largest).only_enforce_if(~missed)
-
-            limit = prob.within("slo_gap", i)
-            if limit is not None:
-                largest = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+            first, finish, arrival = self.first[i], self.finish[i], prob.arrival[i]
+            spans = {"slo_ttft": [first - arrival], "slo_latency": [finish - arrival]}
+            spans |= {"slo_tpot": [finish - first], "slo_gap": []}
+            if prob.within("slo_gap", i) is not None:
                 tokens = [self._at(i, v, f"T_{i}_{v}") for v in range(prob.output[i])]
-                for one, after in pairwise(tokens):
-                    self.model.add(after - one <= largest).only_enforce_if(~missed)
+                spans["slo_gap"] = [after - one for one, after in pairwise(tokens)]
+
+            for slo, lengths in spans.items():
+                if (limit := prob.within(slo, i)) is not None:
+                    largest = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+                    for length in lengths:
+                        add(length <= largest).only_enforce_if(~missed)
 
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""
@@ -433,19 +422,18 @@ class Model:
             return sum(self.missed)
         if name in csp.ENDS:
             return self.end[-1]
-        if name == "tel":
-            return sum(self.finish.values()) - sum(prob.arrival)
-        if name == "mean_ttft":
-            return sum(self.first.values()) - sum(prob.arrival)
+        if name in ("tel", "mean_ttft"):
+            counted = self.finish if name == "tel" else self.first
+            return sum(counted.values()) - sum(prob.arrival)
 
-        rates = {
-            i: (self.finish[i] - self.first[i]) * (prob.rate_unit // (prob.output[i] - 1))
-            for i in self.requests
-            if prob.output[i] > 1
-        }
+        rates = [
+            (self.finish[i] - self.first[i]) * (prob.rate_unit // (o - 1))
+            for i, o in enumerate(prob.output)
+            if o > 1
+        ]
         if name == "mean_tpot":
-            return sum(rates.values())
-        for rate in rates.values():
+            return sum(rates)
+        for rate in rates:
             self.model.add(self._largest >= rate)
 
         return self._largest

@@ -171,7 +171,7 @@ def solve_by_flow(task: Task, options: SolveOptions) -> Answer:
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
-    scale = plans.Scale.units()
+    scale = plans.UNITS
     raw = solve_cp_model(
         flow.model,
         scale.told(options.after(prob.budget.spent_s), prob),

@@ -151,16 +151,6 @@ class Scale(NamedTuple):
     unit: Fraction
     whole: bool
 
-    @classmethod
-    def milliseconds(cls, prob: Problem) -> Scale:
-        """Return the scale of a makespan in milliseconds."""
-        return cls(prob.costs.unit_s * 1000, False)
-
-    @classmethod
-    def units(cls) -> Scale:
-        """Return the scale of exact integers."""
-        return cls(Fraction(1), True)
-
     def level(self, number: float | None) -> Fraction | None:
         """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
@@ -187,6 +177,10 @@ class Scale(NamedTuple):
             tell(Progress(progress.elapsed_s, value(progress.incumbent), value(progress.bound)))
 
         return replace(options, progress=told)
+
+
+UNITS = Scale(Fraction(1), True)
+"""The scale of the models' exact integers."""
 
 
 class Claim(NamedTuple):

@@ -305,11 +305,10 @@ class Problem:
     def own_work(self, s: int, k: int) -> int:
         """Return the min own work of producing token k + 1 of a request with s prompt tokens."""
         c, size = self.costs, s + k
-        refill = c.prefill(size)
-        if self.chunked:
-            refill = min(refill, c.prefill_in_chunks(size))
-
-        return refill if k == 0 else min(refill, c.decode(size - 1))
+        ways = [c.prefill(size)]
+        ways += [c.prefill_in_chunks(size)] if self.chunked else []
+        ways += [c.decode(size - 1)] if k else []
+        return min(ways)
 
     @cached_property
     def total_work(self) -> int:

@@ -58,7 +58,6 @@ from optsched.problem.memory import check_size
 _MAX_TANGENTS = 256
 _ENTRY_BYTES = 200
 _DOING = "the model was built"
-_INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
 Rows = Iterator[tuple[str, Any]]
@@ -141,21 +140,16 @@ class Program:
     def _variables(self, pulp: Any) -> None:
         for i in range(self.prob.n):
             s, _, top, largest = self._sizes(i)
-            span = {"I": (s, top), "m": (0, top), "c": (0, largest)}
+            spans = {"I": (s, top), "m": (0, top), "c": (0, largest)}
+            spans |= dict.fromkeys(_BINARIES, (0, 1))
             for j in self.steps:
                 self.prob.budget.check(_DOING)
-                for name in _INTEGERS:
-                    low, high = span[name]
+                for name, (low, high) in spans.items():
                     self.var[name, i, j] = pulp.LpVariable(
                         f"{name}_{i}_{j}", low, high, cat=pulp.LpInteger
                     )
-
-                for name in _BINARIES:
-                    self.var[name, i, j] = pulp.LpVariable(f"{name}_{i}_{j}", cat=pulp.LpBinary)
-
-                self.var["w", i, j] = pulp.LpVariable(f"w_{i}_{j}", 0)
-                self.var["q", i, j] = pulp.LpVariable(f"q_{i}_{j}", 0)
-                self.var["z", i, j] = pulp.LpVariable(f"z_{i}_{j}", 0)
+                for name in ("w", "q", "z"):
+                    self.var[name, i, j] = pulp.LpVariable(f"{name}_{i}_{j}", 0)
 
         for j in self.steps:
             for name in ("u", "hd", "hp"):
@@ -427,7 +421,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
-    scale = plans.Scale.milliseconds(prob)
+    scale = plans.Scale(prob.costs.unit_s * 1000, False)
     left = scale.told(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
