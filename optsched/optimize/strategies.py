@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from optsched.bounds import bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
@@ -182,10 +183,8 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     try:
-        schedule, _ = improve(
-            task.instance, task.cost_model, told, seed=seed, known=known,
-            policies=() if known else POLICIES, objective=interval.goal,
-        )  # fmt: skip
+        rest: Any = {"known": known, "policies": () if known else POLICIES, "seed": seed}
+        schedule, _ = improve(task.instance, task.cost_model, told, objective=interval.goal, **rest)
     except NoIncumbentError:
         return  # no policy finds a schedule
 

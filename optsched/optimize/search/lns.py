@@ -31,10 +31,8 @@ CHUNK = 2000
 """The number of steps between two checks of the clock. They take about 10 ms."""
 _MAX_OUT = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
-_RULES = (
-    (_BY_START, 20.0), (_BY_START, 60.0), (_BY_START, 200.0),
-    (_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0),
-)  # fmt: skip
+_RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
+_RULES += [(_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0)]
 _HOT = 0.15
 """The heat at the beginning, in mean outputs."""
 _KINDS = [

@@ -111,10 +111,8 @@ class Server:
             self._requests[name] = values
 
         self._state = new_state(_STATE, self._instance)
-        self._columns = _serve(
-            self._requests, rank, self._by_arrival, self._limits, self._cost, self._state,
-            self._columns, enough,
-        )  # fmt: skip
+        fixed = self._by_arrival, self._limits, self._cost
+        self._columns = _serve(self._requests, rank, *fixed, self._state, self._columns, enough)
         state = self._state[0]
         return float(state["total"]) if state["done"] == len(rank) else np.inf
 
@@ -184,9 +182,15 @@ def _worth_waiting(prefill: float, soonest: Floats) -> bool:
 
 @njit
 def _admit(
-    requests: Any, s: Any, wait: Ints, joining: Ints, usage: Ints, limits: Limits, brakes: Any,
+    requests: Any,
+    s: Any,
+    wait: Ints,
+    joining: Ints,
+    usage: Ints,
+    limits: Limits,
+    brakes: Any,
     soonest: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Admit the first requests that wait, or none unless enough of them fit at once."""
     size = np.sqrt(s.running + s.waiting)
     max_running = min(

@@ -205,11 +205,9 @@ class RuleSearch:
 
     def schedule(self) -> Schedule:
         """Return the schedule of the last run."""
-        instance = self.best.instance
-        found = from_batches(
-            *self.server.columns(), instance=instance, evict_mode="recompute",
-            cost_model_sha256=self.best.cost.sha256,
-        )  # fmt: skip
+        instance, sha256 = self.best.instance, self.best.cost.sha256
+        columns = self.server.columns()
+        found = from_batches(*columns, instance=instance, cost_model_sha256=sha256)
         return in_parts(found, instance)
 
     def _start(self, parameters: Sequence[float]) -> Candidate:

@@ -89,16 +89,13 @@ def _tables(net: Network) -> Any:
         )
         for v in nodes
     ]
-    arcs = [
-        (
-            a.kv, a.tokens, a.tokens * a.prefills, a.kv > 0, a.work, a.kind == DECODE, a.prefills,
-            a.kind == REFILL
-            and a.tokens == _input(net, a.source)
-            and c.decode(net.nodes[a.source].cached) <= a.work,
-            a.target, a.kind,
-        )
-        for a in net.arcs
-    ]  # fmt: skip
+    arcs = []
+    for a in net.arcs:
+        again = a.kind == REFILL and a.tokens == _input(net, a.source)
+        again = again and c.decode(net.nodes[a.source].cached) <= a.work
+        sums = a.kv, a.tokens, a.tokens * a.prefills, a.kv > 0, a.work, a.kind == DECODE, a.prefills
+        arcs.append((*sums, again, a.target, a.kind))
+
     limits = [prob.capacity, prob.batch_tokens, prob.prefill_tokens, prob.running]
     weights = [
         *((w, largest, IN_ALL) for w, largest in net.weights),

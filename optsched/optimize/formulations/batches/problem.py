@@ -54,11 +54,13 @@ ENDS = ("makespan", "tps")
 CHUNKS = LIMITS | {"chunked_prefill"}
 SWITCHES = CHUNKS | {"arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
-MODELLED = ANY_INSTANCE | {
-    "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
-    "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
-    "cost.prefill_request", "cost.prefill_base",
-}  # fmt: skip
+_DECODE, _PREFILL = "kv request base", "square cross kv token request base"
+MODELLED = (
+    ANY_INSTANCE
+    | {"cost.token", "cost.base"}
+    | {f"cost.decode_{term}" for term in _DECODE.split()}
+    | {f"cost.prefill_{term}" for term in _PREFILL.split()}
+)
 """The features of the exact methods (`Method.features`). They read some coefficients by name. Add
 one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40

@@ -99,10 +99,8 @@ class Program:
         self.var: dict[tuple[Any, ...], Any] = {}
         self._variables(pulp)
         self._objective(pulp)
-        of_step = [
-            self._finished, self._phase, self._input_size, self._memory, self._processed,
-            self._costs,
-        ]  # fmt: skip
+        of_step = [self._finished, self._phase, self._input_size, self._memory]
+        of_step += [self._processed, self._costs]
         if not prob.chunked:
             of_step.append(self._valid)
         for i in range(prob.n):
@@ -359,15 +357,12 @@ class Program:
                     size[i] = before[i] + 1
 
                 decodes = int(d and not e and c > 0)
-                for name, value in (
-                    ("I", size[i]), ("m", kept[i] + c), ("c", c), ("d", d), ("e", e),
-                    ("g", int(i in gained)), ("ed", d * e), ("f", int(finished[i])),
-                    ("cz", int(c > 0)), ("mz", int(kept[i] + c > 0)), ("dg", decodes),
-                    ("w", before[i] * decodes), ("q", c * c * (1 - decodes)),
-                    ("z", before[i] * int(c > 0 and not decodes and not e)),
-                ):  # fmt: skip
-                    out[name, i, j] = value
-
+                kv, read = kept[i] + c, before[i] * int(c > 0 and not decodes and not e)
+                own = {"I": size[i], "m": kv, "c": c, "d": d, "e": e, "ed": d * e, "dg": decodes}
+                own |= {"g": int(i in gained), "f": int(finished[i]), "cz": int(c > 0)}
+                own |= {"mz": int(kv > 0), "w": before[i] * decodes, "z": read}
+                own["q"] = c * c * (1 - decodes)
+                out |= {(name, i, j): value for name, value in own.items()}
                 out["hd", j] |= decodes
                 out["hp", j] |= int(c > 0 and not decodes)
 

@@ -161,10 +161,9 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
     grouped = order[np.argsort(data.block[order], kind="stable")]
 
     if not (data.instance.limits.as_dict() or data.hybrid_off):
-        place_in_order(
-            grouped, data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity,
-            data.arrival, np.zeros(end, dtype=np.int64), starts,
-        )  # fmt: skip
+        columns = data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity
+        use = np.zeros(end, dtype=np.int64)
+        place_in_order(grouped, *columns, data.arrival, use, starts)
         return starts
 
     machine = Machine(data, end)

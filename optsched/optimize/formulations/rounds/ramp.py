@@ -69,9 +69,8 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    certificate = make_certificate(
-        instance, leaf, value=bound, schedule=schedule if closed else None
-    )  # fmt: skip
+    optimal = schedule if closed else None
+    certificate = make_certificate(instance, leaf, value=bound, schedule=optimal)
     notes = sorted({p.note for p in proofs if p.note})
 
     return Answer(
