@@ -50,17 +50,10 @@ _POLICY_REQUESTS = 20_000
 class Exact:
     """A formulation and one of its methods, chosen for a task.
 
-    Parameters
-    ----------
-    model : Formulation
-    name : str
-        The method's name.
-    way : Method
-        The method itself.
-    task : Task
-        What is to be solved.
-    asked : bool
-        Whether the user named the method. One that is too large is an error then.
+    `name`: The method's name.
+    `way`: The method itself.
+    `task`: What is to be solved.
+    `asked`: Whether the user named the method. One that is too large is an error then.
     """
 
     model: Formulation

@@ -27,21 +27,16 @@ from optsched.problem.memory import MAX_BYTES
 class Sizes:
     """Up to which sizes methods are chosen.
 
-    Parameters
-    ----------
-    cpsat_proves, cpsat_requests : int
-        Requests in rounds up to which CP-SAT proves at once, and up to which it beats the search.
-    cpsat_intervals, cpsat_pairs : int
-        Output tokens, and pairs of requests of a block, of a CP-SAT model in rounds.
-    highs_on_workers, split : int
-        Requests on several workers for HiGHS in rounds, and for the split in seconds.
-    search_rounds : int
-        Rounds of a time axis that the search can hold.
-    exact, terms : int
-        Requests times output tokens, and terms of a CP-SAT model, for exact methods in seconds.
-        A million terms take about a second to build.
-    compared : int
-        Start times, over all requests, for which `compare` solves the hindsight program.
+    `cpsat_proves`, `cpsat_requests`: Requests in rounds up to which CP-SAT proves at once, and up
+    to which it beats the search.
+    `cpsat_intervals`, `cpsat_pairs`: Output tokens, and pairs of requests of a block, of a CP-SAT
+    model in rounds.
+    `highs_on_workers`, `split`: Requests on several workers for HiGHS in rounds, and for the split
+    in seconds.
+    `search_rounds`: Rounds of a time axis that the search can hold.
+    `exact`, `terms`: Requests times output tokens, and terms of a CP-SAT model, for exact methods
+    in seconds. A million terms take about a second to build.
+    `compared`: Start times, over all requests, for which `compare` solves the hindsight program.
     """
 
     cpsat_proves: int = 10

@@ -34,28 +34,16 @@ _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 class Found:
     """The best bound and schedule that a search has found so far, and its limits.
 
-    Parameters
-    ----------
-    instance : Instance
-    budget : Budget
-    gap : float
-        Relative gap at which the search stops.
-    bound : int
-        No schedule has a smaller total latency, in rounds.
-    origin : str
-        The name of the bound.
-    starts : ndarray of int64, shape (n,), or None
-        The starts of the best schedule, in the instance's time.
-    objective : int or None
-        The best schedule's total latency, in rounds.
-    prices : Prices
-        The prices with the largest dual value.
-    proved : int
-        The dual value of ``prices``. A certificate can carry it. It is at most ``bound``.
-    first_bound_s, dual_s, search_s : float
-        Seconds until the first bound, until the end of the dual, and in all.
-    steps : int
-        Steps of the large-neighbourhood search.
+    `gap`: Relative gap at which the search stops.
+    `bound`: No schedule has a smaller total latency, in rounds.
+    `origin`: The name of the bound.
+    `starts` (shape (n,)): The starts of the best schedule, in the instance's time.
+    `objective`: The best schedule's total latency, in rounds.
+    `prices`: The prices with the largest dual value.
+    `proved`: The dual value of ``prices``. A certificate can carry it. It is at most ``bound``.
+    `first_bound_s`, `dual_s`, `search_s`: Seconds until the first bound, until the end of the dual,
+    and in all.
+    `steps`: Steps of the large-neighbourhood search.
     """
 
     instance: Instance

@@ -261,26 +261,13 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
 class Search:
     """A schedule that the search improves.
 
-    Parameters
-    ----------
-    room : Room
-    starts : ndarray of int64, shape (n,)
-        A feasible schedule with the gaps cut out. It is copied.
-    seed : int
-    homes : ndarray of int64, shape (n,), optional
-        The worker of each request. Default: one worker.
-    workers : int
-
-    Attributes
-    ----------
-    starts : ndarray of int64, shape (n,)
-        The present schedule, on the axis.
-    best, homes : ndarray of int64, shape (n,)
-        The starts and the workers of the best schedule seen between two chunks.
-    value, best_value : int
-        Their total latencies, in rounds.
-    steps : int
-        Steps made.
+    `starts` (shape (n,)): A feasible schedule with the gaps cut out. It is copied.
+    `homes` (shape (n,)): The worker of each request. Default: one worker.
+    `starts` (shape (n,)): The present schedule, on the axis.
+    `best`, `homes` (shape (n,)): The starts and the workers of the best schedule seen between two
+    chunks.
+    `value`, `best_value`: Their total latencies, in rounds.
+    `steps`: Steps made.
     """
 
     def __init__(

@@ -88,19 +88,11 @@ _HOPELESS = 0.01
 class Served(NamedTuple):
     """What a run of the scheduler gave.
 
-    Attributes
-    ----------
-    schedule : Schedule
-    good : ndarray of bool, shape (n,)
-        Who is within all SLOs.
-    waited : ndarray of float64, shape (n,)
-        Seconds from arrival to the first batch.
-    gone : ndarray of bool, shape (n,)
-        Who was let go.
-    way : int
-        How the scheduler ran.
-    home : ndarray of int64, shape (n,)
-        The worker of each request.
+    `good` (shape (n,)): Who is within all SLOs.
+    `waited` (shape (n,)): Seconds from arrival to the first batch.
+    `gone` (shape (n,)): Who was let go.
+    `way`: How the scheduler ran.
+    `home` (shape (n,)): The worker of each request.
     """
 
     schedule: Schedule

@@ -36,12 +36,7 @@ _PATIENCE = 40
 class OnWorkers:
     """The workers of requests, the parameters of the rule, and the completions they lead to.
 
-    Parameters
-    ----------
-    best : Best
-        It receives what is found.
-    workers : int
-    seed : int
+    `best`: It receives what is found.
     """
 
     def __init__(self, best: Best, workers: int, seed: int) -> None:

@@ -93,16 +93,12 @@ class Requests(NamedTuple):
 class Kept(NamedTuple):
     """What is known of an order that `place_backward` has placed.
 
-    Attributes
-    ----------
-    used : ndarray of int64
-        Scratch space: the KV in use in each round, all zero, longer than any schedule.
-    moment : ndarray of int64, shape (n,)
-        When the request at each position of the order is placed, in rounds before the end.
-    window : ndarray of int64, shape (windows, longest output)
-        The KV in use before every `step`-th request is placed, from the moment of the last one on.
-    trial : ndarray of int64, shape (n,)
-        Scratch space: the moments of an order that is not kept.
+    `used`: Scratch space: the KV in use in each round, all zero, longer than any schedule.
+    `moment` (shape (n,)): When the request at each position of the order is placed, in rounds
+    before the end.
+    `window` (shape (windows, longest output)): The KV in use before every `step`-th request is
+    placed, from the moment of the last one on.
+    `trial` (shape (n,)): Scratch space: the moments of an order that is not kept.
     """
 
     used: Ints
@@ -320,12 +316,7 @@ def _anneal_orders(
 class Annealing:
     """An annealing search that runs in slices and always has its best starts ready.
 
-    Parameters
-    ----------
-    jobs : Jobs
-    rng : numpy.random.Generator
-    starts : ndarray of int64, optional
-        A feasible schedule to begin from.
+    `starts`: A feasible schedule to begin from.
     """
 
     def __init__(self, jobs: Jobs, rng: np.random.Generator, starts: Ints | None = None) -> None:

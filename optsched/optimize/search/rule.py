@@ -79,13 +79,8 @@ _STATE = (
 class Server:
     """An instance that can be served repeatedly, under different orders and brakes.
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost : CostModel
-    by_arrival : ndarray of int64, shape (n,)
-        The requests in order of arrival.
+    `instance`: In seconds.
+    `by_arrival` (shape (n,)): The requests in order of arrival.
     """
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:

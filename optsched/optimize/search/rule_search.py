@@ -56,12 +56,8 @@ _PATIENCE = 400
 class Best:
     """The best schedule so far.
 
-    Parameters
-    ----------
-    instance, cost, objective, admit
-        As of `improve`.
-    budget : Budget
-        Its callback receives every improvement.
+    `instance`, `cost`, `objective`, `admit`: As of `improve`.
+    `budget`: Its callback receives every improvement.
     """
 
     def __init__(
@@ -99,13 +95,9 @@ class Best:
 class Candidate(NamedTuple):
     """Parameters of the rule, and the completions that they lead to.
 
-    Attributes
-    ----------
-    parameters : ndarray of float64, shape (6, n)
-        q, r, c, d, p and the weight of the decode steps' work, for each request.
-    factors : ndarray of float64, shape (n,)
-    finish : ndarray of float64, shape (n,)
-        In seconds, and infinite before a run.
+    `parameters` (shape (6, n)): q, r, c, d, p and the weight of the decode steps' work, for each
+    request.
+    `finish` (shape (n,)): In seconds, and infinite before a run.
     """
 
     parameters: Floats

@@ -85,12 +85,15 @@ def _run(
     if options.time_limit_s is not None:
         parameters.max_time_in_seconds = float(options.time_limit_s)
 
-    parameters.num_workers = options.thread_count
-    parameters.random_seed = options.seed
-    parameters.relative_gap_limit = float(options.mip_rel_gap)
-    parameters.absolute_gap_limit = 0.0
-    parameters.catch_sigint_signal = False
-    for name, value in {**_WITHOUT_WRONG_RULES, **settings}.items():
+    for name, value in {
+        "num_workers": options.thread_count,
+        "random_seed": options.seed,
+        "relative_gap_limit": float(options.mip_rel_gap),
+        "absolute_gap_limit": 0.0,
+        "catch_sigint_signal": False,
+        **_WITHOUT_WRONG_RULES,
+        **settings,
+    }.items():
         setattr(parameters, name, value)
 
     begin = time.perf_counter()

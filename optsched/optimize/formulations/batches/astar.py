@@ -223,11 +223,7 @@ def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans
 class _Search:
     """The compiled search and its arrays, grown as needed.
 
-    Parameters
-    ----------
-    prob : Problem
-    known : Fraction, optional
-        The level of a known plan. Only better plans are searched for.
+    `known`: The level of a known plan. Only better plans are searched for.
     """
 
     def __init__(self, prob: Problem, known: Fraction | None) -> None:

@@ -36,26 +36,18 @@ those that prefill."""
 class Tables(NamedTuple):
     """A network of V nodes and A arcs, and an objective.
 
-    Attributes
-    ----------
-    arc_start : ndarray, shape (V + 1,)
-        Where each node's arcs begin.
-    arcs : ndarray, shape (A, 10)
-        What one request on an arc adds to a batch, and the arc's target and kind. ``REFILLS``
-        counts the refills that a decode could replace at no more cost.
-    limits : ndarray, shape (8,)
-        What a batch may hold of each quantity.
-    node : ndarray, shape (V, 5)
-        Own bound, tokens left, rate of the objective, KV held, and 1 if one token is left, so that
-        the request may finish at once.
-    fixed : ndarray, shape (4,)
-        base, decode_base, prefill_base, and the cost of a decode batch that refills save.
-    weights : ndarray, shape (D, V)
-        The weight of a request in each node, in each bound on the number of batches.
-    largest : ndarray, shape (D, 2)
-        The max sum of each weight in a batch, and the weight's role.
-    makespan, hybrid : bool
-        Whether the objective is the makespan, and whether a batch may mix phases.
+    `arc_start` (shape (V + 1,)): Where each node's arcs begin.
+    `arcs` (shape (A, 10)): What one request on an arc adds to a batch, and the arc's target and
+    kind. ``REFILLS`` counts the refills that a decode could replace at no more cost.
+    `limits` (shape (8,)): What a batch may hold of each quantity.
+    `node` (shape (V, 5)): Own bound, tokens left, rate of the objective, KV held, and 1 if one
+    token is left, so that the request may finish at once.
+    `fixed` (shape (4,)): base, decode_base, prefill_base, and the cost of a decode batch that
+    refills save.
+    `weights` (shape (D, V)): The weight of a request in each node, in each bound on the number of
+    batches.
+    `largest` (shape (D, 2)): The max sum of each weight in a batch, and the weight's role.
+    `makespan`, `hybrid`: Whether the objective is the makespan, and whether a batch may mix phases.
     """
 
     arc_start: Ints
@@ -72,18 +64,11 @@ class Tables(NamedTuple):
 class Search(NamedTuple):
     """States found so far.
 
-    Attributes
-    ----------
-    rows, cost, parent : ndarray
-        Each state's requests, its least cost so far, and the state before it.
-    table : ndarray
-        A hash table of the rows.
-    heap : ndarray, shape (H, 3)
-        A binary heap of (cost + bound, - cost, state).
-    numbers : ndarray of int64
-        Counters. ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
-    by_request : bool
-        Whether a row lists the requests' nodes, or counts the requests of every node.
+    `rows`, `cost`, `parent`: Each state's requests, its least cost so far, and the state before it.
+    `table`: A hash table of the rows.
+    `heap` (shape (H, 3)): A binary heap of (cost + bound, - cost, state).
+    `numbers`: Counters. ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
+    `by_request`: Whether a row lists the requests' nodes, or counts the requests of every node.
     """
 
     rows: Ints
@@ -102,9 +87,7 @@ class Search(NamedTuple):
 def pack(counts: Ints, row: Ints, by_request: bool) -> None:
     """Write the number of requests in each node as a row."""
     if not by_request:
-        for v in range(counts.shape[0]):
-            row[v] = counts[v]
-
+        row[:] = counts
         return
 
     at = 0
@@ -113,18 +96,14 @@ def pack(counts: Ints, row: Ints, by_request: bool) -> None:
             row[at] = v + 1
             at += 1
 
-    while at < row.shape[0]:
-        row[at] = 0
-        at += 1
+    row[at:] = 0
 
 
 @njit
 def unpack(row: Ints, counts: Ints, by_request: bool) -> None:
     """Read a row as the number of requests in each node."""
     if not by_request:
-        for v in range(counts.shape[0]):
-            counts[v] = row[v]
-
+        counts[:] = row
         return
 
     counts[:] = 0
@@ -315,17 +294,14 @@ def _next(s: int, total: int, slots: Ints, arcs: Ints, limits: Ints, hybrid: boo
 
         slots[s, TAKE] = x
         a = slots[s, ARC]
+        beyond = False
         for k in range(8):
             slots[s + 1, k] = slots[s, k] + x * arcs[a, k]
-        if (
-            slots[s + 1, KV] > limits[KV]
-            or slots[s + 1, TOKENS] > limits[TOKENS]
-            or slots[s + 1, PREFILL_TOKENS] > limits[PREFILL_TOKENS]
-            or slots[s + 1, RUNS] > limits[RUNS]
-            or (not hybrid and slots[s + 1, DECODES] > 0 and slots[s + 1, PREFILLS] > 0)
-            # A refill beside a decode is left out if a decode instead is no more work.
-            or (slots[s + 1, REFILLS] > 0 and slots[s + 1, DECODES] > 0)
-        ):
+            beyond |= slots[s + 1, k] > limits[k]
+
+        # A refill beside a decode is left out if a decode instead is no more work.
+        apart = slots[s + 1, REFILLS] > 0 or (not hybrid and slots[s + 1, PREFILLS] > 0)
+        if beyond or (apart and slots[s + 1, DECODES] > 0):
             if last or x > 0:  # more of the same only makes it worse
                 s -= 1
 

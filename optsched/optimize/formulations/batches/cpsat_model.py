@@ -67,12 +67,8 @@ class Model:
         from ortools.sat.python import cp_model as cp
 
         self.prob, self.batches = prob, batches
-        check_size(
-            entries_at_most(prob.instance, batches),
-            ENTRY_BYTES,
-            f"terms in the CP-SAT model of {batches} batches",
-            "search has no model",
-        )
+        terms, what = entries_at_most(prob.instance, batches), f"of {batches} batches"
+        check_size(terms, ENTRY_BYTES, f"terms in the CP-SAT model {what}", "search has no model")
         self.model: Any = cp.CpModel()
         self.requests, self.steps = range(prob.n), range(batches)
         bools = self.model.new_bool_var

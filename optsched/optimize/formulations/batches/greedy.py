@@ -75,16 +75,11 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
 class _Rule(NamedTuple):
     """The options of `_greedy`.
 
-    Attributes
-    ----------
-    reserve : bool
-        Whether to admit only requests that fit at their peaks, so that nothing is ever evicted.
-    waves : bool
-        Whether to admit only when nothing runs.
-    mixed : bool
-        Whether to decode beside prefills if that fits.
-    cap : int
-        The max number of running requests.
+    `reserve`: Whether to admit only requests that fit at their peaks, so that nothing is ever
+    evicted.
+    `waves`: Whether to admit only when nothing runs.
+    `mixed`: Whether to decode beside prefills if that fits.
+    `cap`: The max number of running requests.
     """
 
     reserve: bool

@@ -62,17 +62,10 @@ class Arc(NamedTuple):
 class Network:
     """Nodes and arcs of a problem.
 
-    Parameters
-    ----------
-    prob : Problem
-    sizes : list of (s, o)
-        By class.
-    counts : list of int
-        Requests by class.
-    nodes : list of Node
-        Class k starts in node k.
-    arcs : list of Arc
-        In order of node; within a node, idling or pausing is first and eviction last.
+    `sizes`: By class.
+    `counts`: Requests by class.
+    `nodes`: Class k starts in node k.
+    `arcs`: In order of node; within a node, idling or pausing is first and eviction last.
     """
 
     prob: Problem

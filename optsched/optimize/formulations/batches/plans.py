@@ -26,12 +26,8 @@ Plan = list[Batch]
 class Requests:
     """The state of every request between two batches.
 
-    Attributes
-    ----------
-    cached, produced : list of int
-        KV tokens cached (0 once it has finished) and tokens produced, by request.
-    ready : list of bool
-        Whether all of the input is cached, so that the next step decodes.
+    `cached`, `produced`: KV tokens cached (0 once it has finished) and tokens produced, by request.
+    `ready`: Whether all of the input is cached, so that the next step decodes.
     """
 
     def __init__(self, prob: Problem) -> None:
@@ -186,18 +182,11 @@ UNITS = Scale(Fraction(1), True)
 class Claim(NamedTuple):
     """What a method claims to have found.
 
-    Attributes
-    ----------
-    status : Status
-        What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
-    plan : list of Batch, optional
-        The incumbent.
-    bound : number, optional
-        The bound on the first objective's level, in the models' unit.
-    start : list of float, optional
-        Starts in seconds since the first arrival, if they are not the earliest ones.
-    level : int, optional
-        The incumbent's level as the method computes it. `answer` checks it.
+    `status`: What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
+    `plan`: The incumbent.
+    `bound`: The bound on the first objective's level, in the models' unit.
+    `start`: Starts in seconds since the first arrival, if they are not the earliest ones.
+    `level`: The incumbent's level as the method computes it. `answer` checks it.
     """
 
     status: Status

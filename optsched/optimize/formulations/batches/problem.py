@@ -77,15 +77,10 @@ ARRIVAL_S = Fraction(1, 10**12)
 class Costs:
     """Prices of a cost model in exact integers, from the same functions as the judge's floats.
 
-    Parameters
-    ----------
-    values : tuple of int
-        The coefficients in the order of `BatchCost.array`, whose first entry is not used.
-    unit_s : Fraction
-        The length of a unit in seconds.
-    divisor : int
-        What a request or a coefficient costs is divided by it and rounded down, which is a
-        relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
+    `values`: The coefficients in the order of `BatchCost.array`, whose first entry is not used.
+    `unit_s`: The length of a unit in seconds.
+    `divisor`: What a request or a coefficient costs is divided by it and rounded down, which is a
+    relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
     """
 
     values: tuple[int, ...]
@@ -166,33 +161,19 @@ class Times(NamedTuple):
 class Problem:
     """An instance with its exact costs and the objectives, checked by `problem`.
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    model : BatchCost
-    objectives : tuple of str
-        Names of metrics, the most important first.
-    eviction_free : bool
-        Whether evictions are forbidden.
-    below : Fraction, optional
-        If given, only schedules count whose first objective is better than this value, in the
-        units of the instance.
-    slos : mapping of str to ndarray of float64, shape (n,)
-        The SLOs by name, in seconds, where requests within them are counted.
-    budget : Budget
-        The time for plans and models, at which all that builds them looks.
-
-    Attributes
-    ----------
-    prompt, output, sizes : list
-        s, o and (s, o), by request.
-    n, capacity, offset : int
-        The number of requests, M, and the KV tokens of a running request beyond its cached ones.
-    batch_tokens, prefill_tokens, running : int
-        C, min(P, C) and R_max.
-    hybrid, chunked : bool
-        Whether a batch may hold prefills and decodes, and whether a prefill may be split.
+    `instance`: In seconds.
+    `objectives`: Names of metrics, the most important first.
+    `eviction_free`: Whether evictions are forbidden.
+    `below`: If given, only schedules count whose first objective is better than this value, in the
+    units of the instance.
+    `slos` (shape (n,)): The SLOs by name, in seconds, where requests within them are counted.
+    `budget`: The time for plans and models, at which all that builds them looks.
+    `prompt`, `output`, `sizes`: s, o and (s, o), by request.
+    `n`, `capacity`, `offset`: The number of requests, M, and the KV tokens of a running request
+    beyond its cached ones.
+    `batch_tokens`, `prefill_tokens`, `running`: C, min(P, C) and R_max.
+    `hybrid`, `chunked`: Whether a batch may hold prefills and decodes, and whether a prefill may be
+    split.
     """
 
     def __init__(

@@ -88,12 +88,8 @@ class Program:
             )
 
         each = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
-        check_size(
-            prob.n * batches * each,
-            _ENTRY_BYTES,
-            f"nonzeros in the program of {batches} batches",
-            "search has no model",
-        )
+        what = f"nonzeros in the program of {batches} batches"
+        check_size(prob.n * batches * each, _ENTRY_BYTES, what, "search has no model")
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}

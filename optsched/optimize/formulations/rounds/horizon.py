@@ -24,19 +24,14 @@ _SRPT_LIMIT = 300
 class RoundData:
     """An instance in rounds as exact models need it, without the long gaps between arrivals.
 
-    Parameters
-    ----------
-    instance : Instance
-    arrival : ndarray of int64, shape (n,)
-        Arrival minus `shift`, in rounds.
-    shift : ndarray of int64, shape (n,)
-        A start of the model plus the shift is a start of the instance (see `round_data`).
-    block : ndarray of int64, shape (n,)
-        The number of the request's busy period, from 0 in order of time.
-    deadline : ndarray of int64, shape (n,)
-        The round by which the request's block has ended in every optimal schedule.
-    first_kv : ndarray of int64, shape (n,)
-        KV tokens held while the first token is produced. A run holds one more in each later round.
+    `arrival` (shape (n,)): Arrival minus `shift`, in rounds.
+    `shift` (shape (n,)): A start of the model plus the shift is a start of the instance (see
+    `round_data`).
+    `block` (shape (n,)): The number of the request's busy period, from 0 in order of time.
+    `deadline` (shape (n,)): The round by which the request's block has ended in every optimal
+    schedule.
+    `first_kv` (shape (n,)): KV tokens held while the first token is produced. A run holds one more
+    in each later round.
     """
 
     instance: Instance
@@ -179,10 +174,7 @@ class Machine:
 
     def __init__(self, data: RoundData, end: int) -> None:
         self.data = data
-        self.kv = np.zeros(end, dtype=np.int64)
-        self.running = np.zeros(end, dtype=np.int64)
-        self.prefill = np.zeros(end, dtype=np.int64)
-        self.prefills = np.zeros(end, dtype=np.int64)
+        self.kv, self.running, self.prefill, self.prefills = np.zeros((4, end), dtype=np.int64)
 
     def add(self, i: int, start: int) -> None:
         """Let request i run from a start on."""
@@ -221,9 +213,7 @@ class Machine:
         limits = self.data.instance.limits
         rounds = slice(start + 1, start + 1 + output)
         running, prefill, prefills = (
-            self.running[rounds],
-            self.prefill[rounds],
-            self.prefills[rounds],
+            use[rounds] for use in (self.running, self.prefill, self.prefills)
         )
         decodes = running - prefills
         blocked = np.zeros(output, dtype=bool)

@@ -55,17 +55,11 @@ ENTRY_BYTES = 50
 class Program:
     """What every method starts from: the data, the windows of starts, and a feasible schedule.
 
-    Parameters
-    ----------
-    data : RoundData
-    last : ndarray of int64, shape (n,)
-        Last start of each request that a schedule of min total latency can need, in the model's
-        time. Nothing is said about other objectives but that of ``on_time``.
-    warm : ndarray of int64, shape (n,)
-        Starts of a feasible schedule, in the model's time. They are within the windows unless
-        ``on_time``.
-    on_time : bool
-        Whether the requests are counted that start by ``last``, and others may be left out.
+    `last` (shape (n,)): Last start of each request that a schedule of min total latency can need,
+    in the model's time. Nothing is said about other objectives but that of ``on_time``.
+    `warm` (shape (n,)): Starts of a feasible schedule, in the model's time. They are within the
+    windows unless ``on_time``.
+    `on_time`: Whether the requests are counted that start by ``last``, and others may be left out.
     """
 
     data: RoundData
@@ -150,13 +144,8 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
-    entries = entries_at_most(data, last)
-    check_size(
-        entries,
-        ENTRY_BYTES,
-        f"nonzeros in the integer program of {n} requests",
-        "placement has no such limit",
-    )
+    what = f"nonzeros in the integer program of {n} requests"
+    check_size(entries_at_most(data, last), ENTRY_BYTES, what, "placement has no such limit")
     families = _Families(prog)
     before = prog.columns_before
     columns = int(before[-1])
@@ -193,9 +182,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         cost=np.concatenate([cost, np.zeros(phases)]),
         lower=np.zeros(columns + phases),
         upper=np.ones(columns + phases),
-        integrality=np.concatenate(
-            [np.ones(columns, dtype=np.int32), np.zeros(phases, dtype=np.int32)]
-        ),
+        integrality=np.repeat(np.array([1, 0], dtype=np.int32), [columns, phases]),
         start=start,
         index=np.concatenate([index[:filled], phase_index]).astype(np.int32, copy=False),
         value=np.concatenate([value[:filled], phase_value]),
@@ -223,26 +210,22 @@ class _Families:
         n, end = data.instance.n, int((prog.last + data.output).max())
         self.end = end
         kv, running, tokens, prefill = _largest_use(prog, end)
-        needed: list[tuple[str, NDArray[np.bool_], int]] = [
-            ("memory", kv > data.instance.kv_capacity, data.instance.kv_capacity)
-        ]
-
-        for name, use, limit in (
-            ("running", running, limits.max_running),
-            ("batch", tokens, limits.max_batch_tokens),
-            ("prefill", prefill, limits.max_prefill_tokens),
-        ):
-            if limit is not None:
-                needed.append((name, use > limit, limit))
-
         upper = [np.ones(n)]
         self.row_of: dict[str, NDArray[np.int32]] = {}
         rows = n
 
-        for name, mask, limit in needed:
+        for name, use, limit in (
+            ("memory", kv, data.instance.kv_capacity),
+            ("running", running, limits.max_running),
+            ("batch", tokens, limits.max_batch_tokens),
+            ("prefill", prefill, limits.max_prefill_tokens),
+        ):
+            if limit is None:
+                continue
+
+            count = int((use > limit).sum())
             self.row_of[name] = np.full(end + 1, -1, dtype=np.int32)
-            count = int(mask.sum())
-            self.row_of[name][mask] = np.arange(rows, rows + count, dtype=np.int32)
+            self.row_of[name][use > limit] = np.arange(rows, rows + count, dtype=np.int32)
             upper.append(np.full(count, float(limit)))
             rows += count
 
@@ -255,10 +238,8 @@ class _Families:
         self.row_upper = np.concatenate(upper)
         once = np.full(n, 0.0 if prog.on_time else 1.0)
         self.row_lower = np.concatenate([once, np.full(rows - n, -np.inf)])
-        whole = 1 + sum(name != "prefill" for name in self.row_of) * data.output
-        self.entries_per_start = (
-            whole + ("prefill" in self.row_of) + (data.output if data.hybrid_off else 0)
-        )
+        runs = sum(name != "prefill" for name in self.row_of) + data.hybrid_off
+        self.entries_per_start = 1 + runs * data.output + ("prefill" in self.row_of)
 
     def entries(self, i: int, starts: Ints) -> tuple[NDArray[np.int32], Floats]:
         """Return rows (-1: none) and values of request i's columns, shape (starts, entries)."""
@@ -293,9 +274,7 @@ class _Families:
 
         return rows, values
 
-    def phase_columns(
-        self,
-    ) -> tuple[NDArray[np.int32], Floats, Ints]:
+    def phase_columns(self) -> tuple[NDArray[np.int32], Floats, Ints]:
         """Return rows, values and number of entries of the columns y_t, round by round."""
         n = self.prog.data.instance.n
         if not self.prog.data.hybrid_off:

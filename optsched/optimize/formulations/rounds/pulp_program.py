@@ -49,12 +49,9 @@ def _problem(
     requests = range(data.instance.n)
     rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
 
-    check_size(
-        models.entries_at_most(data, prog.last),
-        _ENTRY_BYTES,
-        f"nonzeros in the readable program of {len(a)} requests",
-        "highs has room for more",
-    )
+    what = f"nonzeros in the readable program of {len(a)} requests"
+    entries = models.entries_at_most(data, prog.last)
+    check_size(entries, _ENTRY_BYTES, what, "highs has room for more")
     x: list[dict[int, Any]] = []
     for i in requests:
         budget.check(_DOING)

@@ -36,12 +36,9 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
-        check_size(
-            workers * models.entries_at_most(prog.data, prog.last),
-            models.ENTRY_BYTES,
-            f"nonzeros in the integer program of {workers} workers",
-            "lns has no such limit",
-        )
+        entries = workers * models.entries_at_most(prog.data, prog.last)
+        what = f"nonzeros in the integer program of {workers} workers"
+        check_size(entries, models.ENTRY_BYTES, what, "lns has no such limit")
         model = _repeated(models.linear_model(prog, budget), instance.n, workers)
         raw = solve_linear_model(model, prog.left(options, budget))
 
