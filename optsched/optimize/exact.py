@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from optsched.costs.cost import CostModel, cost_for
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.optimize.consistency import float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
@@ -20,7 +21,7 @@ from optsched.optimize.formulations import (
     check_method,
     get,
 )
-from optsched.optimize.interval import Interval
+from optsched.optimize.interval import Interval, judge
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
 from optsched.optimize.strategies import POLICY_SHARE
 from optsched.policies import behind_routers
@@ -34,7 +35,7 @@ from optsched.problem.errors import (
     ViolationError,
 )
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective, parse_objectives, service_limits
+from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
@@ -122,6 +123,7 @@ def starting_point(
     If no schedule is given, some policies are tried, and in rounds a serial placement too. The best
     of their schedules is returned. Once the budget is over, the first one found is returned.
     """
+    from optsched.optimize.formulations.rounds.horizon import serial_schedule
     from optsched.policies.engine.simulate import simulate
 
     task = exact.task
@@ -148,16 +150,22 @@ def starting_point(
     best: Start | None = None
     part = budget.part(_STARTS)
 
-    for make in _makers(task, seed):
+    makers: list[Callable[..., Schedule]] = [
+        partial(simulate, task.instance, spec, task.cost_model, seed=seed)
+        for spec in behind_routers(_STARTERS, min(task.workers, task.instance.n))
+    ]
+    if task.instance.in_rounds and task.workers == 1:
+        makers.append(lambda budget: serial_schedule(task.instance))
+
+    for make in makers:
         if best is not None and part.over:
             break
 
         # Even where no time is left, one of these quick policies gets a second.
-        own = Budget(
-            max(_MIN_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
-        )
+        least_s = _MIN_S if best is None else 0.0
+        own = Budget(max(least_s, POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
-            start = in_terms_of(exact, make(own))
+            start = in_terms_of(exact, make(budget=own))
         except OptschedError:
             continue  # the policy loops, or the instance rules it out
 
@@ -167,21 +175,6 @@ def starting_point(
             best = start
 
     return best
-
-
-def _makers(task: Task, seed: int) -> list[Callable[[Budget], Schedule]]:
-    from optsched.optimize.formulations.rounds.horizon import serial_schedule
-    from optsched.policies.engine.simulate import simulate
-
-    def by_policy(spec: str) -> Callable[[Budget], Schedule]:
-        return lambda own: simulate(task.instance, spec, task.cost_model, seed=seed, budget=own)
-
-    routed = behind_routers(_STARTERS, min(task.workers, task.instance.n))
-    makers = [by_policy(spec) for spec in routed]
-    if task.instance.in_rounds and task.workers == 1:
-        makers.append(lambda own: serial_schedule(task.instance))
-
-    return makers
 
 
 def in_terms_of(
@@ -195,7 +188,7 @@ def in_terms_of(
     others fit if the instance allows chunked prefill.
     """
     instance = exact.task.instance
-    judged = _judge(exact.task, schedule) if evaluation is None else evaluation
+    judged = judge(exact.task, schedule) if evaluation is None else evaluation
     if judged.workers > exact.task.workers:
         return None
     if exact.model.time_unit != "round":
@@ -213,14 +206,9 @@ def in_terms_of(
         runs = runs_on(instance, begin, workers_of(schedule, instance.n))
 
     try:
-        return Start(runs, _judge(exact.task, runs))
+        return Start(runs, judge(exact.task, runs))
     except ViolationError:
         return None
-
-
-def _judge(task: Task, schedule: Schedule) -> Evaluation:
-    """Judge a schedule with the limits of service that the objectives are about."""
-    return evaluate(task.instance, schedule, task.cost_model, **service_limits(task.objective))
 
 
 def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Start | None) -> Answer:
@@ -318,7 +306,7 @@ def accept(
 
 def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
-        return _judge(task, schedule)
+        return judge(task, schedule)
     except OptschedError as error:
         raise SolverError(f"{method}: found a schedule that is not feasible: {error}") from error
 

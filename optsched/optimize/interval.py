@@ -36,6 +36,12 @@ class Incumbent:
     evaluation: Evaluation
 
 
+def judge(task: Task, schedule: Schedule) -> Evaluation:
+    """Judge a schedule with the limits of service that the objectives are about."""
+    limits = service_limits(task.objective)
+    return evaluate(task.instance, schedule, task.cost_model, **limits)
+
+
 class Interval:
     """A value that no schedule beats, the best schedule known, and the origin of both.
 
@@ -126,13 +132,11 @@ class Interval:
         ViolationError, InputError
             The schedule is not a feasible schedule of the instance.
         """
-        task = self.task
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
 
-            limits = service_limits(task.objective)
-            return evaluate(task.instance, schedule, task.cost_model, **limits)
+            return judge(self.task, schedule)
 
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False

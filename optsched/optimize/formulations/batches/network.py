@@ -153,15 +153,12 @@ class Network:
         """
         found = []
         for weight, largest in self.functions:
-            later = [_sums_from([weight(z) for z in self.productions(v)]) for v in self._fresh]
+            later = [
+                _sums_from([weight(z) for z in self.productions(v)]) for v in range(len(self.sizes))
+            ]
             found.append(([later[node.cls][node.produced] for node in self.nodes], largest))
 
         return found
-
-    @property
-    def _fresh(self) -> range:
-        """The nodes of requests that have produced nothing: one per class, in order."""
-        return range(len(self.sizes))
 
     @cached_property
     def _work_from(self) -> list[list[int]]:

@@ -50,7 +50,7 @@ from optsched.optimize.formulations.batches.network import least_makespan, outli
 from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.large_rows import LARGEST
-from optsched.optimize.solvers.pulp_models import write_problem
+from optsched.optimize.solvers.pulp_models import solve_pulp_problem, write_problem
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.memory import check_size
@@ -417,23 +417,17 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
     else:
-        raw = _by_highs(program, left, start)
+        first = None if start is None else program.start_values(start)
+        try:
+            raw = solve_pulp_problem(program.problem, left, integral_objective=False, start=first)
+        except OutOfTimeError as why:
+            raw = RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
     plan = None if raw.objective is None else program.plan()
     claim = plans.Claim(raw.status, plan, scale.level(raw.bound))
     claim = confirmed(prob, claim, options.after(prob.budget.spent_s))
     rest = raw.native_status, raw.solve_s
     return plans.answer(prob, claim, *rest, fallback=start, room=program.batches)
-
-
-def _by_highs(program: Program, options: SolveOptions, start: plans.Plan | None) -> RawOutcome:
-    from optsched.optimize.solvers.pulp_models import solve_pulp_problem
-
-    first = None if start is None else program.start_values(start)
-    try:
-        return solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
-    except OutOfTimeError as why:
-        return RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
 
 def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
