@@ -20,13 +20,7 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_worth_solving
 from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    InfeasibleError,
-    LoopError,
-    OutOfTimeError,
-    PolicyError,
-    UsageError,
-)
+from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times, derive
 from optsched.problem.objective import TOTAL_LATENCY
@@ -240,7 +234,7 @@ def _run(
         schedule, evaluation, wall_s = strategies.run_policy(
             instance, spec, cost, seed=seed, budget=budget, **limits
         )
-    except (LoopError, OutOfTimeError, PolicyError) as error:
+    except strategies.NO_SCHEDULE as error:
         return replace(row, error=str(error))
 
     outside = strategies.outside_reason(evaluation)

@@ -24,14 +24,7 @@ from optsched.optimize.consistency import reconcile
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    InputError,
-    LoopError,
-    NoIncumbentError,
-    OutOfTimeError,
-    PolicyError,
-    UsageError,
-)
+from optsched.problem.errors import InputError, NoIncumbentError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import table
 from optsched.problem.objective import Objective
@@ -326,7 +319,7 @@ def _run(
         try:
             part = budget if named else budget.part(_POLICY_SHARE * strategies.POLICY_SHARE)
             _, evaluation, _ = strategies.run_policy(instance, spec, cost, seed=seed, budget=part)
-        except (LoopError, OutOfTimeError, PolicyError):
+        except strategies.NO_SCHEDULE:
             if named:
                 raise
 

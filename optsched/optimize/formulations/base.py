@@ -11,7 +11,7 @@ from optsched.bounds.base import ANY_INSTANCE, features_of
 from optsched.costs.cost import CostModel, UnitCost
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.routers import check_workers
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance, TimeUnit
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule
@@ -161,6 +161,18 @@ class Formulation:
     switches: frozenset[str] = frozenset()
     leaves_out: Callable[[Task], frozenset[str]] = lambda task: frozenset()
     export: Callable[[Task, str, str | Path], None] | None = None
+
+
+def check_prompts(instance: Instance, ending: str) -> None:
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
+    for name in ("max_batch_tokens", "max_prefill_tokens"):
+        limit = getattr(instance.limits, name)
+        if limit is not None and (instance.prompt_tokens > limit).any():
+            i = int((instance.prompt_tokens > limit).argmax())
+            raise InfeasibleError(
+                f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
+                f"{instance.prompt_tokens[i]}{ending}"
+            )
 
 
 def demands(instance: Instance) -> frozenset[str]:

@@ -377,21 +377,10 @@ HIGHS_STATUS = {
 """HiGHS's model statuses. ``FEASIBLE`` means that HiGHS stopped. `settle_status` makes it
 ``NO_INCUMBENT`` without an incumbent, and ``OPTIMAL`` if the gap is closed."""
 
-CPSAT_STATUS: dict[str, Status] = {
-    "OPTIMAL": Status.OPTIMAL,
-    "FEASIBLE": Status.FEASIBLE,
-    "INFEASIBLE": Status.INFEASIBLE,
-    "UNKNOWN": Status.NO_INCUMBENT,
-    "MODEL_INVALID": Status.ERROR,
-}
+CPSAT_STATUS = {one.name: one for one in (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE)}
+CPSAT_STATUS |= {"UNKNOWN": Status.NO_INCUMBENT, "MODEL_INVALID": Status.ERROR}
 """CP-SAT's statuses. CP-SAT reports 0 for an objective or a bound that it does not have, so they
 are read only if the status says that they exist."""
 
-PULP_STATUS: dict[int, Status] = {
-    1: Status.OPTIMAL,
-    2: Status.FEASIBLE,
-    0: Status.NO_INCUMBENT,
-    -1: Status.INFEASIBLE,
-    -2: Status.ERROR,
-}
+PULP_STATUS = dict(zip((1, 2, -1, 0, -2), Status, strict=True))
 """PuLP's ``sol_status``. PuLP's ``status`` is Optimal at a time limit, whatever the gap."""

@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
-from optsched.optimize.formulations.base import LIMITS, Task
+from optsched.optimize.formulations.base import LIMITS, Task, check_prompts
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import InfeasibleError, InputError, UsageError
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 
@@ -449,15 +449,8 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
     if instance.chunked_prefill is not True:
-        for name in ("max_batch_tokens", "max_prefill_tokens"):
-            limit = getattr(instance.limits, name)
-            if limit is not None and (instance.prompt_tokens > limit).any():
-                i = int(np.argmax(instance.prompt_tokens > limit))
-                raise InfeasibleError(
-                    f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
-                    f"{instance.prompt_tokens[i]}, without chunked prefill; expected a larger "
-                    "limit, or chunked_prefill = true"
-                )
+        expected = "expected a larger limit, or chunked_prefill = true"
+        check_prompts(instance, f", without chunked prefill; {expected}")
 
     return Problem(
         instance,

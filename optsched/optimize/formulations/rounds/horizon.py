@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from optsched.bounds.blocks import blocks_of
 from optsched.bounds.machine import srpt_completions
-from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.optimize.formulations.base import check_prompts
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
@@ -97,16 +98,8 @@ def round_data(instance: Instance) -> RoundData:
             "instance in rounds (`optsched import --rounds SECONDS` makes one)"
         )
 
-    for name in ("max_batch_tokens", "max_prefill_tokens"):
-        limit = getattr(instance.limits, name)
-        if limit is not None and (instance.prompt_tokens > limit).any():
-            i = int(np.argmax(instance.prompt_tokens > limit))
-            raise InfeasibleError(
-                f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
-                f"{instance.prompt_tokens[i]}; expected at least the largest prompt, as hindsight "
-                "processes a prompt in one round"
-            )
-
+    expected = "at least the largest prompt, as hindsight processes a prompt in one round"
+    check_prompts(instance, f"; expected {expected}")
     blocks = blocks_of(instance)
     return RoundData(
         instance=instance,
@@ -157,8 +150,8 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
 
     if not (data.instance.limits.as_dict() or data.hybrid_off):
         columns = data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity
-        use = np.zeros(end, dtype=np.int64)
-        place_in_order(grouped, *columns, data.arrival, use, starts)
+        use = np.zeros((1, end), dtype=np.int64)
+        place_in_order(grouped, *columns, use, starts, np.zeros_like(starts))
         return starts
 
     machine = Machine(data, end)

@@ -61,20 +61,17 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
 def _on_workers(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule that the search finds on several workers, without a bound."""
     from optsched.optimize.search.lns import Search
-    from optsched.optimize.search.placement import orders, place_on_workers, room_of
+    from optsched.optimize.search.placement import orders, place_in_order, room_of
 
     room, n = room_of(task.instance), task.instance.n
     workers = min(task.workers, n)
     max_steps = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
 
     def placed(order: Ints) -> tuple[Ints, Ints]:
-        starts, homes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        starts, homes = np.zeros((2, n), dtype=np.int64)
         end = int(room.deadline.max()) + int(room.output.max()) + 2
-        use = np.zeros((workers, end), dtype=np.int64)
-        place_on_workers(
-            order, room.arrival, room.output, room.base, room.capacity, use, starts, homes
-        )
-
+        columns = room.arrival, room.output, room.base, room.capacity
+        place_in_order(order, *columns, np.zeros((workers, end), dtype=np.int64), starts, homes)
         return starts, homes
 
     def search(budget: Budget) -> Search:
