@@ -25,15 +25,8 @@ from optsched.optimize.interval import Interval, judge
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
 from optsched.optimize.strategies import POLICY_SHARE
 from optsched.policies import behind_routers
+from optsched.problem import errors
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    OptschedError,
-    OutOfTimeError,
-    SolverError,
-    TooLargeError,
-    UsageError,
-    ViolationError,
-)
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
@@ -100,12 +93,14 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
     found = get(name)
     if found.time_unit != instance.time_unit:
         if found.time_unit == "round":
-            raise UsageError(
+            raise errors.UsageError(
                 f"formulation: found {name} for an instance in seconds; expected infermax, or an "
                 "instance in rounds (`optsched import --rounds SECONDS` makes one)"
             )
 
-        raise UsageError(f"formulation: found {name} for an instance in rounds; expected hindsight")
+        raise errors.UsageError(
+            f"formulation: found {name} for an instance in rounds; expected hindsight"
+        )
 
     return found
 
@@ -136,7 +131,7 @@ def starting_point(
 
         start = in_terms_of(exact, schedule)
         if start is None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"warm start: found {found} pauses a request or splits a prefill; expected "
                 f"{expected} that formulation {exact.model.name} allows"
             )
@@ -166,7 +161,7 @@ def starting_point(
         own = Budget(max(least_s, POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
             start = in_terms_of(exact, make(budget=own))
-        except OptschedError:
+        except errors.OptschedError:
             continue  # the policy loops, or the instance rules it out
 
         if start is not None and (
@@ -207,7 +202,7 @@ def in_terms_of(
 
     try:
         return Start(runs, judge(exact.task, runs))
-    except ViolationError:
+    except errors.ViolationError:
         return None
 
 
@@ -228,9 +223,9 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
             raise
 
         why = "interrupted"
-    except OutOfTimeError as late:
+    except errors.OutOfTimeError as late:
         why = str(late)
-    except TooLargeError as large:
+    except errors.TooLargeError as large:
         if exact.asked:
             raise
 
@@ -267,7 +262,7 @@ def accept(
 
     if interval.incumbent is not None:
         if status is Status.INFEASIBLE:
-            raise SolverError(
+            raise errors.SolverError(
                 f"{method}: found the status infeasible ({answer.native_status}) although the warm "
                 "start is feasible; expected an incumbent; the model or the solver is wrong"
             )
@@ -307,8 +302,10 @@ def accept(
 def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
         return judge(task, schedule)
-    except OptschedError as error:
-        raise SolverError(f"{method}: found a schedule that is not feasible: {error}") from error
+    except errors.OptschedError as error:
+        raise errors.SolverError(
+            f"{method}: found a schedule that is not feasible: {error}"
+        ) from error
 
 
 def _agree(
@@ -320,11 +317,13 @@ def _agree(
 ) -> None:
     name = goal.name
     if claimed is None or judged is None:
-        raise SolverError(f"{method}: found {name} {claimed} claimed; expected {judged}, as judged")
+        raise errors.SolverError(
+            f"{method}: found {name} {claimed} claimed; expected {judged}, as judged"
+        )
 
     slack = 0.01 if goal.integral(instance) else float_noise(instance, name, judged)
     if not abs(claimed - judged) <= slack:
-        raise SolverError(
+        raise errors.SolverError(
             f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "
             "judged; the model or the solver is wrong"
         )

@@ -17,14 +17,8 @@ import numpy as np
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.formulations.base import (
-    LIMITS,
-    Answer,
-    Method,
-    Task,
-    automatic,
-    check_method,
-)
+from optsched.optimize.formulations import base
+from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import MODELLED, SWITCHES
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
@@ -121,9 +115,9 @@ def _alone(task: Task, members: int, options: SolveOptions) -> Answer:
     part = task.instance.subset(np.array(_members(members, task.instance.n)))
     own = replace(task, instance=part, workers=1)
     model = get("hindsight" if part.in_rounds else "infermax")
-    name = automatic(model, own)
+    name = base.automatic(model, own)
 
-    return check_method(model, name, own).run(own, options)
+    return base.check_method(model, name, own).run(own, options)
 
 
 def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,25 +54,23 @@ _PATIENCE = 400
 """The search ends after so many candidates in a row without an improvement."""
 
 
+@dataclass(eq=False)
 class Best:
-    """The best schedule so far.
+    """The best schedule so far, and the arguments of `improve`.
 
-    `instance`, `cost`, `objective`, `admit`: As of `improve`.
     `budget`: Its callback receives every improvement.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        cost: CostModel,
-        objective: Objective,
-        admit: Callable[[Evaluation], bool] | None,
-        budget: Budget,
-    ) -> None:
-        self.instance, self.cost, self.objective, self.admit = instance, cost, objective, admit
-        self.schedule: Schedule | None = None
-        self.value, self.origin = objective.signed(np.inf), ""
-        self._budget = budget
+    instance: Instance
+    cost: CostModel
+    objective: Objective
+    admit: Callable[[Evaluation], bool] | None
+    budget: Budget
+    schedule: Schedule | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        self.value = self.objective.signed(np.inf)
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
         """Keep a schedule if it is admitted and better. Return whether it was kept."""
@@ -88,7 +87,7 @@ class Best:
             return False
 
         self.schedule, self.value, self.origin = schedule, float(value), origin
-        self._budget.tell(incumbent=self.value)
+        self.budget.tell(incumbent=self.value)
         return True
 
 

@@ -27,15 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.optimize.solvers.base import (
-    CPSAT_STATUS,
-    Progress,
-    RawOutcome,
-    SolveOptions,
-    Status,
-    run_interruptibly,
-    settle_status,
-)
+from optsched.optimize.solvers import base
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.errors import UsageError
 
 _WITHOUT_WRONG_RULES = {
@@ -107,7 +100,7 @@ def _run(
             parameters.log_to_stdout = False
             solver.log_callback = lambda line: file.write(line + "\n")
 
-        run_interruptibly(
+        base.run_interruptibly(
             lambda: statuses.append(solver.solve(model, callback)),
             cancel=solver.stop_search,
             stop=options.stop,
@@ -123,7 +116,7 @@ def _run(
             f"expected smaller ones, or another method ({' '.join(model.validate().split())[:200]})"
         )
 
-    mapped = CPSAT_STATUS.get(native, Status.ERROR)
+    mapped = base.CPSAT_STATUS.get(native, Status.ERROR)
     objective = bound = values = None
     if mapped in (Status.OPTIMAL, Status.FEASIBLE):
         objective = round(solver.objective_value)
@@ -135,7 +128,7 @@ def _run(
         if mapped is Status.NO_INCUMBENT and solver.best_objective_bound == 0.0:
             bound = None
 
-    status = settle_status(mapped, objective, bound, integral_objective=True)
+    status = base.settle_status(mapped, objective, bound, integral_objective=True)
     return RawOutcome(status, objective, bound, values, native, solve_s)
 
 
@@ -157,7 +150,7 @@ def _reporting(solver: Any, options: SolveOptions, begin: float) -> Any:
     def report(bound: float) -> None:
         assert options.progress is not None
         known = bound if math.isfinite(bound) else None
-        options.progress(Progress(time.perf_counter() - begin, incumbent[0], known))
+        options.progress(base.Progress(time.perf_counter() - begin, incumbent[0], known))
 
     class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:

@@ -26,18 +26,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.optimize.solvers import highs_worker
-from optsched.optimize.solvers.base import (
-    HIGHS_STATUS,
-    LinearModel,
-    Progress,
-    RawOutcome,
-    SolveOptions,
-    Status,
-    round_up_bound,
-    run_interruptibly,
-    settle_status,
-)
+from optsched.optimize.solvers import base, highs_worker
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.highs_worker import Job, Message
 from optsched.optimize.solvers.large_rows import cuts_of, easier, large_rows, with_cuts
 from optsched.problem.budget import work_time
@@ -102,7 +92,7 @@ def _solve(model: LinearModel, options: SolveOptions, start: Floats | None) -> R
         _solve_apart(job, found, options)
     else:
         cancelled = threading.Event()
-        run_interruptibly(
+        base.run_interruptibly(
             lambda: highs_worker.solve(job, found.hear, cancelled.is_set),
             cancel=cancelled.set,
             stop=options.stop,
@@ -142,7 +132,7 @@ def arguments(model: LinearModel) -> tuple[Any, ...]:
 class _Found:
     """What HiGHS has reported so far."""
 
-    progress: Callable[[Progress], None] | None
+    progress: Callable[[base.Progress], None] | None
     begin: float
     objective: float | None = None
     values: Floats | None = None
@@ -176,7 +166,7 @@ class _Found:
 
             if self.progress is not None and kind in ("bounds", "done", "beat"):
                 elapsed = time.perf_counter() - self.begin
-                self.progress(Progress(elapsed, self.incumbent, self.bound))
+                self.progress(base.Progress(elapsed, self.incumbent, self.bound))
 
 
 def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
@@ -190,7 +180,7 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
             worker.kill()
 
         try:
-            run_interruptibly(
+            base.run_interruptibly(
                 lambda: _converse(worker, job, found),
                 cancel=end,
                 stop=options.stop,
@@ -252,7 +242,7 @@ def _death(code: int, errors: IO[bytes]) -> str:
 def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> RawOutcome:
     native = found.native or ""
     words = "" if found.failed else native.partition(",")[0]
-    mapped = HIGHS_STATUS.get(words, Status.ERROR)
+    mapped = base.HIGHS_STATUS.get(words, Status.ERROR)
 
     bound, values = found.bound, found.values
     if mapped is Status.INFEASIBLE:
@@ -263,9 +253,11 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
 
     objective = None if values is None else _value(model, values)
     if bound is not None and model.integral_objective:
-        bound = round_up_bound(bound)
+        bound = base.round_up_bound(bound)
 
-    status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
+    status = base.settle_status(
+        mapped, objective, bound, integral_objective=model.integral_objective
+    )
     return RawOutcome(status, objective, bound, values, native, seconds)
 
 

@@ -118,13 +118,8 @@ class Costs:
         In chunks of one token the squares shrink to the tokens. Other terms are left out, since
         coefficients are not negative.
         """
-        each, request = self._in_chunks
-        return each * tokens + request * batches
-
-    @cached_property
-    def _in_chunks(self) -> tuple[int, int]:
         each = self["token"] + self["prefill_token"] + self["prefill_square"]
-        return each, self["prefill_request"]
+        return each * tokens + self["prefill_request"] * batches
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
         """Return the cost of a batch that does not depend on its requests."""
