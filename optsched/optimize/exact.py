@@ -236,19 +236,14 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
     if start is None:
         return Answer(Status.NO_INCUMBENT, native_status=why)
 
-    return Answer(
-        Status.FEASIBLE,
-        start.schedule,
-        objective=interval.goal.of(start.evaluation),
-        native_status=why,
-    )
+    value = interval.goal.of(start.evaluation)
+    return Answer(Status.FEASIBLE, start.schedule, value, native_status=why)
 
 
 def accept(
     exact: Exact,
     interval: Interval,
     answer: Answer,
-    *,
     origin: str | None = None,
     at_ties: bool = False,
 ) -> Status:

@@ -275,11 +275,7 @@ def solve(
 
 
 def _result(
-    exact: Exact,
-    interval: Interval,
-    answer: Answer,
-    status: Status,
-    options: SolveOptions,
+    exact: Exact, interval: Interval, answer: Answer, status: Status, options: SolveOptions
 ) -> Result:
     task, best = exact.task, interval.incumbent
     evaluation = None if best is None else best.evaluation

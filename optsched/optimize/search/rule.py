@@ -30,13 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
-from optsched.judge.life import (
-    EMPTY,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-)
+from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time
 from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (

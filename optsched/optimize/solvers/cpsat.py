@@ -38,11 +38,7 @@ _WITHOUT_WRONG_RULES = {
 
 
 def solve_cp_model(
-    model: Any,
-    options: SolveOptions,
-    *,
-    read: list[Any],
-    known: int | None = None,
+    model: Any, options: SolveOptions, *, read: list[Any], known: int | None = None
 ) -> RawOutcome:
     """Minimize a CP-SAT model, whose objective is an integer.
 

@@ -44,10 +44,7 @@ _STDERR_CHARS = 300
 
 
 def solve_linear_model(
-    model: LinearModel,
-    options: SolveOptions,
-    *,
-    start_values: Floats | None = None,
+    model: LinearModel, options: SolveOptions, *, start_values: Floats | None = None
 ) -> RawOutcome:
     """Minimize a model by HiGHS, with rows that are safe for its tolerances (`large_rows`).
 
