@@ -241,11 +241,7 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
 
 
 def accept(
-    exact: Exact,
-    interval: Interval,
-    answer: Answer,
-    origin: str | None = None,
-    at_ties: bool = False,
+    exact: Exact, interval: Interval, answer: Answer, origin: str = "", at_ties: bool = False
 ) -> Status:
     """Check an answer against the judge and the interval, and improve the interval by it.
 
@@ -304,11 +300,7 @@ def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
 
 
 def _agree(
-    instance: Instance,
-    method: str,
-    goal: Objective,
-    claimed: float | None,
-    judged: float | int | None,
+    instance: Instance, method: str, goal: Objective, claimed: float | None, judged: float | None
 ) -> None:
     name = goal.name
     if claimed is None or judged is None:

@@ -96,11 +96,10 @@ def _run(
             parameters.log_to_stdout = False
             solver.log_callback = lambda line: file.write(line + "\n")
 
-        base.run_interruptibly(
-            lambda: statuses.append(solver.solve(model, callback)),
-            cancel=solver.stop_search,
-            stop=options.stop,
-        )
+        def work() -> None:
+            statuses.append(solver.solve(model, callback))
+
+        base.run_interruptibly(work, cancel=solver.stop_search, stop=options.stop)
         solver.log_callback = None
 
     solve_s = time.perf_counter() - begin

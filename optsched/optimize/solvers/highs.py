@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,11 +90,8 @@ def _solve(model: LinearModel, options: SolveOptions, start: Floats | None) -> R
         _solve_apart(job, found, options)
     else:
         cancelled = threading.Event()
-        base.run_interruptibly(
-            lambda: highs_worker.solve(job, found.hear, cancelled.is_set),
-            cancel=cancelled.set,
-            stop=options.stop,
-        )
+        solve = partial(highs_worker.solve, job, found.hear, cancelled.is_set)
+        base.run_interruptibly(solve, cancel=cancelled.set, stop=options.stop)
 
     return _outcome(model, job, found, time.perf_counter() - begin)
 
@@ -177,12 +175,8 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
             worker.kill()
 
         try:
-            base.run_interruptibly(
-                lambda: _converse(worker, job, found),
-                cancel=end,
-                stop=options.stop,
-                deadline=deadline,
-            )
+            talk = partial(_converse, worker, job, found)
+            base.run_interruptibly(talk, cancel=end, stop=options.stop, deadline=deadline)
         finally:
             if found.native is None and not ends:
                 with suppress(subprocess.TimeoutExpired):
