@@ -7,9 +7,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.problem.kernel import njit
-
-Floats = NDArray[np.float64]
 
 _LATEST = 4096
 """Of a longer stretch, only so many of the latest requests may be let go. So the time of a pass
@@ -31,9 +30,7 @@ def _took_up(of: Floats, after: Floats, m: int, deadline: float, clock: float) -
 
 
 @njit
-def _pass(
-    release: Floats, due: Floats, work: Floats, order: NDArray[np.int64], gone: NDArray[np.bool_]
-) -> int:
+def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray[np.bool_]) -> int:
     """Serve all by earliest deadlines, and let go whoever is too much; return how many.
 
     After one is let go the clock is set back by what was done of it. That may be too far, since

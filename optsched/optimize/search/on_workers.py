@@ -12,8 +12,8 @@ has. The moves are kept around which the sum of latencies is smaller.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch
 from optsched.policies.base import Job
 from optsched.policies.engine.parts import joined
@@ -21,9 +21,6 @@ from optsched.policies.routers import part_of
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import workers_of
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _ORDER = 0.3
 """The share of the time left for the order in each turn, and the same for moves."""

@@ -27,8 +27,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
 from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time
 from optsched.judge.memory import fits, kv_of, project
@@ -50,9 +50,6 @@ from optsched.policies.engine.common import (
 from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 BRAKES = ("q", "r", "c", "d", "p")
 """The parameters of the rule. The module's text says what they do."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.rule import Server
@@ -30,8 +31,6 @@ from optsched.problem.errors import ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, service_limits
 from optsched.problem.schedule import Schedule, from_batches, in_parts
-
-Floats = NDArray[np.float64]
 
 _FREE = 1e18
 _STARTS: tuple[tuple[float, ...], ...] = (
@@ -172,7 +171,7 @@ class RuleSearch:
 
         return True
 
-    def _stretches(self, finish: Floats) -> NDArray[np.int64]:
+    def _stretches(self, finish: Floats) -> Ints:
         """Return the requests that find nobody in the system."""
         latest = np.maximum.accumulate(finish)
         return np.append(0, 1 + np.flatnonzero(latest[:-1] <= self._arrival[1:]))

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats
 from optsched.optimize.solvers import base, highs_worker
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.highs_worker import Job, Message
@@ -34,7 +34,6 @@ from optsched.optimize.solvers.large_rows import cuts_of, easier, large_rows, wi
 from optsched.problem.budget import work_time
 from optsched.problem.errors import SolverError
 
-Floats = NDArray[np.float64]
 _INTEGRAL_ABS_GAP = 0.999
 _ENTRIES_HERE = 5_000
 """The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s."""

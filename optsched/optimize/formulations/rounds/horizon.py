@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from optsched.bounds.blocks import blocks_of
 from optsched.bounds.machine import srpt_completions
+from optsched.bounds.timeline import Ints
 from optsched.optimize.formulations.base import check_prompts
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
@@ -36,19 +37,19 @@ class RoundData:
     """
 
     instance: Instance
-    arrival: NDArray[np.int64]
-    shift: NDArray[np.int64]
-    block: NDArray[np.int64]
-    deadline: NDArray[np.int64]
-    first_kv: NDArray[np.int64]
+    arrival: Ints
+    shift: Ints
+    block: Ints
+    deadline: Ints
+    first_kv: Ints
 
     @property
-    def prompt(self) -> NDArray[np.int64]:
+    def prompt(self) -> Ints:
         """Prompt tokens s_i, shape (n,)."""
         return self.instance.prompt_tokens
 
     @property
-    def output(self) -> NDArray[np.int64]:
+    def output(self) -> Ints:
         """Output tokens o_i, shape (n,)."""
         return self.instance.output_tokens
 
@@ -62,11 +63,11 @@ class RoundData:
         """Round by which every optimal schedule has ended."""
         return int(self.deadline.max())
 
-    def tel(self, starts: NDArray[np.int64]) -> int:
+    def tel(self, starts: Ints) -> int:
         """Return the total end-to-end latency of starts in the model's time, in rounds."""
         return int((starts + self.output - self.arrival).sum())
 
-    def schedule(self, starts: NDArray[np.int64]) -> Schedule:
+    def schedule(self, starts: Ints) -> Schedule:
         """Return the schedule of the instance whose starts are these in the model's time."""
         return from_starts(starts + self.shift, self.instance)
 
@@ -117,7 +118,7 @@ def serial_schedule(instance: Instance) -> Schedule:
     return data.schedule(serial_starts(data))
 
 
-def serial_starts(data: RoundData) -> NDArray[np.int64]:
+def serial_starts(data: RoundData) -> Ints:
     """Return starts in the model's time: each request in turn at its earliest feasible one.
 
     Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
@@ -129,7 +130,7 @@ def serial_starts(data: RoundData) -> NDArray[np.int64]:
     return min((place(data, np.lexsort((index, *key))) for key in keys), key=data.tel)
 
 
-def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
+def place(data: RoundData, order: ArrayLike) -> Ints:
     """Start each request at its earliest feasible start, block by block in the given order.
 
     Each block ends by its deadline, since a request starts no later than its arrival or the end of
@@ -234,7 +235,7 @@ class Machine:
         return later
 
 
-def without_idle(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def without_idle(data: RoundData, starts: Ints) -> Ints:
     """Return the starts with the idle rounds after the last arrival cut out.
 
     If the given starts are feasible, so are the returned ones, and none is later. The reason is
@@ -275,7 +276,7 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     return max(outputs, -(-total // capacity))
 
 
-def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np.int64]:
+def start_windows(data: RoundData, upper_bound: int | None = None) -> Ints:
     """Return the last start of each request that an optimal schedule can need.
 
     **Claim.** Every schedule of min total latency starts each request i at or before

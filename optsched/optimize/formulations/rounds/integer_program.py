@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds import horizon, on_time
 from optsched.optimize.formulations.rounds.horizon import RoundData
@@ -43,9 +44,6 @@ from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 ENTRY_BYTES = 50
 """The bytes of a nonzero: 12 here, 16 while it is made, and the rest in HiGHS."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
+from optsched.bounds.timeline import Ints
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.solvers.base import SolveOptions, Status, run_search
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.schedule import runs_on
 
-Ints = NDArray[np.int64]
 STEPS, STEPS_PER_REQUEST = 20_000, 8_000
 """The steps of the search on several workers if there is no time limit."""
 

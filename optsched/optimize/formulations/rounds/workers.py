@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds import integer_program as models
 from optsched.optimize.formulations.rounds.on_time import as_shares
@@ -73,7 +73,7 @@ def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
     index = [np.where(model.index < shared, model.index, model.index + w * own) for w in copies]
     starts = [model.start[:-1] + w * len(model.index) for w in copies]
 
-    def rows(limits: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows(limits: Floats) -> Floats:
         return np.concatenate([limits[:shared], np.tile(limits[shared:], times)])
 
     return replace(
