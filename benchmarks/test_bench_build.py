@@ -33,6 +33,6 @@ def test_hand_over_to_highs(benchmark):
     from optsched.optimize.solvers.highs_worker import loaded
 
     model = linear_model(program(paper_scale()))
-    options = highs_options(SolveOptions(threads=1), integral_objective=True)
+    options = highs_options(SolveOptions(threads=1), True)
     highs = benchmark(lambda: loaded(arguments(model), options))
     assert highs.getNumNz() == model.entries

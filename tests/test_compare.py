@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.analysis.compare import SOLVER_STARTS, best_of_policies, compare
+from optsched.analysis.compare import best_of_policies, compare
 from optsched.bounds import lower_bound
 from optsched.judge.evaluate import evaluate
+from optsched.optimize.plan import SIZES
 from optsched.optimize.solve import solve
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
@@ -60,7 +61,7 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
 
 def test_larger_instances_take_the_registry_of_bounds() -> None:
     instance = large()
-    assert instance.n * int(instance.output_tokens.sum()) > SOLVER_STARTS
+    assert instance.n * int(instance.output_tokens.sum()) > SIZES.compared
     comparison = compare(instance, ["mc-sf", "fcfs"])
     assert (comparison.bound, comparison.bound_origin) == lower_bound(instance)
     assert comparison.status == "feasible"

@@ -14,7 +14,7 @@ from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
 from optsched.optimize.formulations.batches.network import outline
-from optsched.optimize.formulations.batches.plans import Scale
+from optsched.optimize.formulations.batches.plans import UNITS
 from optsched.optimize.formulations.batches.problem import Costs, problem
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import InfeasibleError, InputError, SolverError, UsageError
@@ -37,7 +37,7 @@ MODELS = [
     load_cost_model("llama2-7b-a100-fit"),
     ODD,
 ]
-METHODS = ["astar", "flow-highs", "flow-cpsat", "cpsat", "pulp-bigm"]
+METHODS = ["astar", "flow-cpsat", "cpsat", "pulp-bigm"]
 CASES = [2**k for k in range(11)]
 OPTIMA_MS = dict(
     zip(
@@ -139,13 +139,12 @@ def agrees(method, kind, seed, *, objectives=None, draws=1):
 
 KINDS = {
     "astar": ["plain", "limits", "chunks", "chunks limits"],
-    "flow-highs": ["plain", "limits"],
     "flow-cpsat": ["plain", "limits"],
     "cpsat": ["plain", "limits", "arrivals limits", "chunks", "chunks arrivals limits"],
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
 """Switches by exact method, as declared."""
-QUICK = {"astar": 8, "flow-highs": 4, "flow-cpsat": 3, "cpsat": 2, "pulp-bigm": 2}
+QUICK = {"astar": 8, "flow-cpsat": 3, "cpsat": 2, "pulp-bigm": 2}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
 
@@ -229,7 +228,7 @@ def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
 # The paper's 11 cases
 
 
-@pytest.mark.parametrize("method", ["astar", "flow-highs", "flow-cpsat"])
+@pytest.mark.parametrize("method", ["astar", "flow-cpsat"])
 def test_the_paper_cases_are_proved_and_agree(method):
     for prompt in CASES:
         answer = run(fixed(4, prompt, 4), method)
@@ -286,7 +285,7 @@ def test_pulp_proves_three_requests(prompt):
 def test_an_evicted_request_may_be_overtaken_by_an_equal_one():
     # Ordering the tokens of equal requests in every batch would cost 24.821 ms here.
     instance = fixed(3, 3, 4, 11)
-    values = [1000 * run(instance, m).objective for m in ("astar", "flow-highs", "cpsat")]
+    values = [1000 * run(instance, m).objective for m in ("astar", "flow-cpsat", "cpsat")]
     assert values == pytest.approx([22.496468] * 3, abs=1e-6)
 
 
@@ -307,8 +306,8 @@ def test_search_and_flow_agree_on_mixed_classes():
         instance = Instance(
             np.zeros(5), prompt, output, room, time_unit="second", kv_accounting="cached"
         )
-        values = [run(instance, m).objective for m in ("astar", "flow-highs", "flow-cpsat")]
-        assert values == pytest.approx([values[0]] * 3, rel=1e-9)
+        values = [run(instance, m).objective for m in ("astar", "flow-cpsat")]
+        assert values == pytest.approx([values[0]] * 2, rel=1e-9)
 
 
 # Questions, limits, statuses
@@ -355,7 +354,7 @@ def test_a_limit_that_a_request_breaks_is_named(method):
 
 def test_what_a_method_cannot_do_names_one_that_can():
     instance = fixed(2, 3, 3)
-    for method, objectives in (("flow-highs", ("tel",)), ("astar", ("max_tpot",))):
+    for method, objectives in (("flow-cpsat", ("tel",)), ("astar", ("max_tpot",))):
         with pytest.raises(UsageError, match=r"cannot do objective .*; expected \S+$"):
             run(instance, method, *objectives)
     with pytest.raises(UsageError, match="several objectives; expected cpsat"):
@@ -377,10 +376,7 @@ def test_no_time_is_no_infeasibility(method):
 
 @pytest.mark.parametrize("method", METHODS[1:])  # A* has no number of batches
 def test_too_few_batches_are_an_error_never_infeasible(method, monkeypatch):
-    file = {"flow-highs": "flow", "flow-cpsat": "flow", "pulp-bigm": "pulp_big_m"}.get(
-        method, method
-    )
-    where = f"optsched.optimize.formulations.batches.{file}.max_batches"
+    where = "optsched.optimize.formulations.batches.plans.max_batches"
     monkeypatch.setattr(where, lambda prob, best: 4)
     with pytest.raises(SolverError, match="4 batches"):
         run(fixed(2, 3, 3, 5), method)
@@ -456,9 +452,9 @@ def test_costs_are_exact_integers_of_the_decimal_text():
 
 def test_a_bound_in_floats_is_not_rounded_up_beyond_the_integer_that_it_is():
     # CP-SAT was seen to prove 12064 units as 12064.000000000002; 12065 would exclude the optimum.
-    assert Scale.units().level(12064.0000001) == 12064
-    assert Scale.units().level(12064.2) == 12065
-    assert Scale.units().level(None) is None
+    assert UNITS.level(12064.0000001) == 12064
+    assert UNITS.level(12064.2) == 12065
+    assert UNITS.level(None) is None
 
 
 def test_arrivals_are_no_coarser_than_costs():

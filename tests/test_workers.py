@@ -29,7 +29,9 @@ from optsched import (
 )
 from optsched.bounds import lower_bound
 from optsched.files.read_write import write_json
+from optsched.optimize.formulations import Task, get
 from optsched.optimize.search.offline import improve
+from optsched.optimize.solvers.base import SolveOptions
 from optsched.policies import behind_routers, on_workers
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, UsageError
@@ -250,6 +252,7 @@ def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
 
 def test_the_search_in_rounds_finds_the_best_split_of_few_requests() -> None:
     generator, equal = np.random.default_rng(12), 0
+    lns = get("hindsight").methods["lns"]
     for _ in range(12):
         n = int(generator.integers(2, 7))
         instance = Instance(
@@ -257,7 +260,8 @@ def test_the_search_in_rounds_finds_the_best_split_of_few_requests() -> None:
             kv_capacity=8,
         )  # fmt: skip
         best = split_in_two(instance, lambda part: float(brute_force.brute_force(part, "tel")[0]))
-        found = solve(instance, workers=2, method="lns", time_limit_s=0.05)
+        task = Task(instance, objective=("tel",), workers=2)
+        found = lns.run(task, SolveOptions(time_limit_s=0.05))
         assert evaluate(instance, found.schedule).metrics["tel"] == found.objective >= best
         equal += found.objective == best
     assert equal >= 10

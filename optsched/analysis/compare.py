@@ -13,41 +13,19 @@ import numpy as np
 from optsched.analysis.comparison import Comparison, PolicyRow
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
-from optsched.optimize.exact import accept, attempt, choose, in_terms_of, starting_point
+from optsched.optimize import strategies
+from optsched.optimize.exact import solve_hindsight
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.solvers.base import SolveOptions
-from optsched.optimize.strategies import (
-    POLICY_SHARE,
-    allowed_policies,
-    outside_reason,
-    prove,
-    run_policies,
-    run_policy,
-    search_offline,
-    warn_if_short,
-    with_limits,
-)
+from optsched.optimize.plan import is_worth_solving
 from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    InfeasibleError,
-    LoopError,
-    OutOfTimeError,
-    PolicyError,
-    UsageError,
-)
+from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times, derive
 from optsched.problem.objective import TOTAL_LATENCY
 
-__all__ = ["SOLVER_STARTS", "Comparison", "PolicyRow", "best_of_policies", "compare"]
-
-SOLVER_STARTS = 200_000
-"""Max number of start times, over all requests, for which `compare` solves the hindsight program.
-
-Beyond it the program is too large to be worth its time.
-"""
+__all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
 _MIN_SHARE = 0.5
 """The share of the time limit that bounds and searches have at least, after the policies."""
@@ -135,12 +113,11 @@ def compare(
     if measured is not None:
         measured.check(instance)
 
-    limits = {
-        "slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap, "slo_latency": slo_latency,
-    }  # fmt: skip
+    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot}
+    limits |= {"slo_gap": slo_gap, "slo_latency": slo_latency}
     rows: list[PolicyRow] = []
     interrupted = False
-    specs = _specs(with_limits(instance, limits), policies)
+    specs = _specs(strategies.with_limits(instance, limits), policies)
     _load_engine(specs)
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
     budget = Budget(time_limit_s, stop=stop)
@@ -154,7 +131,7 @@ def compare(
             if progress is not None:
                 progress("policy", spec)
 
-            part = budget.part(POLICY_SHARE if place + 1 < len(specs) else 1.0)
+            part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
             row = _run(interval, spec, seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
@@ -198,17 +175,17 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     """
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
-        prove(interval, budget.part(_BOUND_SHARE), seed=seed)
+        strategies.prove(interval, budget.part(_BOUND_SHARE), seed=seed)
         if not interval.closed and not budget.stopped:
-            warn_if_short("the offline search", budget.left_s, budget.limit_s)
-            search_offline(interval, budget, seed=seed)
+            strategies.warn_if_short("the offline search", budget.left_s, budget.limit_s)
+            strategies.search_offline(interval, budget, seed=seed)
 
         return ()
 
-    prove(interval, Budget(0.0, stop=budget.stop))
-    if not interval.closed and _worth_solving(instance):
+    strategies.prove(interval, Budget(0.0, stop=budget.stop))
+    if not interval.closed and is_worth_solving(instance):
         try:
-            _solve(interval, seed)
+            solve_hindsight(interval, seed)
         except InfeasibleError as error:  # a policy that splits prefills may still have a schedule
             return (f"no optimum in the round model, which splits no prefill: {error}",)
         except UsageError as error:  # an instance with a feature that no method models
@@ -217,31 +194,9 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     return ()
 
 
-def _worth_solving(instance: Instance) -> bool:
-    spread = int(instance.arrival.max() - instance.arrival.min())
-    return instance.n * (spread + int(instance.output_tokens.sum())) <= SOLVER_STARTS
-
-
-def _solve(interval: Interval, seed: int) -> None:
-    """Improve both ends by the hindsight program, which starts from the best policy's schedule."""
-    exact = choose(interval.task.instance, "hindsight")
-    origin = f"{exact.model.name} ({exact.name})"
-    best, budget = interval.incumbent, interval.budget
-
-    if best is not None:
-        start = in_terms_of(exact, best.schedule, best.evaluation)
-    else:
-        start = starting_point(exact, None, seed, budget)
-        if start is not None:
-            interval.take(start.schedule, start.evaluation, origin)
-
-    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
-    accept(exact, interval, attempt(exact, interval, options, start), origin=origin)
-
-
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     if asked is None:
-        return allowed_policies(instance)
+        return strategies.allowed_policies(instance)
 
     specs = list(asked)
     if not specs:
@@ -276,13 +231,13 @@ def _run(
     )
 
     try:
-        schedule, evaluation, wall_s = run_policy(
+        schedule, evaluation, wall_s = strategies.run_policy(
             instance, spec, cost, seed=seed, budget=budget, **limits
         )
-    except (LoopError, OutOfTimeError, PolicyError) as error:
+    except strategies.NO_SCHEDULE as error:
         return replace(row, error=str(error))
 
-    outside = outside_reason(evaluation)
+    outside = strategies.outside_reason(evaluation)
     if outside is None:
         interval.take(schedule, evaluation, spec)
 
@@ -359,7 +314,7 @@ def best_of_policies(
         The cost model cannot be read, or does not fit the instance.
     """
     interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
-    run_policies(interval, Budget(time_limit_s), seed=seed)
+    strategies.run_policies(interval, Budget(time_limit_s), seed=seed)
     best = interval.incumbent
     if best is None:
         return None

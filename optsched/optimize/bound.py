@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from optsched.bounds.certificate import CERTIFIED, certified_value, certify as m
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.exact import accept, attempt, choose, in_terms_of
-from optsched.optimize.formulations.base import Task, demands
+from optsched.optimize.exact import solve_hindsight
+from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
-from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InfeasibleError, InputError, OptschedError, UsageError
+from optsched.problem.errors import InfeasibleError, InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -122,10 +122,8 @@ class BoundResult:
         high, low = self.objective, self.value
         if self.sign == "<=":
             high, low = low, high
-        if low is None or not high:
-            return None
 
-        return (high - low) / high
+        return (high - low) / high if low is not None and high else None
 
     @property
     def sign(self) -> str:
@@ -143,22 +141,20 @@ class BoundResult:
     def _repr_html_(self) -> str:
         metric = first_metric(self.objective_name)
         words = self.objective_name if metric is None else metric.words
+        known = self.value is not None
+        certified = f"nothing, since {self.certificate_missing}"
+        if self.certified is not None:
+            certified = number(self.certified)
+
+        first = None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s"
         return facts(
             f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
             [
-                ("bound", None if self.value is None else f"{number(self.value)} ({self.name})"),
-                (
-                    "certified",
-                    f"nothing, since {self.certificate_missing}"
-                    if self.certified is None
-                    else number(self.certified),
-                ),
-                ("holds for", None if self.value is None else str(self.scope)),
+                ("bound", f"{number(self.value)} ({self.name})" if known else None),
+                ("certified", certified),
+                ("holds for", str(self.scope) if known else None),
                 ("best schedule", number(self.objective)),
-                (
-                    "first bound after",
-                    None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s",
-                ),
+                ("first bound after", first),
             ],
         )
 
@@ -360,8 +356,8 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     from optsched.optimize.search.anytime import explore
 
     instance, budget = interval.task.instance, interval.budget
-    name = _stronger(instance, names)
-    if _limited(instance):  # the search ignores limits and finds no schedule
+    name = method_after_dual(instance, names)
+    if is_limited(instance):  # the search ignores limits and finds no schedule
         run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
 
     interval.clock_s = budget.spent_s
@@ -378,40 +374,5 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     if name == "ramp":
         prove(interval, budget, "ramp", seed=seed)
     else:
-        _run_exact(interval, seed)
-
-
-def _stronger(instance: Instance, names: set[str]) -> str | None:
-    """Return the method to run after the dual, or None if no method is stronger.
-
-    The ramp relaxation ignores limits on batches; CP-SAT honours them.
-    """
-    if instance.n > RAMP_REQUESTS:
-        return None
-    if suits_ramp(instance) and not _limited(instance):
-        return "ramp" if "ramp" in names else None
-    try:
-        return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
-    except (InfeasibleError, UsageError):
-        return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
-
-
-def _limited(instance: Instance) -> bool:
-    limits = demands(instance) - {"arrivals", "chunked_prefill"}
-    return bool(limits) or instance.kv_block_tokens > 1
-
-
-def _run_exact(interval: Interval, seed: int) -> None:
-    """Improve both ends by the hindsight program."""
-    exact = choose(interval.task.instance, "hindsight")
-    best = interval.incumbent
-    start = None if best is None else in_terms_of(exact, best.schedule, best.evaluation)
-    budget = interval.budget
-    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
-
-    try:
-        answer = attempt(exact, interval, options, start)
-    except OptschedError:
-        return  # the method does not handle these limits or sizes
-
-    accept(exact, interval, answer)
+        with suppress(InfeasibleError, UsageError):  # not for these limits or sizes
+            solve_hindsight(interval, seed, name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from optsched.costs.cost import CostModel, cost_for
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.optimize.consistency import float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
@@ -20,21 +21,14 @@ from optsched.optimize.formulations import (
     check_method,
     get,
 )
-from optsched.optimize.interval import Interval
+from optsched.optimize.interval import Interval, judge
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
 from optsched.optimize.strategies import POLICY_SHARE
 from optsched.policies import behind_routers
+from optsched.problem import errors
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    OptschedError,
-    OutOfTimeError,
-    SolverError,
-    TooLargeError,
-    UsageError,
-    ViolationError,
-)
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective, parse_objectives, service_limits
+from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
@@ -50,17 +44,10 @@ _POLICY_REQUESTS = 20_000
 class Exact:
     """A formulation and one of its methods, chosen for a task.
 
-    Parameters
-    ----------
-    model : Formulation
-    name : str
-        The method's name.
-    way : Method
-        The method itself.
-    task : Task
-        What is to be solved.
-    asked : bool
-        Whether the user named the method. One that is too large is an error then.
+    `name`: The method's name.
+    `way`: The method itself.
+    `task`: What is to be solved.
+    `asked`: Whether the user named the method. One that is too large is an error then.
     """
 
     model: Formulation
@@ -81,9 +68,9 @@ def choose(
     instance: Instance,
     formulation: str | None = None,
     method: str = "auto",
-    *,
     cost_model: CostModel | str | Path | None = None,
     objective: str | Objective | Sequence[str | Objective] | None = None,
+    *,
     extras: Mapping[str, Any] | None = None,
     workers: int = 1,
 ) -> Exact:
@@ -106,12 +93,14 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
     found = get(name)
     if found.time_unit != instance.time_unit:
         if found.time_unit == "round":
-            raise UsageError(
+            raise errors.UsageError(
                 f"formulation: found {name} for an instance in seconds; expected infermax, or an "
                 "instance in rounds (`optsched import --rounds SECONDS` makes one)"
             )
 
-        raise UsageError(f"formulation: found {name} for an instance in rounds; expected hindsight")
+        raise errors.UsageError(
+            f"formulation: found {name} for an instance in rounds; expected hindsight"
+        )
 
     return found
 
@@ -129,26 +118,22 @@ def starting_point(
     If no schedule is given, some policies are tried, and in rounds a serial placement too. The best
     of their schedules is returned. Once the budget is over, the first one found is returned.
     """
+    from optsched.optimize.formulations.rounds.horizon import serial_schedule
     from optsched.policies.engine.simulate import simulate
 
-    task, name = exact.task, exact.model.name
-    if isinstance(given, Schedule):
-        start = in_terms_of(exact, given)
-        if start is None:
-            raise UsageError(
-                "warm start: found a schedule that pauses a request or splits a prefill; expected "
-                f"one that formulation {name} allows"
-            )
-
-        return start
-
+    task = exact.task
     if given is not None:
-        schedule = simulate(task.instance, given, task.cost_model, seed=seed, budget=budget)
+        found, expected = "a schedule that", "one"
+        schedule = given
+        if isinstance(schedule, str):
+            found, expected = f"policy {given!r}, which", "a policy whose schedule"
+            schedule = simulate(task.instance, schedule, task.cost_model, seed=seed, budget=budget)
+
         start = in_terms_of(exact, schedule)
         if start is None:
-            raise UsageError(
-                f"warm start: found policy {given!r}, which pauses a request or splits a prefill; "
-                f"expected a policy whose schedule formulation {name} allows"
+            raise errors.UsageError(
+                f"warm start: found {found} pauses a request or splits a prefill; expected "
+                f"{expected} that formulation {exact.model.name} allows"
             )
 
         return start
@@ -160,17 +145,23 @@ def starting_point(
     best: Start | None = None
     part = budget.part(_STARTS)
 
-    for make in _makers(task, seed):
+    makers: list[Callable[..., Schedule]] = [
+        partial(simulate, task.instance, spec, task.cost_model, seed=seed)
+        for spec in behind_routers(_STARTERS, min(task.workers, task.instance.n))
+    ]
+    if task.instance.in_rounds and task.workers == 1:
+        makers.append(lambda budget: serial_schedule(task.instance))
+
+    for make in makers:
         if best is not None and part.over:
             break
 
         # Even where no time is left, one of these quick policies gets a second.
-        own = Budget(
-            max(_MIN_S if best is None else 0.0, POLICY_SHARE * part.left_s), stop=budget.stop
-        )
+        least_s = _MIN_S if best is None else 0.0
+        own = Budget(max(least_s, POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
-            start = in_terms_of(exact, make(own))
-        except OptschedError:
+            start = in_terms_of(exact, make(budget=own))
+        except errors.OptschedError:
             continue  # the policy loops, or the instance rules it out
 
         if start is not None and (
@@ -179,21 +170,6 @@ def starting_point(
             best = start
 
     return best
-
-
-def _makers(task: Task, seed: int) -> list[Callable[[Budget], Schedule]]:
-    from optsched.optimize.formulations.rounds.horizon import serial_schedule
-    from optsched.policies.engine.simulate import simulate
-
-    def by_policy(spec: str) -> Callable[[Budget], Schedule]:
-        return lambda own: simulate(task.instance, spec, task.cost_model, seed=seed, budget=own)
-
-    routed = behind_routers(_STARTERS, min(task.workers, task.instance.n))
-    makers = [by_policy(spec) for spec in routed]
-    if task.instance.in_rounds and task.workers == 1:
-        makers.append(lambda own: serial_schedule(task.instance))
-
-    return makers
 
 
 def in_terms_of(
@@ -207,7 +183,7 @@ def in_terms_of(
     others fit if the instance allows chunked prefill.
     """
     instance = exact.task.instance
-    judged = _judge(exact.task, schedule) if evaluation is None else evaluation
+    judged = judge(exact.task, schedule) if evaluation is None else evaluation
     if judged.workers > exact.task.workers:
         return None
     if exact.model.time_unit != "round":
@@ -225,14 +201,9 @@ def in_terms_of(
         runs = runs_on(instance, begin, workers_of(schedule, instance.n))
 
     try:
-        return Start(runs, _judge(exact.task, runs))
-    except ViolationError:
+        return Start(runs, judge(exact.task, runs))
+    except errors.ViolationError:
         return None
-
-
-def _judge(task: Task, schedule: Schedule) -> Evaluation:
-    """Judge a schedule with the limits of service that the objectives are about."""
-    return evaluate(task.instance, schedule, task.cost_model, **service_limits(task.objective))
 
 
 def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Start | None) -> Answer:
@@ -252,9 +223,9 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
             raise
 
         why = "interrupted"
-    except OutOfTimeError as late:
+    except errors.OutOfTimeError as late:
         why = str(late)
-    except TooLargeError as large:
+    except errors.TooLargeError as large:
         if exact.asked:
             raise
 
@@ -265,22 +236,12 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
     if start is None:
         return Answer(Status.NO_INCUMBENT, native_status=why)
 
-    return Answer(
-        Status.FEASIBLE,
-        start.schedule,
-        objective=interval.goal.of(start.evaluation),
-        native_status=why,
-        build_s=interval.budget.spent_s - interval.clock_s,
-    )
+    value = interval.goal.of(start.evaluation)
+    return Answer(Status.FEASIBLE, start.schedule, value, native_status=why)
 
 
 def accept(
-    exact: Exact,
-    interval: Interval,
-    answer: Answer,
-    *,
-    origin: str | None = None,
-    at_ties: bool = False,
+    exact: Exact, interval: Interval, answer: Answer, origin: str = "", at_ties: bool = False
 ) -> Status:
     """Check an answer against the judge and the interval, and improve the interval by it.
 
@@ -292,7 +253,7 @@ def accept(
 
     if interval.incumbent is not None:
         if status is Status.INFEASIBLE:
-            raise SolverError(
+            raise errors.SolverError(
                 f"{method}: found the status infeasible ({answer.native_status}) although the warm "
                 "start is feasible; expected an incumbent; the model or the solver is wrong"
             )
@@ -331,25 +292,44 @@ def accept(
 
 def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
-        return _judge(task, schedule)
-    except OptschedError as error:
-        raise SolverError(f"{method}: found a schedule that is not feasible: {error}") from error
+        return judge(task, schedule)
+    except errors.OptschedError as error:
+        raise errors.SolverError(
+            f"{method}: found a schedule that is not feasible: {error}"
+        ) from error
 
 
 def _agree(
-    instance: Instance,
-    method: str,
-    goal: Objective,
-    claimed: float | None,
-    judged: float | int | None,
+    instance: Instance, method: str, goal: Objective, claimed: float | None, judged: float | None
 ) -> None:
     name = goal.name
     if claimed is None or judged is None:
-        raise SolverError(f"{method}: found {name} {claimed} claimed; expected {judged}, as judged")
+        raise errors.SolverError(
+            f"{method}: found {name} {claimed} claimed; expected {judged}, as judged"
+        )
 
     slack = 0.01 if goal.integral(instance) else float_noise(instance, name, judged)
     if not abs(claimed - judged) <= slack:
-        raise SolverError(
+        raise errors.SolverError(
             f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "
             "judged; the model or the solver is wrong"
         )
+
+
+def solve_hindsight(interval: Interval, seed: int, origin: str | None = None) -> None:
+    """Improve both ends of an interval by the hindsight program, from the best schedule known.
+
+    `origin`: how it is named there. Default: the formulation and the method.
+    """
+    exact = choose(interval.task.instance, "hindsight")
+    origin = origin or f"{exact.model.name} ({exact.name})"
+    best, budget = interval.incumbent, interval.budget
+    if best is not None:
+        start = in_terms_of(exact, best.schedule, best.evaluation)
+    else:
+        start = starting_point(exact, None, seed, budget)
+        if start is not None:
+            interval.take(start.schedule, start.evaluation, origin)
+
+    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
+    accept(exact, interval, attempt(exact, interval, options, start), origin=origin)

@@ -36,6 +36,12 @@ class Incumbent:
     evaluation: Evaluation
 
 
+def judge(task: Task, schedule: Schedule) -> Evaluation:
+    """Judge a schedule with the limits of service that the objectives are about."""
+    limits = service_limits(task.objective)
+    return evaluate(task.instance, schedule, task.cost_model, **limits)
+
+
 class Interval:
     """A value that no schedule beats, the best schedule known, and the origin of both.
 
@@ -126,13 +132,11 @@ class Interval:
         ViolationError, InputError
             The schedule is not a feasible schedule of the instance.
         """
-        task = self.task
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
 
-            limits = service_limits(task.objective)
-            return evaluate(task.instance, schedule, task.cost_model, **limits)
+            return judge(self.task, schedule)
 
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False
@@ -154,11 +158,8 @@ class Interval:
         bool
             Whether the schedule is the incumbent now.
         """
-        value = self.goal.of(evaluation)
-        known = self.value
-        if value is None or not (
-            self.goal.better(value, known) or (at_ties and value == known)
-        ):  # fmt: skip
+        value, known = self.goal.of(evaluation), self.value
+        if value is None or not (self.goal.better(value, known) or (at_ties and value == known)):
             return False
 
         self.incumbent = Incumbent(value, origin, schedule, evaluation)
@@ -196,9 +197,8 @@ class Interval:
             self.bound, self.bound_origin = value, origin
             self.scope = Scope(self.task.workers, leaves_out)
 
-        if not leaves_out and (
-            self.general is None or signed > self.goal.signed(self.general[0])
-        ):  # fmt: skip
+        known = None if self.general is None else self.goal.signed(self.general[0])
+        if not leaves_out and (known is None or signed > known):
             self.general = value, origin
 
         if certificate is not None and (

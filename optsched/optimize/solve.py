@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ from optsched.problem.markup import facts, number
 from optsched.problem.objective import Objective
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+
+_COLUMNS = (
+    "formulation method workers objective_name status objective objectives bound scope gap "
+    "gap_definition certificate certificate_missing metrics build_s solve_s progress seed threads "
+    "versions"
+)
+"""The fields of a result file in their order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,16 +115,14 @@ class Result:
         if self.objective is None or self.bound is None or self.objective == 0:
             return None
 
-        ends = (self.bound, self.objective) if self.maximized else (self.objective, self.bound)
-        return float((ends[0] - ends[1]) / self.objective)
+        sign = -1 if self.maximized else 1
+        return float((sign * self.objective - sign * self.bound) / self.objective)
 
     @property
     def gap_definition(self) -> str:
         """The formula of `gap`."""
-        if self.maximized:
-            return "(bound - objective) / objective"
-
-        return "(objective - bound) / objective"
+        ends = "bound - objective" if self.maximized else "objective - bound"
+        return f"({ends}) / objective"
 
     def __repr__(self) -> str:
         return (
@@ -148,28 +154,17 @@ class Result:
         ``schedule`` and ``certificate`` are None. Whoever writes them to files puts the files'
         names there.
         """
+        columns = {name: getattr(self, name, None) for name in _COLUMNS.split()}
         return {
             **head("optsched-result", "solve", self.instance),
-            "formulation": self.formulation,
-            "method": self.method,
-            "workers": self.workers,
-            "objective_name": self.objective_name,
+            **columns,
             "status": self.status.value,
-            "objective": self.objective,
             "objectives": None if self.objectives is None else list(self.objectives),
-            "bound": self.bound,
             "scope": self.scope.to_dict(),
-            "gap": self.gap,
-            "gap_definition": self.gap_definition,
             "certificate": None,
             "certificate_missing": NOT_HERE,
             "metrics": None if self.metrics is None else dict(self.metrics),
-            "build_s": self.build_s,
-            "solve_s": self.solve_s,
             "progress": progress_columns(self.progress),
-            "seed": self.seed,
-            "threads": self.threads,
-            "versions": dict(self.versions),
             "schedule": None,
         }
 
@@ -251,14 +246,9 @@ def solve(
         The warm start is not feasible, or an option is out of range.
     """
     budget = Budget(time_limit_s, stop=stop)
-    exact = choose(
-        instance, formulation, method, cost_model=cost_model, objective=objective, extras=extras,
-        workers=workers,
-    )  # fmt: skip
-    options = SolveOptions(
-        time_limit_s=time_limit_s, mip_rel_gap=mip_rel_gap, threads=threads, seed=seed,
-        log_path=log, stop=stop,
-    )  # fmt: skip
+    task = instance, formulation, method, cost_model, objective
+    exact = choose(*task, extras=extras, workers=workers)
+    options = SolveOptions(time_limit_s, mip_rel_gap, threads, seed, log, stop=stop)
     interval = Interval(exact.task, budget)
     start = starting_point(exact, warm_start, seed, budget)
     counts = not restricted(exact.task) and len(exact.task.objective) == 1
@@ -285,11 +275,7 @@ def solve(
 
 
 def _result(
-    exact: Exact,
-    interval: Interval,
-    answer: Answer,
-    status: Status,
-    options: SolveOptions,
+    exact: Exact, interval: Interval, answer: Answer, status: Status, options: SolveOptions
 ) -> Result:
     task, best = exact.task, interval.incumbent
     evaluation = None if best is None else best.evaluation
@@ -303,14 +289,14 @@ def _result(
         bound=interval.bound,
         schedule=None if best is None else best.schedule,
         evaluation=evaluation,
-        build_s=answer.build_s,
+        build_s=max(0.0, interval.budget.spent_s - interval.clock_s - answer.solve_s),
         solve_s=answer.solve_s,
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
         maximized=interval.goal.maximized,
         certificate=answer.certificate,
-        versions=answer.versions,
+        versions={package: version(package) for package in exact.way.solvers},
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
         progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
         scope=interval.scope,

@@ -6,7 +6,8 @@ Exact methods are in `optsched.optimize.exact`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from optsched.bounds import bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
@@ -31,6 +32,8 @@ from optsched.problem.service import SLOS
 
 _USEFUL = 0.1
 """The share of a time limit below which a search is said to have had none."""
+NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
+"""What a policy raises that serves not all requests, or not in time."""
 POLICY_SHARE = 0.5
 """The share of the time left for one policy of many, so that a slow one leaves time for others."""
 
@@ -136,13 +139,7 @@ def outside_reason(evaluation: Evaluation) -> str | None:
     return f"it uses {evaluation.workers} workers" if evaluation.workers > 1 else None
 
 
-def run_policies(
-    interval: Interval,
-    budget: Budget,
-    *,
-    seed: int = 0,
-    tell: Callable[[str], None] | None = None,
-) -> None:
+def run_policies(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
     """Improve the incumbent by every policy that the instance allows.
 
     No policy starts once the budget is over, and one that uses up half of the time left is stopped.
@@ -154,13 +151,11 @@ def run_policies(
         for spec in allowed_policies(with_limits(instance, limits)):
             if budget.over:
                 break
-            if tell is not None:
-                tell(spec)
             try:
                 schedule, evaluation, _ = run_policy(
                     instance, spec, cost, seed=seed, budget=budget.part(POLICY_SHARE), **limits
                 )
-            except (LoopError, OutOfTimeError, PolicyError):
+            except NO_SCHEDULE:
                 continue
 
             if outside_reason(evaluation) is None:
@@ -182,10 +177,8 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     try:
-        schedule, _ = improve(
-            task.instance, task.cost_model, told, seed=seed, known=known,
-            policies=() if known else POLICIES, objective=interval.goal,
-        )  # fmt: skip
+        rest: Any = {"known": known, "policies": () if known else POLICIES, "seed": seed}
+        schedule, _ = improve(task.instance, task.cost_model, told, objective=interval.goal, **rest)
     except NoIncumbentError:
         return  # no policy finds a schedule
 

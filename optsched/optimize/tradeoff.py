@@ -9,31 +9,22 @@ x, since the curve falls.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds import raise_bound
-from optsched.bounds.base import BoundTask, Proof
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.optimize import strategies
 from optsched.optimize.consistency import reconcile
-from optsched.optimize.strategies import POLICY_SHARE, allowed_policies, outside_reason, run_policy
-from optsched.policies.engine.simulate import completions
+from optsched.optimize.formulations.base import Task
+from optsched.optimize.interval import Interval
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    InputError,
-    LoopError,
-    NoIncumbentError,
-    OutOfTimeError,
-    PolicyError,
-    UsageError,
-)
+from optsched.problem.errors import InputError, NoIncumbentError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import table
 from optsched.problem.objective import Objective
@@ -189,10 +180,10 @@ class Tradeoff:
         }
 
     def __repr__(self) -> str:
-        (x, y), (_, least) = self.curve()[0], self.curve()[-1]
+        (x, y), (_, lowest) = self.curve()[0], self.curve()[-1]
         return (
             f"<Tradeoff {self.instance.name!r}: mean latency >= {x:.4g} s, mean TTFT >= "
-            f"{least:.4g} s, and >= {y:.4g} s at that latency; {len(self.points)} policies>"
+            f"{lowest:.4g} s, and >= {y:.4g} s at that latency; {len(self.points)} policies>"
         )
 
     def _repr_html_(self) -> str:
@@ -286,35 +277,24 @@ def tradeoff(
         tell("offline search")
         points += _search(instance, cost, budget.part(_SEARCH_SHARE), seed)
 
-    found: dict[float, WeightedBound] = {}
+    intervals = [Interval(Task(instance, cost, (goal,))) for goal in goals]
 
-    def prove(goal: Objective, budget: Budget) -> None:
-        weight = goal.ttft_weight
+    def improve(interval: Interval, part: Budget) -> None:
+        tell(f"bound with {interval.goal.ttft_weight:g} of the weight on TTFT")
+        strategies.prove(interval, part, seed=seed)
 
-        def take(name: str, proof: Proof) -> None:
-            known = found.get(weight)
-            if known is None or proof.value > known.value:
-                found[weight] = WeightedBound(weight, proof.value, name)
+    for interval in intervals:
+        if not budget.stopped or all(one.bound is None for one in intervals):
+            improve(interval, Budget(0.0))
 
-        tell(f"bound with {weight:g} of the weight on TTFT")
-        raise_bound(BoundTask(instance, cost, goal, None, seed, 1, completions), budget, take)
-
-    for goal in goals:
-        if not found or not budget.stopped:
-            prove(goal, Budget(0.0))
-
-    for k, goal in enumerate(goals):
+    for k, interval in enumerate(intervals):
         if not budget.over:
-            prove(goal, budget.part(1.0 / (len(goals) - k)))
+            improve(interval, budget.part(1.0 / (len(goals) - k)))
 
     return Tradeoff(
         instance=instance,
         cost_model=cost,
-        bounds=tuple(
-            _checked(instance, goal, found[goal.ttft_weight], points)
-            for goal in goals
-            if goal.ttft_weight in found
-        ),
+        bounds=tuple(_checked(one, points) for one in intervals if one.bound is not None),
         points=tuple(sorted(points, key=lambda point: point.mean_latency)),
         seed=seed,
         interrupted=budget.stopped,
@@ -330,26 +310,22 @@ def _run(
     tell: Callable[[str], None],
 ) -> list[TradeoffPoint]:
     """Return what policies reach. Those that are not named may be left out."""
-    named = policies is not None
-    if policies is None:
-        policies = allowed_policies(instance)
-
-    points = []
-    for spec in policies:
+    named, points = policies is not None, list[TradeoffPoint]()
+    for spec in policies or (() if named else strategies.allowed_policies(instance)):
         if budget.stopped or (not named and budget.spent_s >= _POLICY_SHARE * budget.limit_s):
             break
 
         tell(f"policy {spec}")
         try:
-            part = budget if named else budget.part(_POLICY_SHARE * POLICY_SHARE)
-            _, evaluation, _ = run_policy(instance, spec, cost, seed=seed, budget=part)
-        except (LoopError, OutOfTimeError, PolicyError):
+            part = budget if named else budget.part(_POLICY_SHARE * strategies.POLICY_SHARE)
+            _, evaluation, _ = strategies.run_policy(instance, spec, cost, seed=seed, budget=part)
+        except strategies.NO_SCHEDULE:
             if named:
                 raise
 
             continue
 
-        if outside_reason(evaluation) is None:
+        if strategies.outside_reason(evaluation) is None:
             points.append(_point(spec, evaluation))
 
     return points
@@ -372,19 +348,12 @@ def _point(name: str, evaluation: Evaluation) -> TradeoffPoint:
     return TradeoffPoint(name, float(latency or 0.0), float(ttft or 0.0))
 
 
-def _checked(
-    instance: Instance,
-    goal: Objective,
-    bound: WeightedBound,
-    points: Sequence[TradeoffPoint],
-) -> WeightedBound:
+def _checked(interval: Interval, points: Sequence[TradeoffPoint]) -> WeightedBound:
     """Return a bound of which it is checked that no policy contradicts it."""
-    weight = goal.ttft_weight
-    least, by = min(
-        (((1 - weight) * p.mean_latency + weight * p.mean_ttft, p.policy) for p in points),
-        default=(math.inf, None),
-    )
-    best = None if by is None else least
-    value = reconcile(instance, goal, (best, by), (bound.value, bound.name))
+    weight, name = interval.goal.ttft_weight, interval.bound_origin or ""
+    values = ((1 - weight) * p.mean_latency + weight * p.mean_ttft for p in points)
+    best = min(zip(values, (p.policy for p in points), strict=True), default=(None, None))
+    instance, goal = interval.task.instance, interval.goal
+    value = reconcile(instance, goal, best, (interval.bound, name))
 
-    return bound if value is None else replace(bound, value=value)
+    return WeightedBound(weight, float(value or 0.0), name)

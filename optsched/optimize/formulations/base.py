@@ -11,10 +11,13 @@ from optsched.bounds.base import ANY_INSTANCE, features_of
 from optsched.costs.cost import CostModel, UnitCost
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.routers import check_workers
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance, TimeUnit
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule
+
+LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
+"""Limits and switches of an instance, with the names of `demands`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +71,10 @@ class Answer:
         unknown. `optsched.solve` checks them.
     native_status : str
         The status in the solver's own words.
-    build_s, solve_s : float
-        Wall-clock seconds to build the model, and to solve it.
+    solve_s : float
+        Wall-clock seconds to solve the model, once it was built.
     certificate : object, optional
         A certificate of the bound.
-    versions : mapping of str to str
-        Versions of the solvers used, by name.
     """
 
     status: Status
@@ -81,10 +82,8 @@ class Answer:
     objective: float | None = None
     bound: float | None = None
     native_status: str = ""
-    build_s: float = 0.0
     solve_s: float = 0.0
     certificate: Any = None
-    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,8 @@ class Method:
         Whether it can optimize several objectives in order.
     extras : frozenset of str
         The names of `Task.extras` that it reads.
+    solvers : tuple of str
+        The packages that solve it, whose versions are in results.
     features : frozenset of str
         What an instance and its cost model may have (`optsched.bounds.features_of`) for its
         answers and bounds to hold. A feature that is added later, such as a term of the cost
@@ -117,6 +118,7 @@ class Method:
     switches: frozenset[str] = frozenset()
     lexicographic: bool = False
     extras: frozenset[str] = frozenset()
+    solvers: tuple[str, ...] = ()
     features: frozenset[str] = ANY_INSTANCE
 
 
@@ -159,6 +161,18 @@ class Formulation:
     switches: frozenset[str] = frozenset()
     leaves_out: Callable[[Task], frozenset[str]] = lambda task: frozenset()
     export: Callable[[Task, str, str | Path], None] | None = None
+
+
+def check_prompts(instance: Instance, ending: str) -> None:
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
+    for name in ("max_batch_tokens", "max_prefill_tokens"):
+        limit = getattr(instance.limits, name)
+        if limit is not None and (instance.prompt_tokens > limit).any():
+            i = int((instance.prompt_tokens > limit).argmax())
+            raise InfeasibleError(
+                f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
+                f"{instance.prompt_tokens[i]}{ending}"
+            )
 
 
 def demands(instance: Instance) -> frozenset[str]:

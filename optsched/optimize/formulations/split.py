@@ -17,9 +17,9 @@ import numpy as np
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.formulations.base import Answer, Method, Task, automatic, check_method
+from optsched.optimize.formulations import base
+from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import MODELLED, SWITCHES
-from optsched.optimize.formulations.rounds.hindsight import SWITCHES as ROUNDS_SWITCHES
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
 from optsched.policies.engine.parts import joined
@@ -115,9 +115,9 @@ def _alone(task: Task, members: int, options: SolveOptions) -> Answer:
     part = task.instance.subset(np.array(_members(members, task.instance.n)))
     own = replace(task, instance=part, workers=1)
     model = get("hindsight" if part.in_rounds else "infermax")
-    name = automatic(model, own)
+    name = base.automatic(model, own)
 
-    return check_method(model, name, own).run(own, options)
+    return base.check_method(model, name, own).run(own, options)
 
 
 def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:
@@ -145,17 +145,18 @@ def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:
 
 
 _SUMMARY = "every set of requests on one worker, and the best split of all; few requests"
+_IN_ROUNDS, _IN_SECONDS = ANY_INSTANCE | WORKERS, MODELLED | WORKERS
+_GOALS = ("makespan", "tel", "mean_ttft", "slo_attainment")
+_EXTRAS = frozenset({"eviction_free"})
 METHODS = {
     "hindsight": {
         "split": Method(
-            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), ROUNDS_SWITCHES,
-            features=ANY_INSTANCE | WORKERS,
+            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), LIMITS, features=_IN_ROUNDS
         )
     },
     "infermax": {
         "split": Method(
-            _SUMMARY, solve_by_split, ("makespan", "tel", "mean_ttft", "slo_attainment"), SWITCHES,
-            extras=frozenset({"eviction_free"}), features=MODELLED | WORKERS,
+            _SUMMARY, solve_by_split, _GOALS, SWITCHES, extras=_EXTRAS, features=_IN_SECONDS
         )
     },
-}  # fmt: skip
+}

@@ -18,7 +18,7 @@ from optsched.bounds.ascent import raise_dual
 from optsched.bounds.certificate import make_certificate, prices_leaf
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.timeline import MAX_UNITS, Floats, Ints, model_of
-from optsched.optimize.search.lns import CHUNK, Search, heat_at
+from optsched.optimize.search.lns import Search
 from optsched.optimize.search.placement import Room, orders, place, room_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -34,28 +34,16 @@ _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 class Found:
     """The best bound and schedule that a search has found so far, and its limits.
 
-    Parameters
-    ----------
-    instance : Instance
-    budget : Budget
-    gap : float
-        Relative gap at which the search stops.
-    bound : int
-        No schedule has a smaller total latency, in rounds.
-    origin : str
-        The name of the bound.
-    starts : ndarray of int64, shape (n,), or None
-        The starts of the best schedule, in the instance's time.
-    objective : int or None
-        The best schedule's total latency, in rounds.
-    prices : Prices
-        The prices with the largest dual value.
-    proved : int
-        The dual value of ``prices``. A certificate can carry it. It is at most ``bound``.
-    first_bound_s, dual_s, search_s : float
-        Seconds until the first bound, until the end of the dual, and in all.
-    steps : int
-        Steps of the large-neighbourhood search.
+    `gap`: Relative gap at which the search stops.
+    `bound`: No schedule has a smaller total latency, in rounds.
+    `origin`: The name of the bound.
+    `starts` (shape (n,)): The starts of the best schedule, in the instance's time.
+    `objective`: The best schedule's total latency, in rounds.
+    `prices`: The prices with the largest dual value.
+    `proved`: The dual value of ``prices``. A certificate can carry it. It is at most ``bound``.
+    `first_bound_s`, `dual_s`, `search_s`: Seconds until the first bound, until the end of the dual,
+    and in all.
+    `steps`: Steps of the large-neighbourhood search.
     """
 
     instance: Instance
@@ -203,17 +191,10 @@ def _improve(found: Found, room: Room, seed: int, max_steps: int) -> int:
     """Search from the best schedule until a limit. Return the number of steps made."""
     assert found.starts is not None
     search = Search(room, found.starts - room.model.shift, seed=seed)
-    begin, limit = found.budget.spent_s, found.budget.limit_s
-    scale = float(room.output.mean())
-    search.compact()
 
-    while not found.over() and search.steps < max_steps:
-        share = search.steps / max_steps
-        if limit < float("inf"):
-            share = max(share, (found.budget.spent_s - begin) / max(limit - begin, 1e-9))
-
-        search.run(min(CHUNK, max_steps - search.steps), heat_at(min(share, 1.0), scale))
+    def tell() -> None:
         if found.objective is None or search.best_value < found.objective:
             found.reach(search.best_value, room.real(search.best))
 
+    search.anneal(found.budget, max_steps, found.over, tell)
     return search.steps

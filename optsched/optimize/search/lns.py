@@ -15,6 +15,7 @@ The search is deterministic from the seed if steps are limited and time is not.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -23,27 +24,26 @@ import numpy as np
 from optsched.bounds.timeline import Ints
 from optsched.judge.life import record
 from optsched.optimize.search.placement import Room, compact, earliest, fill, put
+from optsched.problem.budget import Budget
 from optsched.problem.kernel import njit
 
 CHUNK = 2000
 """The number of steps between two checks of the clock. They take about 10 ms."""
-_MOST = 24
+_MAX_OUT = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
-_RULES = (
-    (_BY_START, 20.0), (_BY_START, 60.0), (_BY_START, 200.0),
-    (_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0),
-)  # fmt: skip
+_RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
+_RULES += [(_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0)]
 _HOT = 0.15
 """The heat at the beginning, in mean outputs."""
 _KINDS = [
-    (width, most, rule, noise, 1.0, 1.0)
-    for width, most, (rule, noise) in product(
+    (width, largest, rule, noise, 1.0, 1.0)
+    for width, largest, (rule, noise) in product(
         (15, 30, 60, 120, 250, 500, 1000), (2, 3, 5, 10), _RULES
     )
 ]
 _KIND = record(
     ("width", np.int64),  # of the neighbourhood
-    ("most", np.int64),  # requests taken out
+    ("largest", np.int64),  # requests taken out at most
     ("rule", np.int64),
     ("noise", np.float64),
     ("work", np.float64),  # that steps of this kind took so far, and
@@ -104,7 +104,7 @@ def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-d
     """Choose requests near one that waits. Return how many. ``marked`` is False everywhere."""
     n = len(order)
     width = min(n, kind.width)
-    count = min(width, 2 + int(_random(state) * (kind.most - 1)))
+    count = min(width, 2 + int(_random(state) * (kind.largest - 1)))
     size = 0
     at = int(_random(state) * (n - width + 1))
 
@@ -211,7 +211,7 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
     `late`: the places in the order of the requests that wait.
     """
     requests, capacity, use, starts, length = machine
-    out = np.zeros(_MOST, _OUT)
+    out = np.zeros(_MAX_OUT, _OUT)
     marked = np.zeros(len(starts), np.bool_)
     fallen = 0
 
@@ -261,26 +261,13 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
 class Search:
     """A schedule that the search improves.
 
-    Parameters
-    ----------
-    room : Room
-    starts : ndarray of int64, shape (n,)
-        A feasible schedule with the gaps cut out. It is copied.
-    seed : int
-    homes : ndarray of int64, shape (n,), optional
-        The worker of each request. Default: one worker.
-    workers : int
-
-    Attributes
-    ----------
-    starts : ndarray of int64, shape (n,)
-        The present schedule, on the axis.
-    best, homes : ndarray of int64, shape (n,)
-        The starts and the workers of the best schedule seen between two chunks.
-    value, best_value : int
-        Their total latencies, in rounds.
-    steps : int
-        Steps made.
+    `starts` (shape (n,)): A feasible schedule with the gaps cut out. It is copied.
+    `homes` (shape (n,)): The worker of each request. Default: one worker.
+    `starts` (shape (n,)): The present schedule, on the axis.
+    `best`, `homes` (shape (n,)): The starts and the workers of the best schedule seen between two
+    chunks.
+    `value`, `best_value`: Their total latencies, in rounds.
+    `steps`: Steps made.
     """
 
     def __init__(
@@ -325,6 +312,20 @@ class Search:
         self._keep()
         return before - self.value
 
+    def anneal(
+        self, budget: Budget, max_steps: int, over: Callable[[], bool], tell: Callable[[], None]
+    ) -> None:
+        """Cool down with the time and the steps, until it is `over`. Call `tell` now and then."""
+        scale, begin = float(self.room.output.mean()), budget.spent_s
+        time_s = max(budget.limit_s - begin, 1e-9)
+        self.compact()
+
+        while not over() and self.steps < max_steps:
+            share = max(self.steps / max_steps, (budget.spent_s - begin) / time_s)
+            heat = _HOT * scale * max(0.0, 1.0 - share)
+            self.run(min(CHUNK, max_steps - self.steps), heat)
+            tell()
+
     def compact(self, order: Ints | None = None) -> None:
         """Move every request to its earliest feasible start, in order of start."""
         room = self.room
@@ -342,8 +343,3 @@ class Search:
             self.best_value = self.value
             self.best[:] = self.starts % self._length
             self.homes[:] = self.starts // self._length
-
-
-def heat_at(share: float, scale: float) -> float:
-    """Return the heat after a share of the search, in rounds."""
-    return _HOT * scale * max(0.0, 1.0 - share)

@@ -9,13 +9,14 @@ few policies, or the given ones, are candidates too, so the result is never wors
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from optsched.bounds.tail import TAIL
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.search.on_time import quick_to_search, serve_in_time
+from optsched.optimize.search.on_time import Served, quick_to_search, serve_in_time
 from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
 from optsched.policies import behind_routers, on_workers
@@ -73,15 +74,20 @@ def improve(
         best.offer(schedule, "known")
 
     _start_from(best, behind_routers(policies, workers), budget, seed, workers)
+    serve = partial(
+        serve_in_time,
+        instance,
+        best.cost,
+        seed=seed,
+        workers=workers,
+        tell=lambda found: best.offer(found.schedule, "search"),
+    )
     if not quick_to_search(instance):
         pass  # the policies are all that there is
     elif goal.name == "slo_attainment":
-        serve_in_time(
-            instance, best.cost, budget.part(1.0), slos=dict(goal.parameters), seed=seed,
-            tell=lambda found: best.offer(found.schedule, "search"), workers=workers,
-        )  # fmt: skip
+        serve(budget.part(1.0), slos=dict(goal.parameters))
     elif goal.name in TAIL.objectives:
-        _shorten_tail(best, budget, seed, workers)
+        _shorten_tail(best, budget, seed, workers, serve)
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
     else:
@@ -113,7 +119,9 @@ def _start_from(
             continue  # the policy splits no prefill, or does not end
 
 
-def _shorten_tail(best: Best, budget: Budget, seed: int, workers: int) -> None:
+def _shorten_tail(
+    best: Best, budget: Budget, seed: int, workers: int, serve: Callable[..., Served | None]
+) -> None:
     """Look for schedules in which as many requests are quick as a percentile needs.
 
     If so many are within a time, the percentile is at most this time. Bisection starts below the
@@ -130,11 +138,8 @@ def _shorten_tail(best: Best, budget: Budget, seed: int, workers: int) -> None:
     low, high, start = 0.0, best.value, None
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
-        found = serve_in_time(
-            instance, best.cost, budget.part(_TAIL_SHARE), slos={f"slo_{column}": limit},
-            enough=enough, seed=seed, start=start, workers=workers,
-            tell=lambda one: best.offer(one.schedule, "search"),
-        )  # fmt: skip
+        slos = {f"slo_{column}": limit}
+        found = serve(budget.part(_TAIL_SHARE), slos=slos, enough=enough, start=start)
         high = min(high, best.value)
 
         if found is not None and found.total >= enough:

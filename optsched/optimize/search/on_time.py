@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
@@ -51,9 +52,7 @@ from optsched.problem.metrics import served_well
 from optsched.problem.schedule import Schedule, workers_of
 from optsched.workloads.predict import predict
 
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 _LUMPS: Mapping[str, Any] = {"hold": 6.0, "catch_up": 0.8, "lump": 3.0, "admission": "reserve"}
 _WAYS: tuple[Mapping[str, Any], ...] = (
@@ -88,19 +87,11 @@ _HOPELESS = 0.01
 class Served(NamedTuple):
     """What a run of the scheduler gave.
 
-    Attributes
-    ----------
-    schedule : Schedule
-    good : ndarray of bool, shape (n,)
-        Who is within all SLOs.
-    waited : ndarray of float64, shape (n,)
-        Seconds from arrival to the first batch.
-    gone : ndarray of bool, shape (n,)
-        Who was let go.
-    way : int
-        How the scheduler ran.
-    home : ndarray of int64, shape (n,)
-        The worker of each request.
+    `good` (shape (n,)): Who is within all SLOs.
+    `waited` (shape (n,)): Seconds from arrival to the first batch.
+    `gone` (shape (n,)): Who was let go.
+    `way`: How the scheduler ran.
+    `home` (shape (n,)): The worker of each request.
     """
 
     schedule: Schedule
@@ -364,7 +355,7 @@ class _Search:
             if both is not None and both.total >= found.total:
                 found = both
 
-    def propose(self, gone: Flags, found: Served, here: NDArray[np.int64]) -> None:
+    def propose(self, gone: Flags, found: Served, here: Ints) -> None:
         """Change who is let go of a few requests, in place."""
         away, stay = here[gone[here]], here[~gone[here]]
         kind = self.generator.random()

@@ -7,9 +7,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.problem.kernel import njit
-
-Floats = NDArray[np.float64]
 
 _LATEST = 4096
 """Of a longer stretch, only so many of the latest requests may be let go. So the time of a pass
@@ -31,9 +30,7 @@ def _took_up(of: Floats, after: Floats, m: int, deadline: float, clock: float) -
 
 
 @njit
-def _pass(
-    release: Floats, due: Floats, work: Floats, order: NDArray[np.int64], gone: NDArray[np.bool_]
-) -> int:
+def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray[np.bool_]) -> int:
     """Serve all by earliest deadlines, and let go whoever is too much; return how many.
 
     After one is let go the clock is set back by what was done of it. That may be too far, since
@@ -87,7 +84,7 @@ def _pass(
         if m > 1:  # the last of them is the deadline, those before it are later
             since = after[m - 2]
 
-        largest, most = int(j % n), 0.0
+        largest, top = int(j % n), 0.0
         for p in range(k - 1, max(-1, k - 1 - 2 * _LATEST), -1):
             i = order[p]
             if release[i] < since - _LATE:
@@ -97,8 +94,8 @@ def _pass(
 
             size = work[i] if due[i] <= deadline else 0.0
             size += work[n + i] if due[n + i] <= deadline else 0.0
-            if size > most or (size == most and i < largest):
-                largest, most = int(i), size
+            if size > top or (size == top and i < largest):
+                largest, top = int(i), size
 
         gone[largest] = True
         count += 1

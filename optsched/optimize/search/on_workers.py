@@ -12,8 +12,8 @@ has. The moves are kept around which the sum of latencies is smaller.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch
 from optsched.policies.base import Job
 from optsched.policies.engine.parts import joined
@@ -21,9 +21,6 @@ from optsched.policies.routers import part_of
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import workers_of
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _ORDER = 0.3
 """The share of the time left for the order in each turn, and the same for moves."""
@@ -36,12 +33,7 @@ _PATIENCE = 40
 class OnWorkers:
     """The workers of requests, the parameters of the rule, and the completions they lead to.
 
-    Parameters
-    ----------
-    best : Best
-        It receives what is found.
-    workers : int
-    seed : int
+    `best`: It receives what is found.
     """
 
     def __init__(self, best: Best, workers: int, seed: int) -> None:
@@ -74,58 +66,53 @@ class OnWorkers:
 
             value, first = float(self.finish.sum()), False
 
-    def mine(self, home: Ints, worker: int) -> Ints:
-        """Return the requests of a worker, by arrival."""
-        return self.order[home[self.order] == worker]
+    def parts(self, home: Ints) -> list[Ints]:
+        """Return the requests of each worker that has some, by arrival."""
+        parts = (self.order[home[self.order] == worker] for worker in range(self.workers))
+        return [part for part in parts if len(part)]
 
-    def searched(self, mine: Ints) -> RuleSearch:
+    def searched(self, part: Ints) -> RuleSearch:
         """Return the search of the order of some requests, which starts from the present one."""
         whole = self.best
-        part = Best(whole.instance.subset(mine), whole.cost, whole.objective, None, Budget())
-        found = RuleSearch(part, self.seed)
+        own = whole.instance.subset(part)
+        found = RuleSearch(Best(own, whole.cost, whole.objective, None, Budget()), self.seed)
 
-        if np.isfinite(self.finish[mine]).all():
-            finish = self.finish[mine] - self.begin(mine)
-            found.chosen = Candidate(self.parameters[:, mine], self.factors[mine], finish)
+        if np.isfinite(self.finish[part]).all():
+            finish = self.finish[part] - self.begin(part)
+            found.chosen = Candidate(self.parameters[:, part], self.factors[part], finish)
 
         return found
 
-    def replayed(self, mine: Ints) -> RuleSearch | None:
+    def replayed(self, part: Ints) -> RuleSearch | None:
         """Run the rule with the parameters of some requests; None if it serves not all."""
-        found = self.searched(mine)
-        kept = Candidate(self.parameters[:, mine], self.factors[mine], self.finish[mine])
+        found = self.searched(part)
+        kept = Candidate(self.parameters[:, part], self.factors[part], self.finish[part])
         return found if found.serve(kept, np.inf) else None
 
-    def begin(self, mine: Ints) -> float:
+    def begin(self, part: Ints) -> float:
         """Return when the first of some requests arrives. Their own clock counts from there."""
-        return float(self.best.instance.release[mine].min())
+        return float(self.best.instance.release[part].min())
 
     def search_order(self, budget: Budget) -> None:
         """Search the order of each worker, one after another."""
-        for worker in range(self.workers):
-            mine = self.mine(self.home, worker)
-            if not len(mine):
-                continue
-
-            found = self.searched(mine)
-            found.run(budget.part(1.0 / (self.workers - worker)))
-            self.parameters[:, mine], self.factors[mine] = found.chosen[:2]
+        parts = self.parts(self.home)
+        for k, part in enumerate(parts):
+            found = self.searched(part)
+            found.run(budget.part(1.0 / (len(parts) - k)))
+            self.parameters[:, part], self.factors[part] = found.chosen[:2]
 
         finish = self.served(self.home)
-        if finish is not None:
-            self.finish = finish
+        self.finish = self.finish if finish is None else finish
 
     def served(self, home: Ints) -> Floats | None:
         """Return when requests complete on these workers; None if the rule serves not all."""
         finish = np.empty(len(home))
-        for worker in range(self.workers):
-            mine = self.mine(home, worker)
-            if len(mine):
-                found = self.replayed(mine)
-                if found is None:
-                    return None
+        for part in self.parts(home):
+            found = self.replayed(part)
+            if found is None:
+                return None
 
-                finish[mine] = found.server.finish + self.begin(mine)
+            finish[part] = found.server.finish + self.begin(part)
 
         return finish
 
@@ -166,18 +153,14 @@ class OnWorkers:
 
     def offer(self) -> None:
         """Have the present schedule judged."""
-        whole, parts = self.best, []
-        for worker in range(self.workers):
-            mine = self.mine(self.home, worker)
-            if not len(mine):
-                continue
-
-            found = self.replayed(mine)
+        whole, schedules = self.best, []
+        for part in self.parts(self.home):
+            found = self.replayed(part)
             if found is None:
                 return
 
             own = found.best.instance
-            parts.append(part_of(found.schedule(), mine, Job(own, own, whole.cost)))
+            schedules.append(part_of(found.schedule(), part, Job(own, own, whole.cost)))
 
         job = Job(whole.instance, whole.instance, whole.cost)
-        whole.offer(joined(job, "recompute", parts), "search")
+        whole.offer(joined(job, "recompute", schedules), "search")

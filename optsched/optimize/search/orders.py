@@ -11,8 +11,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Ints
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.placement import put
 from optsched.problem.budget import work_time
@@ -29,7 +29,7 @@ _LONG = 150
 
 
 @njit(nogil=True, inline="always")
-def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -> int:
+def _soonest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
     It works as `optsched.optimize.search.placement.earliest`, but checks each run from its peak
@@ -52,7 +52,7 @@ def _soonest(used: Any, capacity: int, first_kv: int, output: int, start: int) -
 
 
 @njit(nogil=True, inline="always")
-def move(order: Any, a: int, b: int) -> None:
+def move(order: Ints, a: int, b: int) -> None:
     """Move the entry at ``a`` to ``b``. The entries between move by one place."""
     moved = order[a]
     step = 1 if a < b else -1
@@ -64,22 +64,18 @@ def move(order: Any, a: int, b: int) -> None:
 
 @njit(nogil=True)
 def serial(
-    order: Any, arrival: Any, first_kv: Any, output: Any, capacity: int, used: Any, starts: Any
+    order: Ints, arrival: Ints, first_kv: Ints, output: Ints, room: int, used: Ints, starts: Ints
 ) -> int:
     """Place the requests in order, each at its earliest feasible start. Return the sum of ends.
 
     ``used`` is all zero before and after, and longer than any schedule.
     """
-    total = 0
-    end = 0
+    total = end = 0
     for i in order:
-        f = first_kv[i]
-        o = output[i]
-        k = _soonest(used, capacity, f, o, arrival[i])
-        put(used, f - 1, o, k, 1)
-        starts[i] = k
-        total += k + o
-        end = max(end, k + o)
+        starts[i] = k = _soonest(used, room, first_kv[i], output[i], arrival[i])
+        put(used, first_kv[i] - 1, output[i], k, 1)
+        total += k + output[i]
+        end = max(end, k + output[i])
 
     used[: end + 1] = 0
     return total
@@ -88,31 +84,27 @@ def serial(
 class Requests(NamedTuple):
     """The columns of `Jobs`, for compiled code."""
 
-    arrival: Any
-    first_kv: Any
-    output: Any
+    arrival: Ints
+    first_kv: Ints
+    output: Ints
     capacity: int
 
 
 class Kept(NamedTuple):
     """What is known of an order that `place_backward` has placed.
 
-    Attributes
-    ----------
-    used : ndarray of int64
-        Scratch space: the KV in use in each round, all zero, longer than any schedule.
-    moment : ndarray of int64, shape (n,)
-        When the request at each position of the order is placed, in rounds before the end.
-    window : ndarray of int64, shape (windows, longest output)
-        The KV in use before every `step`-th request is placed, from the moment of the last one on.
-    trial : ndarray of int64, shape (n,)
-        Scratch space: the moments of an order that is not kept.
+    `used`: Scratch space: the KV in use in each round, all zero, longer than any schedule.
+    `moment` (shape (n,)): When the request at each position of the order is placed, in rounds
+    before the end.
+    `window` (shape (windows, longest output)): The KV in use before every `step`-th request is
+    placed, from the moment of the last one on.
+    `trial` (shape (n,)): Scratch space: the moments of an order that is not kept.
     """
 
-    used: Any
-    moment: Any
-    window: Any
-    trial: Any
+    used: Ints
+    moment: Ints
+    window: Ints
+    trial: Ints
 
 
 def new_kept(jobs: Jobs) -> Kept:
@@ -129,8 +121,8 @@ def new_kept(jobs: Jobs) -> Kept:
 
 @njit(allocates=False, nogil=True)
 def place_backward(
-    order: Any, first: int, last: int, keep: bool, kept: Kept, requests: Any, starts: Any
-) -> int:  # fmt: skip
+    order: Ints, first: int, last: int, keep: bool, kept: Kept, requests: Requests, starts: Ints
+) -> int:
     """Place the requests in order of completion, the last first. Return the sum of ends.
 
     In reverse time a request starts at its peak and only shrinks. So it fits at all later moments
@@ -215,9 +207,7 @@ def place_backward(
 
 
 @njit(nogil=True)
-def _advance(
-    order: Any, requests: Any, used: Any, starts: Any
-) -> int:  # fmt: skip
+def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
     """Move each request to its earliest feasible start. Return the rounds gained.
 
     ``order`` is that of completion, the last first, before and after.
@@ -272,9 +262,15 @@ class _Reached(NamedTuple):
 
 @njit(nogil=True)
 def _anneal_orders(
-    requests: Requests, run: _Run, reached: _Reached, steps: int, order: Any, best_starts: Any,
-    kept: Kept, rng: Any
-) -> _Reached:  # fmt: skip
+    requests: Requests,
+    run: _Run,
+    reached: _Reached,
+    steps: int,
+    order: Ints,
+    best_starts: Ints,
+    kept: Kept,
+    rng: np.random.Generator,
+) -> _Reached:
     """Try more orders, beginning at the present ``order``, changed in place. Return the state.
 
     Where an order is taken, its requests are advanced. The order of this schedule is the next one.
@@ -320,17 +316,10 @@ def _anneal_orders(
 class Annealing:
     """An annealing search that runs in slices and always has its best starts ready.
 
-    Parameters
-    ----------
-    jobs : Jobs
-    rng : numpy.random.Generator
-    starts : ndarray of int64, optional
-        A feasible schedule to begin from.
+    `starts`: A feasible schedule to begin from.
     """
 
-    def __init__(
-        self, jobs: Jobs, rng: np.random.Generator, starts: NDArray[np.int64] | None = None
-    ) -> None:
+    def __init__(self, jobs: Jobs, rng: np.random.Generator, starts: Ints | None = None) -> None:
         self.jobs, self.rng = jobs, rng
         self._kept = new_kept(jobs)
         index = np.arange(jobs.n)
@@ -340,19 +329,18 @@ class Annealing:
         for key in keys:
             self.offer_order(np.lexsort((index, jobs.arrival, key)))
 
-    def offer_order(self, order: NDArray[np.int64]) -> int:
+    def offer_order(self, order: Ints) -> int:
         """Place the requests in an order, and keep the result if it is the best."""
         jobs, starts = self.jobs, np.empty(self.jobs.n, dtype=np.int64)
-        serial(
-            order, jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity, self._kept.used, starts
-        )  # fmt: skip
+        columns = jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity
+        serial(order, *columns, self._kept.used, starts)
         value = jobs.total(starts)
         if value < self.value:
             self.value, self.starts = value, starts
 
         return value
 
-    def offer(self, starts: NDArray[np.int64]) -> int:
+    def offer(self, starts: Ints) -> int:
         """Place a schedule's requests again in order of start. Keep the best if it is feasible."""
         value = self.jobs.total(starts)
         if value < self.value and self.jobs.feasible(starts):
@@ -361,9 +349,14 @@ class Annealing:
         return self.offer_order(np.argsort(starts, kind="stable"))
 
     def anneal(
-        self, steps: int, *, deadline: float = math.inf, hot: float = 0.0, stop: Any = None,
+        self,
+        steps: int,
+        *,
+        deadline: float = math.inf,
+        hot: float = 0.0,
+        stop: Any = None,
         fresh: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
         `hot`: the first temperature in rounds. With 0, it is about half the mean latency divided by
@@ -389,13 +382,13 @@ class Annealing:
         run, reached = _Run(hot, 0.4, steps), _Reached(placed, placed, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
 
-        while reached.steps < steps and work_time() < deadline and not (
-            stop is not None and stop[0]
-        ):  # fmt: skip
+        while reached.steps < steps and work_time() < deadline:
+            if stop is not None and stop[0]:
+                break
+
             more = min(chunk, steps - reached.steps)
-            reached = _anneal_orders(
-                requests, run, reached, more, order, starts, self._kept, self.rng
-            )
+            arrays = order, starts, self._kept, self.rng
+            reached = _anneal_orders(requests, run, reached, more, *arrays)
 
         self.offer(starts)
 
@@ -405,17 +398,17 @@ def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> Non
 
     Several runs of moderate length find more than one long run.
     """
-    steps, turn, most = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
+    steps, turn, longest = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
     while orders > 0 and work_time() < deadline and not stop[0]:
         for _ in range(2):
             annealing.anneal(steps, deadline=deadline, stop=stop, fresh=turn % 2 == 1)
 
         orders -= 2 * steps
-        steps = min(3 * steps, most)
+        steps = min(3 * steps, longest)
         turn += 1
 
 
-def in_line(jobs: Jobs) -> NDArray[np.int64]:
+def in_line(jobs: Jobs) -> Ints:
     """Return starts that run the requests one by one, the shortest of those waiting first."""
     starts = np.empty(jobs.n, dtype=np.int64)
     now = 0

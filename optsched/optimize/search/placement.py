@@ -20,16 +20,12 @@ MAX_ROUNDS = 1 << 27
 class Room:
     """What placement needs of an instance, in rounds with the gaps between blocks cut out.
 
-    Parameters
-    ----------
-    model : Model
-        With one round per unit.
-    arrival, output, base : ndarray of int64, shape (n,)
-        ``base + j`` tokens are held in the j-th round of a run.
-    deadline : ndarray of int64, shape (n,)
-        The round by which a run must have ended, so that it does not reach the next block.
-    capacity : int
-        KV capacity, in tokens.
+    `model`: With one round per unit.
+    `arrival`, `output`, `base` (shape (n,)): ``base + j`` tokens are held in the j-th round of a
+    run.
+    `deadline` (shape (n,)): The round by which a run must have ended, so that it does not reach the
+    next block.
+    `capacity`: KV capacity, in tokens.
     """
 
     model: Model
@@ -108,23 +104,10 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def place_in_order(order, arrival, output, base, capacity, since, use, starts):  # type: ignore[no-untyped-def]
-    """Fill in the earliest feasible start of each request, given those before it in the order."""
-    top = 0
-    for i in order:
-        start = max(arrival[i], since[i])
-        # After everything placed, a request has the machine to itself and fits.
-        k = earliest(use, capacity, base[i], output[i], start, max(top, start))
-        starts[i] = k
-        put(use, base[i], output[i], k, 1)
-        top = max(top, k + output[i])
-
-
-@njit(nogil=True)
-def place_on_workers(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
+def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
     """Fill in each request's earliest feasible start on any worker, and this worker.
 
-    ``use`` has a row for each worker.
+    ``use`` has a row for each worker. ``homes`` is all zero.
     """
     top = 0
     for i in order:
@@ -167,13 +150,16 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     the arrival. If a block then ends after its deadline, its starts are those of the plain
     placement.
     """
-    starts = np.empty(len(order), dtype=np.int64)
+    starts, homes = np.zeros((2, len(order)), dtype=np.int64)
     grouped = order[np.argsort(room.model.block[order], kind="stable")]
-    longest = int(room.output.max())
-    begin = room.arrival if since is None else np.minimum(since, room.deadline)
+    first = room.arrival
+    if since is not None:
+        first = np.maximum(first, np.minimum(since, room.deadline))
+
     # With `since`, everything ends within all outputs after the last `since` or deadline.
-    use = np.zeros(2 * int(room.deadline.max()) + longest + 2, dtype=np.int64)
-    place_in_order(grouped, room.arrival, room.output, room.base, room.capacity, begin, use, starts)
+    end = 2 * int(room.deadline.max()) + int(room.output.max()) + 2
+    use = np.zeros((1, end), dtype=np.int64)
+    place_in_order(grouped, first, room.output, room.base, room.capacity, use, starts, homes)
     if since is not None and (starts + room.output > room.deadline).any():
         return place(room, order)
 

@@ -27,16 +27,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
-from optsched.judge.life import (
-    EMPTY,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-)
+from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time
 from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (
@@ -57,9 +51,6 @@ from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 BRAKES = ("q", "r", "c", "d", "p")
 """The parameters of the rule. The module's text says what they do."""
 _FIELDS = (
@@ -79,13 +70,8 @@ _STATE = (
 class Server:
     """An instance that can be served repeatedly, under different orders and brakes.
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    cost : CostModel
-    by_arrival : ndarray of int64, shape (n,)
-        The requests in order of arrival.
+    `instance`: In seconds.
+    `by_arrival` (shape (n,)): The requests in order of arrival.
     """
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
@@ -111,10 +97,8 @@ class Server:
             self._requests[name] = values
 
         self._state = new_state(_STATE, self._instance)
-        self._columns = _serve(
-            self._requests, rank, self._by_arrival, self._limits, self._cost, self._state,
-            self._columns, enough,
-        )  # fmt: skip
+        fixed = self._by_arrival, self._limits, self._cost
+        self._columns = _serve(self._requests, rank, *fixed, self._state, self._columns, enough)
         state = self._state[0]
         return float(state["total"]) if state["done"] == len(rank) else np.inf
 
@@ -184,12 +168,18 @@ def _worth_waiting(prefill: float, soonest: Floats) -> bool:
 
 @njit
 def _admit(
-    requests: Any, s: Any, wait: Ints, joining: Ints, usage: Ints, limits: Limits, brakes: Any,
+    requests: Any,
+    s: Any,
+    wait: Ints,
+    joining: Ints,
+    usage: Ints,
+    limits: Limits,
+    brakes: Any,
     soonest: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Admit the first requests that wait, or none unless enough of them fit at once."""
     size = np.sqrt(s.running + s.waiting)
-    most = min(
+    max_running = min(
         float(limits.max_running), brakes.c + brakes.d * size, float(limits.max_batch_tokens)
     )
     beside = s.running if limits.hybrid else 0
@@ -198,7 +188,7 @@ def _admit(
     patience = brakes.p * running / max(1, running + waiting)
     joined = tokens = kept = k = 0
 
-    while k < waiting and (running + joined < most or running + joined == 0):
+    while k < waiting and (running + joined < max_running or running + joined == 0):
         i = wait[k]
         r = requests[i]
         if patience > 0 and _worth_waiting(patience * r.prefill, soonest):

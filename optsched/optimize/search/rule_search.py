@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.rule import Server
@@ -29,8 +31,6 @@ from optsched.problem.errors import ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, service_limits
 from optsched.problem.schedule import Schedule, from_batches, in_parts
-
-Floats = NDArray[np.float64]
 
 _FREE = 1e18
 _STARTS: tuple[tuple[float, ...], ...] = (
@@ -53,29 +53,23 @@ _PATIENCE = 400
 """The search ends after so many candidates in a row without an improvement."""
 
 
+@dataclass(eq=False)
 class Best:
-    """The best schedule so far.
+    """The best schedule so far, and the arguments of `improve`.
 
-    Parameters
-    ----------
-    instance, cost, objective, admit
-        As of `improve`.
-    budget : Budget
-        Its callback receives every improvement.
+    `budget`: Its callback receives every improvement.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        cost: CostModel,
-        objective: Objective,
-        admit: Callable[[Evaluation], bool] | None,
-        budget: Budget,
-    ) -> None:
-        self.instance, self.cost, self.objective, self.admit = instance, cost, objective, admit
-        self.schedule: Schedule | None = None
-        self.value, self.origin = objective.signed(np.inf), ""
-        self._budget = budget
+    instance: Instance
+    cost: CostModel
+    objective: Objective
+    admit: Callable[[Evaluation], bool] | None
+    budget: Budget
+    schedule: Schedule | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        self.value = self.objective.signed(np.inf)
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
         """Keep a schedule if it is admitted and better. Return whether it was kept."""
@@ -92,20 +86,16 @@ class Best:
             return False
 
         self.schedule, self.value, self.origin = schedule, float(value), origin
-        self._budget.tell(incumbent=self.value)
+        self.budget.tell(incumbent=self.value)
         return True
 
 
 class Candidate(NamedTuple):
     """Parameters of the rule, and the completions that they lead to.
 
-    Attributes
-    ----------
-    parameters : ndarray of float64, shape (6, n)
-        q, r, c, d, p and the weight of the decode steps' work, for each request.
-    factors : ndarray of float64, shape (n,)
-    finish : ndarray of float64, shape (n,)
-        In seconds, and infinite before a run.
+    `parameters` (shape (6, n)): q, r, c, d, p and the weight of the decode steps' work, for each
+    request.
+    `finish` (shape (n,)): In seconds, and infinite before a run.
     """
 
     parameters: Floats
@@ -181,7 +171,7 @@ class RuleSearch:
 
         return True
 
-    def _stretches(self, finish: Floats) -> NDArray[np.int64]:
+    def _stretches(self, finish: Floats) -> Ints:
         """Return the requests that find nobody in the system."""
         latest = np.maximum.accumulate(finish)
         return np.append(0, 1 + np.flatnonzero(latest[:-1] <= self._arrival[1:]))
@@ -205,11 +195,9 @@ class RuleSearch:
 
     def schedule(self) -> Schedule:
         """Return the schedule of the last run."""
-        instance = self.best.instance
-        found = from_batches(
-            *self.server.columns(), instance=instance, evict_mode="recompute",
-            cost_model_sha256=self.best.cost.sha256,
-        )  # fmt: skip
+        instance, sha256 = self.best.instance, self.best.cost.sha256
+        columns = self.server.columns()
+        found = from_batches(*columns, instance=instance, cost_model_sha256=sha256)
         return in_parts(found, instance)
 
     def _start(self, parameters: Sequence[float]) -> Candidate:

@@ -196,8 +196,8 @@ class RawOutcome:
         The incumbent. None without one.
     native_status : str
         The status in the solver's own words.
-    build_s, solve_s : float
-        Wall-clock seconds to hand the model over, and to solve it.
+    solve_s : float
+        Wall-clock seconds to solve it.
     """
 
     status: Status
@@ -205,7 +205,6 @@ class RawOutcome:
     bound: float | None
     values: NDArray[Any] | None
     native_status: str
-    build_s: float = 0.0
     solve_s: float = 0.0
 
 
@@ -363,46 +362,25 @@ def settle_status(
     return Status.OPTIMAL if objective - bound <= slack else Status.FEASIBLE
 
 
-HIGHS_STATUS: dict[str, Status] = {
-    "kOptimal": Status.OPTIMAL,
-    "kModelEmpty": Status.OPTIMAL,
-    "kInfeasible": Status.INFEASIBLE,
-    "kUnboundedOrInfeasible": Status.ERROR,
-    "kUnbounded": Status.ERROR,
-    "kObjectiveBound": Status.FEASIBLE,
-    "kObjectiveTarget": Status.FEASIBLE,
-    "kTimeLimit": Status.FEASIBLE,
-    "kIterationLimit": Status.FEASIBLE,
-    "kSolutionLimit": Status.FEASIBLE,
-    "kMemoryLimit": Status.FEASIBLE,
-    "kInterrupt": Status.FEASIBLE,
-    "kHighsInterrupt": Status.FEASIBLE,
-    "kUnknown": Status.FEASIBLE,
-    "kNotset": Status.ERROR,
-    "kLoadError": Status.ERROR,
-    "kModelError": Status.ERROR,
-    "kPresolveError": Status.ERROR,
-    "kSolveError": Status.ERROR,
-    "kPostsolveError": Status.ERROR,
+HIGHS_STATUS = {
+    native: status
+    for status, names in {
+        Status.OPTIMAL: "kOptimal kModelEmpty",
+        Status.INFEASIBLE: "kInfeasible",
+        Status.FEASIBLE: "kObjectiveBound kObjectiveTarget kTimeLimit kIterationLimit kUnknown "
+        "kSolutionLimit kMemoryLimit kInterrupt kHighsInterrupt",
+        Status.ERROR: "kUnboundedOrInfeasible kUnbounded kNotset kLoadError kModelError "
+        "kPresolveError kSolveError kPostsolveError",
+    }.items()
+    for native in names.split()
 }
 """HiGHS's model statuses. ``FEASIBLE`` means that HiGHS stopped. `settle_status` makes it
 ``NO_INCUMBENT`` without an incumbent, and ``OPTIMAL`` if the gap is closed."""
 
-CPSAT_STATUS: dict[str, Status] = {
-    "OPTIMAL": Status.OPTIMAL,
-    "FEASIBLE": Status.FEASIBLE,
-    "INFEASIBLE": Status.INFEASIBLE,
-    "UNKNOWN": Status.NO_INCUMBENT,
-    "MODEL_INVALID": Status.ERROR,
-}
+CPSAT_STATUS = {one.name: one for one in (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE)}
+CPSAT_STATUS |= {"UNKNOWN": Status.NO_INCUMBENT, "MODEL_INVALID": Status.ERROR}
 """CP-SAT's statuses. CP-SAT reports 0 for an objective or a bound that it does not have, so they
 are read only if the status says that they exist."""
 
-PULP_STATUS: dict[int, Status] = {
-    1: Status.OPTIMAL,
-    2: Status.FEASIBLE,
-    0: Status.NO_INCUMBENT,
-    -1: Status.INFEASIBLE,
-    -2: Status.ERROR,
-}
+PULP_STATUS = dict(zip((1, 2, -1, 0, -2), Status, strict=True))
 """PuLP's ``sol_status``. PuLP's ``status`` is Optimal at a time limit, whatever the gap."""

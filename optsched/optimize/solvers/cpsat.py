@@ -27,15 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.optimize.solvers.base import (
-    CPSAT_STATUS,
-    Progress,
-    RawOutcome,
-    SolveOptions,
-    Status,
-    run_interruptibly,
-    settle_status,
-)
+from optsched.optimize.solvers import base
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.errors import UsageError
 
 _WITHOUT_WRONG_RULES = {
@@ -44,20 +37,8 @@ _WITHOUT_WRONG_RULES = {
 }
 
 
-def cpsat_version() -> str:
-    """Return the version of OR-tools."""
-    from importlib.metadata import version
-
-    return version("ortools")
-
-
 def solve_cp_model(
-    model: Any,
-    options: SolveOptions,
-    *,
-    read: list[Any],
-    known: int | None = None,
-    build_s: float = 0.0,
+    model: Any, options: SolveOptions, *, read: list[Any], known: int | None = None
 ) -> RawOutcome:
     """Minimize a CP-SAT model, whose objective is an integer.
 
@@ -67,10 +48,10 @@ def solve_cp_model(
     """
     first = _run(model, options, read, {})
     if not _contradicts(first, known):
-        return replace(first, build_s=build_s)
+        return first
 
     second = _run(model, options.after(first.solve_s), read, {"cp_model_presolve": False})
-    return replace(second, build_s=build_s, solve_s=first.solve_s + second.solve_s)
+    return replace(second, solve_s=first.solve_s + second.solve_s)
 
 
 def _contradicts(found: RawOutcome, known: int | None) -> bool:
@@ -93,12 +74,15 @@ def _run(
     if options.time_limit_s is not None:
         parameters.max_time_in_seconds = float(options.time_limit_s)
 
-    parameters.num_workers = options.thread_count
-    parameters.random_seed = options.seed
-    parameters.relative_gap_limit = float(options.mip_rel_gap)
-    parameters.absolute_gap_limit = 0.0
-    parameters.catch_sigint_signal = False
-    for name, value in {**_WITHOUT_WRONG_RULES, **settings}.items():
+    for name, value in {
+        "num_workers": options.thread_count,
+        "random_seed": options.seed,
+        "relative_gap_limit": float(options.mip_rel_gap),
+        "absolute_gap_limit": 0.0,
+        "catch_sigint_signal": False,
+        **_WITHOUT_WRONG_RULES,
+        **settings,
+    }.items():
         setattr(parameters, name, value)
 
     begin = time.perf_counter()
@@ -112,11 +96,10 @@ def _run(
             parameters.log_to_stdout = False
             solver.log_callback = lambda line: file.write(line + "\n")
 
-        run_interruptibly(
-            lambda: statuses.append(solver.solve(model, callback)),
-            cancel=solver.stop_search,
-            stop=options.stop,
-        )
+        def work() -> None:
+            statuses.append(solver.solve(model, callback))
+
+        base.run_interruptibly(work, cancel=solver.stop_search, stop=options.stop)
         solver.log_callback = None
 
     solve_s = time.perf_counter() - begin
@@ -128,7 +111,7 @@ def _run(
             f"expected smaller ones, or another method ({' '.join(model.validate().split())[:200]})"
         )
 
-    mapped = CPSAT_STATUS.get(native, Status.ERROR)
+    mapped = base.CPSAT_STATUS.get(native, Status.ERROR)
     objective = bound = values = None
     if mapped in (Status.OPTIMAL, Status.FEASIBLE):
         objective = round(solver.objective_value)
@@ -140,8 +123,8 @@ def _run(
         if mapped is Status.NO_INCUMBENT and solver.best_objective_bound == 0.0:
             bound = None
 
-    status = settle_status(mapped, objective, bound, integral_objective=True)
-    return RawOutcome(status, objective, bound, values, native, 0.0, solve_s)
+    status = base.settle_status(mapped, objective, bound, integral_objective=True)
+    return RawOutcome(status, objective, bound, values, native, solve_s)
 
 
 def _exact_bound(model: Any, solver: Any) -> int | None:
@@ -162,7 +145,7 @@ def _reporting(solver: Any, options: SolveOptions, begin: float) -> Any:
     def report(bound: float) -> None:
         assert options.progress is not None
         known = bound if math.isfinite(bound) else None
-        options.progress(Progress(time.perf_counter() - begin, incumbent[0], known))
+        options.progress(base.Progress(time.perf_counter() - begin, incumbent[0], known))
 
     class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:

@@ -20,26 +20,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optsched.optimize.solvers import highs_worker
-from optsched.optimize.solvers.base import (
-    HIGHS_STATUS,
-    LinearModel,
-    Progress,
-    RawOutcome,
-    SolveOptions,
-    Status,
-    round_up_bound,
-    run_interruptibly,
-    settle_status,
-)
+from optsched.bounds.timeline import Floats
+from optsched.optimize.solvers import base, highs_worker
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.highs_worker import Job, Message
 from optsched.optimize.solvers.large_rows import cuts_of, easier, large_rows, with_cuts
+from optsched.problem.budget import work_time
 from optsched.problem.errors import SolverError
 
 _INTEGRAL_ABS_GAP = 0.999
@@ -47,24 +39,12 @@ _ENTRIES_HERE = 5_000
 """The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s."""
 _GRACE_S = 1.0
 """The seconds after the time limit in which a process may end by itself."""
-_LONGEST_S = 1e8
-"""Time limits of three years or more count as no limit."""
 _FEASIBILITY = 1e-6
 _STDERR_CHARS = 300
 
 
-def highs_version() -> str:
-    """Return the version of highspy."""
-    import highspy
-
-    return str(highspy.Highs().version())
-
-
 def solve_linear_model(
-    model: LinearModel,
-    options: SolveOptions,
-    *,
-    start_values: NDArray[np.float64] | None = None,
+    model: LinearModel, options: SolveOptions, *, start_values: Floats | None = None
 ) -> RawOutcome:
     """Minimize a model by HiGHS, with rows that are safe for its tolerances (`large_rows`).
 
@@ -97,39 +77,25 @@ def solve_linear_model(
     native = f"{raw.native_status}, for rows with rounded tokens"
     status = Status.NO_INCUMBENT if start_values is None else Status.FEASIBLE
     objective = None if start_values is None else _value(model, start_values)
-    return RawOutcome(status, objective, bound, start_values, native, raw.build_s, solve_s)
+    return RawOutcome(status, objective, bound, start_values, native, solve_s)
 
 
-def _solve(
-    model: LinearModel, options: SolveOptions, start_values: NDArray[np.float64] | None
-) -> RawOutcome:
-    begin = time.perf_counter()
-    job = Job(
-        model=arguments(model),
-        options=highs_options(options, integral_objective=model.integral_objective),
-        start=None if start_values is None else np.asarray(start_values, dtype=np.float64),
-        mip=bool(model.integrality.any()),
-        began=time.time(),
-    )
+def _solve(model: LinearModel, options: SolveOptions, start: Floats | None) -> RawOutcome:
+    begin, wanted = time.perf_counter(), highs_options(options, model.integral_objective)
+    start = None if start is None else np.asarray(start, dtype=np.float64)
+    job = Job(arguments(model), wanted, start, bool(model.integrality.any()), time.time())
     found = _Found(options.progress, begin)
-
-    if model.entries <= _ENTRIES_HERE:
-        cancelled = threading.Event()
-        run_interruptibly(
-            lambda: highs_worker.solve(job, found.hear, cancelled.is_set),
-            cancel=cancelled.set,
-            stop=options.stop,
-        )
-    else:
+    if model.entries > _ENTRIES_HERE:
         _solve_apart(job, found, options)
-
-    if found.refused is not None:
-        raise SolverError(f"HiGHS: {found.refused}")
+    else:
+        cancelled = threading.Event()
+        solve = partial(highs_worker.solve, job, found.hear, cancelled.is_set)
+        base.run_interruptibly(solve, cancel=cancelled.set, stop=options.stop)
 
     return _outcome(model, job, found, time.perf_counter() - begin)
 
 
-def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[str, Any]:
+def highs_options(options: SolveOptions, integral_objective: bool) -> dict[str, Any]:
     """Return the options of HiGHS by name.
 
     The absolute gap is 0 unless the objective is integral. If it is, a gap below 1 proves the
@@ -150,25 +116,23 @@ def highs_options(options: SolveOptions, *, integral_objective: bool) -> dict[st
 
 def arguments(model: LinearModel) -> tuple[Any, ...]:
     """Return a model as the tuple that `highs_worker.Job` holds."""
-    return (
-        model.columns, model.rows, model.entries, model.cost, model.lower, model.upper,
-        model.row_lower, model.row_upper, model.start, model.index, model.value,
-        model.integrality,
-    )  # fmt: skip
+    m = model
+    columns, rows = (m.cost, m.lower, m.upper), (m.row_lower, m.row_upper)
+    matrix = m.start, m.index, m.value
+    return (m.columns, m.rows, m.entries, *columns, *rows, *matrix, m.integrality)
 
 
 @dataclass(eq=False)
 class _Found:
     """What HiGHS has reported so far."""
 
-    progress: Callable[[Progress], None] | None
+    progress: Callable[[base.Progress], None] | None
     begin: float
     objective: float | None = None
-    values: NDArray[np.float64] | None = None
+    values: Floats | None = None
     bound: float | None = None
-    native: str | None = None
+    native: str | None = None  # how it ended
     failed: bool = False
-    refused: str | None = None
     incumbent: float | None = None
     one: threading.Lock = field(default_factory=threading.Lock)
 
@@ -176,89 +140,63 @@ class _Found:
         """Record one message of `highs_worker.solve`."""
         kind, *rest = message
         with self.one:
-            if kind == "incumbent":
-                self._better(*rest)
+            if kind == "refused":
+                raise SolverError(f"HiGHS: {rest[0]}")
+            if kind == "found":
+                objective, values = rest
+                if self.objective is None or objective <= self.objective:
+                    self.objective, self.values = objective, values
             elif kind == "bounds":
                 self.incumbent, bound = rest
-                if bound is not None:
-                    self.bound = bound if self.bound is None else max(self.bound, bound)
+                known = [b for b in (bound, self.bound) if b is not None]
+                self.bound = max(known, default=None)
             elif kind == "done":
-                self.native, objective, bound, values = rest
-                if values is not None:
-                    self._better(objective, values)
-
                 # An interruption can leave the bound unset although a callback reported one.
+                self.native, bound = rest
                 self.bound = self.bound if bound is None else bound
                 self.incumbent = self.objective
-            elif kind == "refused":
-                self.refused = rest[0]
             elif kind == "failed":
-                self.fail(rest[0])
+                self.native, self.failed = rest[0], True
 
             if self.progress is not None and kind in ("bounds", "done", "beat"):
                 elapsed = time.perf_counter() - self.begin
-                self.progress(Progress(elapsed, self.incumbent, self.bound))
-
-    def fail(self, why: str) -> None:
-        """Record that HiGHS failed."""
-        self.native, self.failed = why, True
-
-    @property
-    def ended(self) -> bool:
-        """Whether HiGHS has reported how it ended."""
-        return self.native is not None or self.refused is not None
-
-    def _better(self, objective: float | None, values: NDArray[np.float64]) -> None:
-        if objective is not None and (self.objective is None or objective <= self.objective):
-            self.objective, self.values = objective, values
+                self.progress(base.Progress(elapsed, self.incumbent, self.bound))
 
 
 def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
     """Solve a job in a process of its own, and end it at the limit or when cancelled."""
     with tempfile.TemporaryFile() as errors:
         worker = _started(errors)
-        ends: list[str] = []
+        ends, deadline = list[str](), work_time() + options.time_limit + _GRACE_S
 
-        def end(why: str) -> None:
-            ends.append(why)
+        def end() -> None:
+            ends.append("kTimeLimit" if work_time() >= deadline else "kInterrupt")
             worker.kill()
 
-        limit = threading.Timer(min(options.time_limit, _LONGEST_S) + _GRACE_S, end, ["kTimeLimit"])
-        limit.daemon = True
-        limit.start()
-
         try:
-            run_interruptibly(
-                lambda: _converse(worker, job, found),
-                cancel=lambda: end("kInterrupt"),
-                stop=options.stop,
-            )
+            talk = partial(_converse, worker, job, found)
+            base.run_interruptibly(talk, cancel=end, stop=options.stop, deadline=deadline)
         finally:
-            limit.cancel()
-            if not found.ended and not ends:
+            if found.native is None and not ends:
                 with suppress(subprocess.TimeoutExpired):
                     worker.wait(_GRACE_S)
 
             worker.kill()
             worker.wait()
 
-        if not found.ended and ends:
+        if found.native is None and ends:
             found.native = f"{ends[0]}, ended from outside"
-        elif not found.ended:
-            found.fail(_death(worker.returncode, errors))
+        elif found.native is None:
+            found.hear(("failed", _death(worker.returncode, errors)))
 
 
 def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", str(Path(highs_worker.__file__))]
     # It imports what this process can import.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe = subprocess.PIPE
-
-    try:
-        return subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=errors, env=environment,
-            start_new_session=True,  # out of reach of the terminal's Ctrl-C
-        )  # fmt: skip
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+    try:  # in a session of its own it is out of reach of the terminal's Ctrl-C
+        return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     except OSError as error:
         raise SolverError(f"HiGHS: found no way to start {command[0]}: {error}") from error
 
@@ -270,7 +208,7 @@ def _converse(worker: subprocess.Popen[bytes], job: Job, found: _Found) -> None:
     with suppress(OSError), worker.stdin as orders:  # it may have ended already
         pickle.dump(tuple(job), orders, protocol=5)
     with worker.stdout as told:
-        while not found.ended:
+        while found.native is None:
             try:
                 message = pickle.load(told)
             except Exception:  # its end, or half a message
@@ -293,26 +231,27 @@ def _death(code: int, errors: IO[bytes]) -> str:
 
 def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> RawOutcome:
     native = found.native or ""
-    mapped = Status.ERROR
-    if not found.failed:
-        mapped = HIGHS_STATUS.get(native.partition(",")[0], Status.ERROR)
+    words = "" if found.failed else native.partition(",")[0]
+    mapped = base.HIGHS_STATUS.get(words, Status.ERROR)
 
-    objective, bound, values = found.objective, found.bound, found.values
+    bound, values = found.bound, found.values
     if mapped is Status.INFEASIBLE:
-        objective = bound = values = None
-    elif objective is None and job.start is not None and _feasible(model, job.start):
+        bound = values = None
+    elif values is None and job.start is not None and _feasible(model, job.start):
         # HiGHS had no time to accept the start, but the start is an incumbent.
         values = job.start
 
     objective = None if values is None else _value(model, values)
     if bound is not None and model.integral_objective:
-        bound = round_up_bound(bound)
+        bound = base.round_up_bound(bound)
 
-    status = settle_status(mapped, objective, bound, integral_objective=model.integral_objective)
-    return RawOutcome(status, objective, bound, values, native, 0.0, seconds)
+    status = base.settle_status(
+        mapped, objective, bound, integral_objective=model.integral_objective
+    )
+    return RawOutcome(status, objective, bound, values, native, seconds)
 
 
-def _value(model: LinearModel, values: NDArray[np.float64]) -> float:
+def _value(model: LinearModel, values: Floats) -> float:
     """Return the objective of a solution, in integers if it is one."""
     if not model.integral_objective:
         return float(model.cost @ values)
@@ -322,7 +261,7 @@ def _value(model: LinearModel, values: NDArray[np.float64]) -> float:
     return int(whole.sum())
 
 
-def _feasible(model: LinearModel, values: NDArray[np.float64]) -> bool:
+def _feasible(model: LinearModel, values: Floats) -> bool:
     """Whether values satisfy the bounds, the rows and integrality."""
     whole = model.integrality == 1
     if np.abs(values[whole] - np.rint(values[whole])).max(initial=0.0) > _FEASIBILITY:

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Message = tuple[Any, ...]
-"""``("bounds", incumbent, bound)``, ``("incumbent", objective, values)``, ``("beat",)``, and at
-the end one of ``("done", native, objective, bound, values)``, ``("refused", why)``,
-``("failed", why)``."""
+"""``("bounds", incumbent, bound)``, ``("found", objective, values)``, ``("beat",)``, and at the end
+one of ``("done", native, bound)``, ``("refused", why)``, ``("failed", why)``."""
 
 _BEAT_S = 0.5
 
@@ -67,18 +66,14 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
 
     native = highs.getModelStatus().name
     info = highs.getInfo()
-    objective = bound = values = None
-
+    objective = None
     if info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
         objective = _finite(info.objective_function_value)
-        values = np.asarray(highs.getSolution().col_value, dtype=np.float64)
+    if objective is not None:
+        tell(("found", objective, np.asarray(highs.getSolution().col_value, dtype=np.float64)))
 
-    if job.mip:
-        bound = _finite(info.mip_dual_bound)
-    elif native == "kOptimal":
-        bound = objective
-
-    tell(("done", native, objective, bound, values))
+    relaxed = objective if native == "kOptimal" else None
+    tell(("done", native, _finite(info.mip_dual_bound) if job.mip else relaxed))
 
 
 def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -122,8 +117,7 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
     def call(kind: Any, message: str, data_out: Any, data_in: Any, user_data: Any) -> None:
         if kind in of_mip:
             if kind == kinds.kCallbackMipImprovingSolution:
-                values = data_out.mip_solution.copy()
-                tell(("incumbent", _finite(data_out.objective_function_value), values))
+                tell(("found", data_out.objective_function_value, data_out.mip_solution.copy()))
 
             now = (_finite(data_out.mip_primal_bound), _finite(data_out.mip_dual_bound))
             if now != last[0]:

@@ -13,7 +13,7 @@ for the least possible J >= batches needed and n_p >= prefill batches needed. Th
 
 - Own work: every token still to come is decoded or refilled, and requests without KV must be
   prefilled.
-- J is the max of three numbers: ceil(sum weight / most) over `Network.weights` (dual feasible
+- J is the max of three numbers: ceil(sum weight / largest) over `Network.weights` (dual feasible
   functions of KV, token and running limits), the longest remaining output, and n_p.
 - A batch without prefills decodes, so J - n_p batches pay decode_base. If
   prefill_base >= decode_base, fewer prefill batches are better. Else all J batches pay at most
@@ -50,16 +50,10 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.plans import (
-    Claim,
-    Plan,
-    answer,
-    exact_times,
-    unbuilt,
-)
-from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, LIMITS, MODELLED, Problem
+from optsched.optimize.formulations.batches.problem import CHUNKS, ENDS, EXTRAS, MODELLED, Problem
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
@@ -95,21 +89,18 @@ def _tables(net: Network) -> Any:
         )
         for v in nodes
     ]
-    arcs = [
-        (
-            a.kv, a.tokens, a.tokens * a.prefills, a.kv > 0, a.work, a.kind == DECODE, a.prefills,
-            a.kind == REFILL
-            and a.tokens == _input(net, a.source)
-            and c.decode(net.nodes[a.source].cached) <= a.work,
-            a.target, a.kind,
-        )
-        for a in net.arcs
-    ]  # fmt: skip
+    arcs = []
+    for a in net.arcs:
+        again = a.kind == REFILL and a.tokens == _input(net, a.source)
+        again = again and c.decode(net.nodes[a.source].cached) <= a.work
+        sums = a.kv, a.tokens, a.tokens * a.prefills, a.kv > 0, a.work, a.kind == DECODE, a.prefills
+        arcs.append((*sums, again, a.target, a.kind))
+
     limits = [prob.capacity, prob.batch_tokens, prob.prefill_tokens, prob.running]
     weights = [
-        *((w, most, IN_ALL) for w, most in net.weights),
-        *((_decoded(net, w), most, DECODING) for w, most in net.weights),
-        *((w, most, PREFILLING) for w, most in net.prefill_weights),
+        *((w, largest, IN_ALL) for w, largest in net.weights),
+        *((_decoded(net, w), largest, DECODING) for w, largest in net.weights),
+        *((w, largest, PREFILLING) for w, largest in net.prefill_weights),
     ]
 
     def ints(values: Any) -> Any:
@@ -122,7 +113,7 @@ def _tables(net: Network) -> Any:
         node=ints(node),
         fixed=ints([c["base"], c["decode_base"], c["prefill_base"], _swap(net)]),
         weights=ints([w for w, _, _ in weights]),
-        most=ints([rest for _, *rest in weights]),
+        largest=ints([rest for _, *rest in weights]),
         makespan=makespan,
         hybrid=prob.hybrid,
     )
@@ -179,35 +170,29 @@ def _least_share(net: Network, v: int) -> int:
 
 def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax by A*."""
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
         search = _Search(prob, None if times is None else prob.level(prob.objectives[0], times))
     except OutOfTimeError as late:
-        return unbuilt(prob, start, late)
+        return plans.unbuilt(prob, start, late)
 
-    built_s = work_time() - begin
-    native = search.run(options.after(built_s), begin)
-    solve_s = work_time() - begin - built_s
+    built_s = prob.budget.spent_s
+    native = search.run(options.after(built_s), prob.budget.begin)
     found = search.plan()
     plan = start if found is None else found
-    status = Status.FEASIBLE if plan is not None else Status.NO_INCUMBENT
-    claimed = None
-
-    if native == "solved":
-        status = Status.OPTIMAL if plan is not None else Status.INFEASIBLE
-        claimed = None if found is None else search.best
-
-    return answer(
-        prob,
-        Claim(status, plan, search.best if native == "solved" else search.bound, level=claimed),
-        native_status=f"{native}, {search.expanded} states expanded",
-        build_s=built_s,
-        solve_s=solve_s,
+    claim = plans.Claim(
+        Status.NO_INCUMBENT if plan is None else Status.FEASIBLE, plan, search.bound
     )
 
+    if native == "solved":
+        status = Status.INFEASIBLE if plan is None else Status.OPTIMAL
+        claim = plans.Claim(status, plan, search.best, level=None if found is None else search.best)
 
-def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
+    native = f"{native}, {search.expanded} states expanded"
+    return plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
+
+
+def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by A*.
 
     HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
@@ -218,7 +203,7 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
     if claim.status is not Status.OPTIMAL and not none_below:
         return claim
 
-    times = None if claim.plan is None else exact_times(prob, claim.plan)
+    times = None if claim.plan is None else plans.exact_times(prob, claim.plan)
     unproved = Status.NO_INCUMBENT if claim.plan is None else Status.FEASIBLE
     claim = claim._replace(status=unproved, level=None)
 
@@ -232,17 +217,13 @@ def confirmed(prob: Problem, claim: Claim, options: SolveOptions) -> Claim:
         return claim
 
     plan = search.plan() or claim.plan
-    return Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
+    return plans.Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
 
 class _Search:
     """The compiled search and its arrays, grown as needed.
 
-    Parameters
-    ----------
-    prob : Problem
-    known : Fraction, optional
-        The level of a known plan. Only better plans are searched for.
+    `known`: The level of a known plan. Only better plans are searched for.
     """
 
     def __init__(self, prob: Problem, known: Fraction | None) -> None:
@@ -268,7 +249,7 @@ class _Search:
         core.pack(counts, self.state.rows[0], by_request)
         core.enter(self.state.rows, 1, self.state.table)
         tables, scratch, compiled = self.tables, np.zeros_like(counts), core.remaining_cost
-        given = (tables.node, tables.weights, tables.most, tables.fixed, tables.makespan)
+        given = (tables.node, tables.weights, tables.largest, tables.fixed, tables.makespan)
         self.floor = int(compiled(counts, *given, scratch))
         self.state.heap[0, 0] = self.floor
         ceilings = [Fraction(_NONE)]
@@ -347,7 +328,7 @@ class _Search:
         self.state = old._replace(**grown)
         return True
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> plans.Plan | None:
         """Return the incumbent's batches, or None where none was found."""
         core, net, state = self.core, self.net, self.state
         path = [int(state.numbers[core.GOAL])]
@@ -374,15 +355,6 @@ class _Search:
         return net.plan(steps)
 
 
-METHODS = {
-    "infermax": {
-        "astar": Method(
-            "exact search over states of interchangeable requests (A*)",
-            solve_by_astar,
-            _OBJECTIVES,
-            LIMITS | {"chunked_prefill"},
-            extras=EXTRAS,
-            features=MODELLED,
-        )
-    }
-}
+_SUMMARY = "exact search over states of interchangeable requests (A*)"
+_ASTAR = Method(_SUMMARY, solve_by_astar, _OBJECTIVES, CHUNKS, extras=EXTRAS, features=MODELLED)
+METHODS = {"infermax": {"astar": _ASTAR}}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.optimize.formulations.batches.network import DECODE, EVICT, PREFILL, STAY
 from optsched.problem.kernel import njit
+
+Ints = NDArray[Any]
 
 RUNNING, SOLVED, GROW = 0, 1, 2
 """What `expand` returns: its slice is used up; the queue is empty or has nothing below the
@@ -33,35 +36,27 @@ those that prefill."""
 class Tables(NamedTuple):
     """A network of V nodes and A arcs, and an objective.
 
-    Attributes
-    ----------
-    arc_start : ndarray, shape (V + 1,)
-        Where each node's arcs begin.
-    arcs : ndarray, shape (A, 10)
-        What one request on an arc adds to a batch, and the arc's target and kind. ``REFILLS``
-        counts the refills that a decode could replace at no more cost.
-    limits : ndarray, shape (8,)
-        What a batch may hold of each quantity.
-    node : ndarray, shape (V, 5)
-        Own bound, tokens left, rate of the objective, KV held, and 1 if one token is left, so that
-        the request may finish at once.
-    fixed : ndarray, shape (4,)
-        base, decode_base, prefill_base, and the cost of a decode batch that refills save.
-    weights : ndarray, shape (D, V)
-        The weight of a request in each node, in each bound on the number of batches.
-    most : ndarray, shape (D, 2)
-        The max sum of each weight in a batch, and the weight's role.
-    makespan, hybrid : bool
-        Whether the objective is the makespan, and whether a batch may mix phases.
+    `arc_start` (shape (V + 1,)): Where each node's arcs begin.
+    `arcs` (shape (A, 10)): What one request on an arc adds to a batch, and the arc's target and
+    kind. ``REFILLS`` counts the refills that a decode could replace at no more cost.
+    `limits` (shape (8,)): What a batch may hold of each quantity.
+    `node` (shape (V, 5)): Own bound, tokens left, rate of the objective, KV held, and 1 if one
+    token is left, so that the request may finish at once.
+    `fixed` (shape (4,)): base, decode_base, prefill_base, and the cost of a decode batch that
+    refills save.
+    `weights` (shape (D, V)): The weight of a request in each node, in each bound on the number of
+    batches.
+    `largest` (shape (D, 2)): The max sum of each weight in a batch, and the weight's role.
+    `makespan`, `hybrid`: Whether the objective is the makespan, and whether a batch may mix phases.
     """
 
-    arc_start: Any
-    arcs: Any
-    limits: Any
-    node: Any
-    fixed: Any
-    weights: Any
-    most: Any
+    arc_start: Ints
+    arcs: Ints
+    limits: Ints
+    node: Ints
+    fixed: Ints
+    weights: Ints
+    largest: Ints
     makespan: bool
     hybrid: bool
 
@@ -69,26 +64,19 @@ class Tables(NamedTuple):
 class Search(NamedTuple):
     """States found so far.
 
-    Attributes
-    ----------
-    rows, cost, parent : ndarray
-        Each state's requests, its least cost so far, and the state before it.
-    table : ndarray
-        A hash table of the rows.
-    heap : ndarray, shape (H, 3)
-        A binary heap of (cost + bound, - cost, state).
-    numbers : ndarray of int64
-        Counters. ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
-    by_request : bool
-        Whether a row lists the requests' nodes, or counts the requests of every node.
+    `rows`, `cost`, `parent`: Each state's requests, its least cost so far, and the state before it.
+    `table`: A hash table of the rows.
+    `heap` (shape (H, 3)): A binary heap of (cost + bound, - cost, state).
+    `numbers`: Counters. ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
+    `by_request`: Whether a row lists the requests' nodes, or counts the requests of every node.
     """
 
-    rows: Any
-    cost: Any
-    parent: Any
-    table: Any
-    heap: Any
-    numbers: Any
+    rows: Ints
+    cost: Ints
+    parent: Ints
+    table: Ints
+    heap: Ints
+    numbers: Ints
     by_request: bool
 
 
@@ -96,12 +84,10 @@ class Search(NamedTuple):
 
 
 @njit
-def pack(counts: Any, row: Any, by_request: bool) -> None:
+def pack(counts: Ints, row: Ints, by_request: bool) -> None:
     """Write the number of requests in each node as a row."""
     if not by_request:
-        for v in range(counts.shape[0]):
-            row[v] = counts[v]
-
+        row[:] = counts
         return
 
     at = 0
@@ -110,18 +96,14 @@ def pack(counts: Any, row: Any, by_request: bool) -> None:
             row[at] = v + 1
             at += 1
 
-    while at < row.shape[0]:
-        row[at] = 0
-        at += 1
+    row[at:] = 0
 
 
 @njit
-def unpack(row: Any, counts: Any, by_request: bool) -> None:
+def unpack(row: Ints, counts: Ints, by_request: bool) -> None:
     """Read a row as the number of requests in each node."""
     if not by_request:
-        for v in range(counts.shape[0]):
-            counts[v] = row[v]
-
+        counts[:] = row
         return
 
     counts[:] = 0
@@ -131,7 +113,7 @@ def unpack(row: Any, counts: Any, by_request: bool) -> None:
 
 
 @njit
-def find(row: Any, rows: Any, table: Any) -> Any:
+def find(row: Ints, rows: Ints, table: Ints) -> Any:
     """Return the state of a row, or -1 - (free place in the table)."""
     h = np.uint64(1469598103934665603)
     for at in range(row.shape[0]):
@@ -160,7 +142,7 @@ def find(row: Any, rows: Any, table: Any) -> Any:
 
 
 @njit
-def enter(rows: Any, states: int, table: Any) -> None:
+def enter(rows: Ints, states: int, table: Ints) -> None:
     """Enter all states into an empty table."""
     for state in range(states):
         table[-1 - find(rows[state], rows, table)] = state
@@ -170,18 +152,18 @@ def enter(rows: Any, states: int, table: Any) -> None:
 
 
 @njit
-def _before(heap: Any, a: int, b: int) -> bool:
+def _before(heap: Ints, a: int, b: int) -> bool:
     return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
 
 
 @njit
-def _copy(heap: Any, source: int, target: int) -> None:
+def _copy(heap: Ints, source: int, target: int) -> None:
     for k in range(3):
         heap[target, k] = heap[source, k]
 
 
 @njit
-def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
+def _push(heap: Ints, size: int, f: int, g: int, state: int) -> None:
     """Add an entry to a heap of ``size``. The place after the entries is scratch space."""
     heap[size, 0], heap[size, 1], heap[size, 2] = f, -g, state
     at, new = size, size + 1
@@ -195,7 +177,7 @@ def _push(heap: Any, size: int, f: int, g: int, state: int) -> None:
 
 
 @njit
-def _pop(heap: Any, size: int) -> None:
+def _pop(heap: Ints, size: int) -> None:
     """Remove the first entry of a heap of ``size``."""
     last, at = size - 1, 0
     while True:
@@ -216,17 +198,17 @@ def _pop(heap: Any, size: int) -> None:
 
 @njit
 def remaining_cost(
-    counts: Any, node: Any, weights: Any, most: Any, fixed: Any, makespan: bool, occupied: Any
+    counts: Ints, node: Ints, weights: Ints, largest: Ints, fixed: Ints, makespan: bool, seen: Ints
 ) -> Any:
     """Return a lower bound on the cost of finishing the requests in a state.
 
-    `optsched.optimize.formulations.batches.astar` has the proof. ``occupied`` is scratch space of
+    `optsched.optimize.formulations.batches.astar` has the proof. ``seen`` is scratch space of
     shape (V,).
     """
     own, chain, size = np.int64(0), np.int64(0), 0
     for v in range(counts.shape[0]):
         if counts[v] > 0:
-            occupied[size] = v
+            seen[size] = v
             size += 1
             own += counts[v] * node[v, OWN]
             chain = max(chain, node[v, LEFT])
@@ -238,12 +220,12 @@ def remaining_cost(
     for d in range(weights.shape[0]):
         total = np.int64(0)
         for q in range(size):
-            total += counts[occupied[q]] * weights[d, occupied[q]]
+            total += counts[seen[q]] * weights[d, seen[q]]
 
-        need = -(-total // most[d, 0])
-        if most[d, 1] == IN_ALL:
+        need = -(-total // largest[d, 0])
+        if largest[d, 1] == IN_ALL:
             batches = max(batches, need)
-        elif most[d, 1] == DECODING:
+        elif largest[d, 1] == DECODING:
             decoding = max(decoding, need)
         else:
             prefilling = max(prefilling, need)
@@ -263,7 +245,7 @@ def remaining_cost(
 
 
 @njit
-def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
+def _begin(counts: Ints, arc_start: Ints, slots: Ints) -> int:
     """Make a slot for every arc of an occupied node. Return the number of slots.
 
     A slot takes ``TAKE`` of the ``REST`` requests that the slots before it leave (-1: none yet).
@@ -288,7 +270,7 @@ def _begin(counts: Any, arc_start: Any, slots: Any) -> int:
 
 
 @njit
-def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) -> bool:
+def _next(s: int, total: int, slots: Ints, arcs: Ints, limits: Ints, hybrid: bool) -> bool:
     """Go on from a slot to the next batch within the limits. Return whether there is one."""
     while s >= 0:
         if s == total:
@@ -312,17 +294,14 @@ def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) 
 
         slots[s, TAKE] = x
         a = slots[s, ARC]
+        beyond = False
         for k in range(8):
             slots[s + 1, k] = slots[s, k] + x * arcs[a, k]
-        if (
-            slots[s + 1, KV] > limits[KV]
-            or slots[s + 1, TOKENS] > limits[TOKENS]
-            or slots[s + 1, PREFILL_TOKENS] > limits[PREFILL_TOKENS]
-            or slots[s + 1, RUNS] > limits[RUNS]
-            or (not hybrid and slots[s + 1, DECODES] > 0 and slots[s + 1, PREFILLS] > 0)
-            # A refill beside a decode is left out if a decode instead is no more work.
-            or (slots[s + 1, REFILLS] > 0 and slots[s + 1, DECODES] > 0)
-        ):
+            beyond |= slots[s + 1, k] > limits[k]
+
+        # A refill beside a decode is left out if a decode instead is no more work.
+        apart = slots[s + 1, REFILLS] > 0 or (not hybrid and slots[s + 1, PREFILLS] > 0)
+        if beyond or (apart and slots[s + 1, DECODES] > 0):
             if last or x > 0:  # more of the same only makes it worse
                 s -= 1
 
@@ -335,7 +314,7 @@ def _next(s: int, total: int, slots: Any, arcs: Any, limits: Any, hybrid: bool) 
 
 
 @njit
-def _length(slots: Any, total: int, fixed: Any) -> Any:
+def _length(slots: Ints, total: int, fixed: Ints) -> Any:
     """Return the time of a batch."""
     length = fixed[BASE] + slots[total, WORK]
     if slots[total, DECODES] > 0:
@@ -348,7 +327,7 @@ def _length(slots: Any, total: int, fixed: Any) -> Any:
 
 @njit
 def _needless(
-    slots: Any, total: int, arcs: Any, node: Any, limits: Any, fixed: Any, makespan: bool
+    slots: Ints, total: int, arcs: Ints, node: Ints, limits: Ints, fixed: Ints, makespan: bool
 ) -> bool:
     """Whether another batch is no worse: it evicts only for room, and adds last tokens that fit."""
     refills, prefills = slots[total, REFILLS], slots[total, PREFILLS]
@@ -383,7 +362,7 @@ def _needless(
 
 
 @njit
-def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
+def _after(slots: Ints, total: int, arcs: Ints, counts: Ints) -> bool:
     """Set the number of requests in each node after a batch. Return whether any are left."""
     counts[:] = 0
     unfinished = False
@@ -398,7 +377,7 @@ def _after(slots: Any, total: int, arcs: Any, counts: Any) -> bool:
 
 
 @njit
-def _rate(counts: Any, node: Any, makespan: bool) -> Any:
+def _rate(counts: Ints, node: Ints, makespan: bool) -> Any:
     """Return how often a batch's time counts in a state."""
     rate = np.int64(makespan)
     for v in range(counts.shape[0]):
@@ -408,7 +387,7 @@ def _rate(counts: Any, node: Any, makespan: bool) -> Any:
 
 
 @njit
-def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
+def step(before: Ints, after: Ints, price: int, tables: Tables) -> Any:
     """Return a batch, by arc, from one state to another that costs at most ``price``.
 
     Batches are not stored. This one is found again among the batches of the first state.
@@ -435,7 +414,7 @@ def step(before: Any, after: Any, price: int, tables: Tables) -> Any:
 def expand(limit: int, search: Search, tables: Tables) -> int:
     """Expand up to ``limit`` states, best first."""
     rows, cost, parent, table, heap, numbers, by_request = search
-    arc_start, arcs, limits, node, fixed, weights, most, makespan, hybrid = tables
+    arc_start, arcs, limits, node, fixed, weights, largest, makespan, hybrid = tables
     counts = np.empty(node.shape[0], np.int64)
     fresh, scratch = np.empty_like(counts), np.empty_like(counts)
     row = np.empty(rows.shape[1], rows.dtype)
@@ -470,7 +449,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
 
             f = g2
             if unfinished:
-                f += remaining_cost(fresh, node, weights, most, fixed, makespan, scratch)
+                f += remaining_cost(fresh, node, weights, largest, fixed, makespan, scratch)
                 if f >= numbers[BEST]:
                     continue
 

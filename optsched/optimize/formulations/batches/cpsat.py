@@ -6,28 +6,11 @@ import math
 from dataclasses import replace
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.cpsat_model import Model
 from optsched.optimize.formulations.batches.greedy import begun
-from optsched.optimize.formulations.batches.plans import (
-    Claim,
-    Plan,
-    Scale,
-    answer,
-    exact_times,
-    known_level,
-    max_batches,
-    unbuilt,
-)
-from optsched.optimize.formulations.batches.problem import (
-    COUNTED,
-    EXTRAS,
-    MODELLED,
-    OBJECTIVES,
-    SWITCHES,
-    Problem,
-)
+from optsched.optimize.formulations.batches.problem import Problem
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
-from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError
 
 _MARGIN_S = 1e-12
@@ -36,20 +19,17 @@ _MARGIN_S = 1e-12
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax by CP-SAT, for one objective after the other."""
-    from optsched.optimize.solvers.cpsat import cpsat_version
-
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
-        built = Model(prob, max_batches(prob, times), start)
+        built = Model(prob, plans.max_batches(prob, times), start)
     except OutOfTimeError as late:
-        return unbuilt(prob, start, late)
+        return plans.unbuilt(prob, start, late)
 
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
 
-    build_s = work_time() - begin
-    outcomes = _in_order(built, options.after(build_s), known_level(prob, times))
+    left = options.after(prob.budget.spent_s)
+    outcomes = _in_order(built, left, plans.known_level(prob, times))
     found = [raw for raw in outcomes if raw.values is not None]
     plan, chosen = None, None
 
@@ -62,16 +42,9 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     if status is Status.OPTIMAL and outcomes[-1].status is not Status.OPTIMAL:
         status = Status.FEASIBLE
 
-    return answer(
-        prob,
-        Claim(status, plan, Scale.units().level(outcomes[0].bound), start=chosen),
-        fallback=start,
-        room=built.batches,
-        native_status=outcomes[-1].native_status,
-        build_s=build_s,
-        solve_s=sum(raw.solve_s for raw in outcomes),
-        versions={"ortools": cpsat_version()},
-    )
+    claim = plans.Claim(status, plan, plans.UNITS.level(outcomes[0].bound), start=chosen)
+    native, solve_s = outcomes[-1].native_status, sum(raw.solve_s for raw in outcomes)
+    return plans.answer(prob, claim, native, solve_s, fallback=start, room=built.batches)
 
 
 def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOutcome]:
@@ -82,7 +55,7 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model, read = built.model, built.read()
-    left = Scale.units().told(left, built.prob)
+    left = plans.UNITS.told(left, built.prob)
     outcomes: list[RawOutcome] = []
 
     for name in built.prob.objectives:
@@ -103,29 +76,25 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
     return outcomes
 
 
-def _starts(prob: Problem, plan: Plan, starts: list[int]) -> list[float] | None:
+def _starts(prob: Problem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
     """Return the chosen starts in seconds since the first arrival.
 
     None if the earliest starts are as good.
     """
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
-    if prob.levels(exact_times(prob, plan)) <= prob.levels(exact_times(prob, plan, chosen)):
-        return None
-
-    return chosen
+    levels, early = (prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None))
+    return None if early <= levels else chosen
 
 
-METHODS = {
-    "infermax": {
-        "cpsat": Method(
-            "conditionals as they stand, by CP-SAT in exact integers",
-            solve_by_cpsat,
-            (*OBJECTIVES, COUNTED),
-            SWITCHES,
-            lexicographic=True,
-            extras=EXTRAS,
-            features=MODELLED,
-        )
-    }
-}
+_CPSAT = Method(
+    "conditionals as they stand, by CP-SAT in exact integers",
+    solve_by_cpsat,
+    (*csp.OBJECTIVES, csp.COUNTED),
+    csp.SWITCHES,
+    lexicographic=True,
+    extras=csp.EXTRAS,
+    solvers=("ortools",),
+    features=csp.MODELLED,
+)
+METHODS = {"infermax": {"cpsat": _CPSAT}}

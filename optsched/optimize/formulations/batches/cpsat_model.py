@@ -33,17 +33,10 @@ from typing import Any
 
 import numpy as np
 
+from optsched.optimize.formulations.batches import problem as csp
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
-from optsched.optimize.formulations.batches.problem import (
-    ARRIVAL_S,
-    COUNTED,
-    ENDS,
-    SPANS,
-    UNLIMITED,
-    Batch,
-    Problem,
-)
+from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 
@@ -74,12 +67,8 @@ class Model:
         from ortools.sat.python import cp_model as cp
 
         self.prob, self.batches = prob, batches
-        check_size(
-            entries_at_most(prob.instance, batches),
-            ENTRY_BYTES,
-            f"terms in the CP-SAT model of {batches} batches",
-            "search has no model",
-        )
+        terms, what = entries_at_most(prob.instance, batches), f"of {batches} batches"
+        check_size(terms, ENTRY_BYTES, f"terms in the CP-SAT model {what}", "search has no model")
         self.model: Any = cp.CpModel()
         self.requests, self.steps = range(prob.n), range(batches)
         bools = self.model.new_bool_var
@@ -190,12 +179,12 @@ class Model:
         """Add a batch in which a prefill may process a part of its input."""
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]
-        most = s + o - 1
+        largest = s + o - 1
         names = f"{i}_{j}"
         keep, hold, m = self.keep[i][j], self.hold[i][j], self.cached[i][j]
         before = self.produced[i][j - 1] if j else 0
-        have = self._if(keep, self.cached[i][j - 1] if j else 0, most, f"b_{names}")
-        tokens = model.new_int_var(0, min(most, prob.batch_tokens), f"c_{names}")
+        have = self._if(keep, self.cached[i][j - 1] if j else 0, largest, f"b_{names}")
+        tokens = model.new_int_var(0, min(largest, prob.batch_tokens), f"c_{names}")
         model.add(m == have + tokens)
         model.add(m >= 1).only_enforce_if(hold)
         ready = model.new_bool_var(f"r_{names}")  # decodes next, if its KV is kept
@@ -232,28 +221,28 @@ class Model:
         model.add(sum(self.gain[i][v][j] for v in range(o)) == decodes + whole)
         self.ready[i][j] = ready
         self.tokens[i][j] = tokens
-        part = self.prefill_tokens[i][j] = self._if(prefills, tokens, most, f"pc_{names}")
-        work = self._prefill_work(part, have, prefills, most)
+        part = self.prefill_tokens[i][j] = self._if(prefills, tokens, largest, f"pc_{names}")
+        work = self._prefill_work(part, have, prefills, largest)
         self.work[i][j] = work + self._decode_work(i, j)
 
-    def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, most: int) -> Any:
+    def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, largest: int) -> Any:
         """Return `Costs.prefill` as an expression. All terms are 0 without a prefill."""
         c = self.prob.costs
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
         for factor, other in ((c["prefill_square"], tokens), (c["prefill_cross"], kv)):
             if factor:
-                product = self.model.new_int_var(0, most * most, "")
+                product = self.model.new_int_var(0, largest * largest, "")
                 self.model.add_multiplication_equality(product, [tokens, other])
                 work += factor * product
 
         if c["prefill_kv"]:
-            work += c["prefill_kv"] * self._if(prefills, kv, most, "")
+            work += c["prefill_kv"] * self._if(prefills, kv, largest, "")
 
         return work
 
-    def _if(self, literal: Any, value: Any, most: int, name: str) -> Any:
+    def _if(self, literal: Any, value: Any, largest: int, name: str) -> Any:
         """Return a variable that is ``value`` if a literal holds, else 0."""
-        out = self.model.new_int_var(0, most, name)
+        out = self.model.new_int_var(0, largest, name)
         self.model.add(out == value).only_enforce_if(literal)
         self.model.add(out == 0).only_enforce_if(~literal)
         return out
@@ -301,17 +290,17 @@ class Model:
                 (self.prefill_tokens, prob.prefill_tokens),
                 (self.hold, prob.running),
             ):
-                if limit < UNLIMITED:
+                if limit < csp.UNLIMITED:
                     model.add(sum(grid[i][j] for i in self.requests) <= limit)
 
-            for weight, most in net.functions[:_CUTS]:
+            for weight, largest in net.functions[:_CUTS]:
                 model.add(
                     sum(
                         weight(prob.prompt[i] + v + off) * self.gain[i][v][j]
                         for i in self.requests
                         for v in range(prob.output[i])
                     )
-                    <= most * used
+                    <= largest * used
                 )
 
         for j in range(min(needed, self.batches)):
@@ -323,7 +312,7 @@ class Model:
         """Add every batch's length, start and end, and the terms of the objectives."""
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
-        spans, counted = set(SPANS) & wanted, COUNTED in wanted
+        spans, counted = set(csp.SPANS) & wanted, csp.COUNTED in wanted
 
         for slo in ("slo_tpot", "slo_gap"):
             if counted and any(prob.within(slo, i) is not None for i in self.requests):
@@ -334,17 +323,14 @@ class Model:
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
 
+        inputs = (s + v for s, o in prob.sizes for v in range(o))
+        largest = sum(max(c.prefill(size), c.decode(size)) for size in inputs)
         if prob.chunked:
-            most = self.batches * sum(
-                c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes
-            )
-        else:
-            most = sum(
-                max(c.prefill(s + v), c.decode(s + v)) for s, o in prob.sizes for v in range(o)
-            )
+            each = (c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes)
+            largest = self.batches * sum(each)
 
-        most += self.batches * c.fixed(True, True)
-        self.horizon = max(prob.arrival) + most
+        largest += self.batches * c.fixed(True, True)
+        self.horizon = max(prob.arrival) + largest
         length = [
             c["base"] * self.used[j]
             + c["decode_base"] * self.decodes[j]
@@ -354,24 +340,20 @@ class Model:
         ]
         self.start: list[Any] = []
         self.end: list[Any] = []
-
+        late = [i for i in self.requests if prob.arrival[i] > origin] if apart else []
         for j in self.steps:
             self.prob.budget.check(_DOING)
-            previous = self.end[j - 1] if j else origin
-            if not apart:
-                self.start.append(previous)
-            else:
+            begin = previous = self.end[j - 1] if j else origin
+            if apart:
                 begin = model.new_int_var(origin, self.horizon, f"S_{j}")
                 model.add(begin >= previous)
-                for i in self.requests:
-                    if prob.arrival[i] > origin:
-                        for literal in self._processed(i, j):
-                            model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
-
-                self.start.append(begin)
+            for i in late:
+                for literal in self._processed(i, j):
+                    model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
 
             end = model.new_int_var(origin, self.horizon, f"E_{j}")
-            model.add(end == self.start[j] + length[j])
+            model.add(end == begin + length[j])
+            self.start.append(begin)
             self.end.append(end)
 
         model.add(self.end[-1] >= origin + least_makespan(prob))
@@ -389,9 +371,9 @@ class Model:
                 for i in self.requests
                 if counted or "tel" in wanted or prob.output[i] > 1
             }
-            least = prob.least_latency
+            smallest = prob.least_latency
             for i, finish in self.finish.items():
-                model.add(finish >= prob.arrival[i] + least[i])
+                model.add(finish >= prob.arrival[i] + smallest[i])
                 if spans:
                     size, output = prob.prompt[i], prob.output[i]
                     later = sum(prob.least_span(size, v) for v in range(1, output))
@@ -402,27 +384,23 @@ class Model:
 
     def _count(self) -> None:
         """Add who misses an SLO. Rounded arrivals may make a span a unit too long."""
-        prob = self.prob
-        spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
+        prob, add = self.prob, self.model.add
+        spare = int(prob.shrink > 1 or prob.costs.unit_s <= csp.ARRIVAL_S)
         self.missed = [self.model.new_bool_var(f"late_{i}") for i in self.requests]
 
         for i, missed in enumerate(self.missed):
-            for slo, span in (
-                ("slo_ttft", self.first[i] - prob.arrival[i]),
-                ("slo_latency", self.finish[i] - prob.arrival[i]),
-                ("slo_tpot", self.finish[i] - self.first[i]),
-            ):
-                limit = prob.within(slo, i)
-                if limit is not None:
-                    most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
-                    self.model.add(span <= most).only_enforce_if(~missed)
-
-            limit = prob.within("slo_gap", i)
-            if limit is not None:
-                most = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+            first, finish, arrival = self.first[i], self.finish[i], prob.arrival[i]
+            spans = {"slo_ttft": [first - arrival], "slo_latency": [finish - arrival]}
+            spans |= {"slo_tpot": [finish - first], "slo_gap": []}
+            if prob.within("slo_gap", i) is not None:
                 tokens = [self._at(i, v, f"T_{i}_{v}") for v in range(prob.output[i])]
-                for one, after in pairwise(tokens):
-                    self.model.add(after - one <= most).only_enforce_if(~missed)
+                spans["slo_gap"] = [after - one for one, after in pairwise(tokens)]
+
+            for slo, lengths in spans.items():
+                if (limit := prob.within(slo, i)) is not None:
+                    largest = min(math.floor(limit / prob.shrink) + spare, self.horizon)
+                    for length in lengths:
+                        add(length <= largest).only_enforce_if(~missed)
 
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""
@@ -436,23 +414,22 @@ class Model:
     def level(self, name: str) -> Any:
         """Return an objective's level as an expression; see `Problem.level`."""
         prob = self.prob
-        if name == COUNTED:
+        if name == csp.COUNTED:
             return sum(self.missed)
-        if name in ENDS:
+        if name in csp.ENDS:
             return self.end[-1]
-        if name == "tel":
-            return sum(self.finish.values()) - sum(prob.arrival)
-        if name == "mean_ttft":
-            return sum(self.first.values()) - sum(prob.arrival)
+        if name in ("tel", "mean_ttft"):
+            counted = self.finish if name == "tel" else self.first
+            return sum(counted.values()) - sum(prob.arrival)
 
-        rates = {
-            i: (self.finish[i] - self.first[i]) * (prob.rate_unit // (prob.output[i] - 1))
-            for i in self.requests
-            if prob.output[i] > 1
-        }
+        rates = [
+            (self.finish[i] - self.first[i]) * (prob.rate_unit // (o - 1))
+            for i, o in enumerate(prob.output)
+            if o > 1
+        ]
         if name == "mean_tpot":
-            return sum(rates.values())
-        for rate in rates.values():
+            return sum(rates)
+        for rate in rates:
             self.model.add(self._largest >= rate)
 
         return self._largest

@@ -12,363 +12,184 @@ which say whether batch j is used, decodes and prefills::
          d_j + p_j <= 1 (hybrid batching off)
 
 No product of two sizes appears, since squares are coefficients of arcs. Further rows are valid for
-integers:
+integers: for every dual feasible function f of `Network.functions`, sum f(kv_a) x_aj <= room u_j,
+and the same over decode arcs with d_j and over prefill arcs with p_j; the numbers of batches and of
+prefill batches are at least those needed; the objective is at least `least_makespan`.
 
-- for every dual feasible function f of `Network.functions`, sum f(kv_a) x_aj <= most u_j, and the
-  same over decode arcs with d_j and over prefill arcs with p_j;
-- sum u_j and sum p_j are at least the numbers of batches and of prefill batches needed;
-- the objective is at least `least_makespan`.
-
-HiGHS solves the model with milliseconds as the unit, CP-SAT in exact integers. The latter is the
-strongest of the models here. Both check A*.
+CP-SAT solves the model in exact integers. ``auto`` never takes it, since A* is faster. It stays as
+an independent check of A*, and as the method with the best schedule known of 16 requests of 8
+tokens with prompts of one (`docs/lab/infermax.md`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from optsched.optimize.formulations.base import Answer, Method, Task
-from optsched.optimize.formulations.batches.astar import confirmed
+from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
+from optsched.optimize.formulations.batches import network as states, plans
 from optsched.optimize.formulations.batches.greedy import begun
-from optsched.optimize.formulations.batches.network import (
-    DECODE,
-    DONE,
-    EVICT,
-    PREFILL,
-    REFILL,
-    STAY,
-    Network,
-    least_makespan,
-    network,
-)
-from optsched.optimize.formulations.batches.plans import (
-    Claim,
-    Plan,
-    Requests,
-    Scale,
-    answer,
-    known_level,
-    max_batches,
-    unbuilt,
-)
-from optsched.optimize.formulations.batches.problem import (
-    ENDS,
-    EXTRAS,
-    LIMITS,
-    MODELLED,
-    UNLIMITED,
-    Batch,
-)
-from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
-from optsched.optimize.solvers.rows import Rows
-from optsched.problem.budget import work_time
+from optsched.optimize.formulations.batches.network import Arc, Network
+from optsched.optimize.formulations.batches.problem import ENDS, EXTRAS, MODELLED, UNLIMITED, Batch
+from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, UsageError
 
 MAX_ENTRIES = 20_000_000
 _CUTS = 5
 
 
-class Flow(NamedTuple):
-    """The flow model. Its columns are, for each batch, the arcs and then u, d and p.
+class Flow:
+    """The model of a network, with a row of variables per batch: its arcs, then u, d and p."""
 
-    Attributes
-    ----------
-    net : Network
-    batches : int
-        The number of batches J.
-    rows : Rows
-    cost, most : list of int
-        The cost and the upper bound of every column, in the problem's units.
-    range : tuple of int
-        The min and max objective. None means no limit.
-    start : ndarray, optional
-        The values of the columns for a known plan.
-    """
+    def __init__(self, net: Network, batches: int, start: plans.Plan | None) -> None:
+        from ortools.sat.python import cp_model as cp
 
-    net: Network
-    batches: int
-    rows: Rows
-    cost: list[int]
-    most: list[int]
-    range: tuple[int, int | None]
-    start: NDArray[np.float64] | None
+        prob, c = net.prob, net.prob.costs
+        if 8 * len(net.arcs) * batches > MAX_ENTRIES:
+            raise UsageError(
+                f"method: found a flow model of {len(net.arcs)} arcs and {batches} batches; "
+                f"expected at most {MAX_ENTRIES:.2g} nonzeros (astar has no model)"
+            )
 
-    def plan(self, values: NDArray[np.float64]) -> Plan:
-        """Return the batches of a solution."""
-        table = np.rint(values).astype(np.int64).reshape(self.batches, -1)[:, :-3]
-        works = [arc.works for arc in self.net.arcs]
-        return self.net.plan(
-            [
-                {int(a): int(row[a]) for a in np.flatnonzero(row)}
-                for row in table
-                if row[works].any()
-            ]
-        )
+        self.net, self.model, self._sum = net, cp.CpModel(), cp.LinearExpr.weighted_sum
+        self._room = [self._largest(arc) for arc in net.arcs]
+        self.cost = [arc.work for arc in net.arcs]
+        self.cost += [c["base"], c["decode_base"], c["prefill_base"]]
+        self.x: list[list[Any]] = []
 
+        for _ in range(batches):
+            prob.budget.check("the model was built")
+            self.x.append([self.model.new_int_var(0, k, "") for k in (*self._room, 1, 1, 1)])
+            self._batch(self.x[-1])
 
-def flow_model(net: Network, start: Plan | None, batches: int) -> Flow:
-    """Return the flow model."""
-    prob, arcs, c = net.prob, net.arcs, net.prob.costs
-    if 8 * len(arcs) * batches > MAX_ENTRIES:
-        raise UsageError(
-            f"method: found a flow model of {len(arcs)} arcs and {batches} batches; expected at "
-            f"most {MAX_ENTRIES:.2g} nonzeros (astar has no model)"
-        )
+        self._flows()
+        needed, prefills = net.batch_bound()
+        self.model.add(sum(row[-3] for row in self.x) >= needed)
+        self.model.add(sum(row[-1] for row in self.x) >= prefills)
+        total = sum(self._sum(row, self.cost) for row in self.x)
+        high = cp.INT_MAX if prob.cutoff is None else math.ceil(prob.cutoff) - 1
+        self.model.add_linear_constraint(total, states.least_makespan(prob), high)
+        self.model.minimize(total)
+        if start is not None:
+            self._hint(start)
 
-    width = len(arcs) + 3
-    rows = Rows()
-    into: list[list[int]] = [[] for _ in net.nodes]
-    out: list[list[int]] = [[] for _ in net.nodes]
+    def _largest(self, arc: Arc) -> int:
+        """Return the max number of requests that can take an arc in one batch."""
+        count = self.net.counts[self.net.nodes[arc.source].cls]
+        return min(count, self.net.prob.capacity // arc.kv) if arc.kv else count
 
-    for a, arc in enumerate(arcs):
-        out[arc.source].append(a)
-        if arc.target != DONE:
-            into[arc.target].append(a)
+    def _flows(self) -> None:
+        """What enters a node in a batch leaves it in the next one; in the end all are done."""
+        out: list[list[int]] = [[] for _ in self.net.nodes]
+        into: list[list[int]] = [[] for _ in self.net.nodes]
+        for a, arc in enumerate(self.net.arcs):
+            out[arc.source].append(a)
+            if arc.target != states.DONE:
+                into[arc.target].append(a)
 
-    for v in range(len(net.nodes)):
-        amount = net.counts[v] if v < len(net.counts) else 0
-        rows.add(((a, 1) for a in out[v]), lower=amount, upper=amount)
+        counts = self.net.counts + [0] * (len(self.net.nodes) - len(self.net.counts))
+        for v, count in enumerate(counts):
+            self.model.add(sum(self.x[0][a] for a in out[v]) == count)
+            for row, after in zip(self.x, [*self.x[1:], None], strict=True):
+                entering = sum(row[a] for a in into[v])
+                self.model.add(entering == sum(after[a] for a in out[v] if after) + 0)
 
-    for j in range(batches):
-        prob.budget.check("the model was built")
-        at = j * width
-        for v in range(len(net.nodes)):
-            entries = [(at + a, 1) for a in into[v]]
-            if j + 1 < batches:
-                entries += [(at + width + a, -1) for a in out[v]]
+        for row, after in zip(self.x, self.x[1:], strict=False):
+            self.model.add(after[-3] <= row[-3])
 
-            rows.add(entries, lower=0, upper=0)
+    def _batch(self, row: list[Any]) -> None:
+        """Add the rows of one batch."""
+        prob, arcs, add = self.net.prob, self.net.arcs, self.model.add
+        used, decodes, prefills = row[-3:]
+        decode = [a for a, arc in enumerate(arcs) if arc.kind == states.DECODE]
+        prefill = [a for a, arc in enumerate(arcs) if arc.prefills]
+        held = [a for a, arc in enumerate(arcs) if arc.kv]
 
-        _batch_rows(net, rows, at)
-        if j:
-            rows.add([(at + len(arcs), 1), (at - 3, -1)], upper=0)
+        def total(group: Sequence[int], weight: Callable[[Arc], int] = lambda arc: 1) -> Any:
+            return self._sum([row[a] for a in group], [weight(arcs[a]) for a in group])
 
-    needed, prefills = net.batch_bound()
-    used = range(len(arcs), batches * width, width)
-    rows.add(((k, 1) for k in used), lower=needed)
-    rows.add(((k + 2, 1) for k in used), lower=prefills)
-    cost = [arc.work for arc in arcs] + [c["base"], c["decode_base"], c["prefill_base"]]
-    high = None
-    if prob.cutoff is not None:
-        high = math.ceil(prob.cutoff) - 1
+        add(total(held, lambda arc: arc.kv) <= prob.capacity * used)
+        for weight, room in self.net.functions[:_CUTS]:
+            for group, flag in ((held, used), (decode, decodes), (prefill, prefills)):
+                add(total(group, lambda arc, f=weight: f(arc.kv)) <= room * flag)  # type: ignore[misc]
 
-    return Flow(
-        net=net,
-        batches=batches,
-        rows=rows,
-        cost=cost * batches,
-        most=[*(_most(net, a) for a in range(len(arcs))), 1, 1, 1] * batches,
-        range=(least_makespan(prob), high),
-        start=None if start is None else _start_values(net, start, batches),
-    )
+        for group, flag in ((decode, decodes), (prefill, prefills)):
+            add(flag <= used)
+            for a in group:
+                add(row[a] <= self._room[a] * flag)
 
+        for limit, group, flag in (
+            (prob.batch_tokens, decode + prefill, used),
+            (prob.prefill_tokens, prefill, prefills),
+        ):
+            if limit < UNLIMITED:
+                add(total(group, lambda arc: arc.tokens) <= limit * flag)
 
-def _most(net: Network, a: int) -> int:
-    """Return the max number of requests that can take an arc in one batch."""
-    arc = net.arcs[a]
-    count = net.counts[net.nodes[arc.source].cls]
-    return min(count, net.prob.capacity // arc.kv) if arc.kv else count
+        if prob.running < prob.n:
+            add(total(held) <= prob.running * used)
 
+        add(used <= total(decode + prefill))
+        add(used <= decodes + prefills)
+        if not prob.hybrid:
+            add(decodes + prefills <= 1)
 
-def _batch_rows(net: Network, rows: Rows, at: int) -> None:
-    """Add the rows of the batch whose columns begin at ``at``."""
-    prob, arcs = net.prob, net.arcs
-    used, decodes, prefills = at + len(arcs), at + len(arcs) + 1, at + len(arcs) + 2
-    decode = [a for a, arc in enumerate(arcs) if arc.kind == DECODE]
-    prefill = [a for a, arc in enumerate(arcs) if arc.prefills]
-    held = [a for a, arc in enumerate(arcs) if arc.kv]
-    rows.add([(at + a, arcs[a].kv) for a in held] + [(used, -prob.capacity)], upper=0)
+    def _hint(self, start: plans.Plan) -> None:
+        """Give the values of the variables for a list of batches as hints."""
+        prob, arcs = self.net.prob, self.net.arcs
+        by_key = {(arc.source, arc.kind, arc.tokens): a for a, arc in enumerate(arcs)}
+        now, at = plans.Requests(prob), dict.fromkeys(range(prob.n), states.DONE)
+        at |= {i: v for v, members in enumerate(prob.classes) for i in members}
 
-    for weight, most in net.functions[:_CUTS]:
-        for group, flag in ((held, used), (decode, decodes), (prefill, prefills)):
-            entries = [(at + a, weight(arcs[a].kv)) for a in group]
-            rows.add([*entries, (flag, -most)], upper=0)
+        for j, row in enumerate(self.x):
+            batch = start[j] if j < len(start) else Batch(())
+            tokens, values = dict(batch.entries), [0] * len(row)
+            for i in (i for i in at if at[i] != states.DONE):
+                kind = states.EVICT if i in batch.evicted else states.STAY
+                if i in tokens:
+                    fresh = states.DECODE if now.ready[i] else states.PREFILL
+                    kind = states.REFILL if i in batch.evicted else fresh
+                    values[-3] = values[-2 if kind == states.DECODE else -1] = 1
 
-    for group, flag in ((decode, decodes), (prefill, prefills)):
-        for a in group:
-            rows.add([(at + a, 1), (flag, -_most(net, a))], upper=0)
+                a = by_key[at[i], kind, tokens.get(i, 0)]
+                values[a] += 1
+                at[i] = arcs[a].target
 
-    for limit, group, flag in (
-        (prob.batch_tokens, decode + prefill, used),
-        (prob.prefill_tokens, prefill, prefills),
-    ):
-        if limit < UNLIMITED:
-            rows.add([*((at + a, arcs[a].tokens) for a in group), (flag, -limit)], upper=0)
-
-    if prob.running < prob.n:
-        rows.add([(at + a, 1) for a in held] + [(used, -prob.running)], upper=0)
-
-    rows.add([(used, 1)] + [(at + a, -1) for a in decode + prefill], upper=0)
-    rows.add([(used, 1), (decodes, -1), (prefills, -1)], upper=0)
-    for flag in (decodes, prefills):
-        rows.add([(flag, 1), (used, -1)], upper=0)
-    if not prob.hybrid:
-        rows.add([(decodes, 1), (prefills, 1)], upper=1)
+            now.evict(batch.evicted)
+            now.process(batch.entries)
+            for variable, value in zip(row, values, strict=True):
+                self.model.add_hint(variable, value)
 
 
-def _start_values(net: Network, start: Plan, batches: int) -> NDArray[np.float64]:
-    """Return the columns' values of a list of batches."""
-    prob, arcs = net.prob, net.arcs
-    values = np.zeros((batches, len(arcs) + 3))
-    by_key = {(a.source, a.kind, a.tokens): k for k, a in enumerate(arcs)}
-    now = Requests(prob)
-    at = [0] * prob.n
-
-    for v, members in enumerate(prob.classes):
-        for i in members:
-            at[i] = v
-
-    for j in range(batches):
-        batch = start[j] if j < len(start) else Batch(())
-        tokens = dict(batch.entries)
-        for i in range(prob.n):
-            if at[i] == DONE:
-                continue
-
-            kind = EVICT if i in batch.evicted else STAY
-            if i in tokens:
-                kind = REFILL if i in batch.evicted else DECODE if now.ready[i] else PREFILL
-                values[j, -3] = values[j, -2 if kind == DECODE else -1] = 1
-
-            a = by_key[at[i], kind, tokens.get(i, 0)]
-            values[j, a] += 1
-            at[i] = arcs[a].target
-
-        now.evict(batch.evicted)
-        now.process(batch.entries)
-
-    return values.reshape(-1)
-
-
-def _by_highs(flow: Flow, options: SolveOptions, unit: float) -> RawOutcome:
-    """Solve in milliseconds, with a last row that keeps the objective in its range."""
-    from optsched.optimize.solvers.highs import solve_linear_model
-
-    cost = np.array(flow.cost, dtype=np.float64) * unit
-    low, high = flow.range
-    flow.rows.add(
-        enumerate(cost.tolist()),
-        lower=low * unit * (1 - 1e-12),
-        upper=math.inf if high is None else high * unit,
-    )
-    columns = len(cost)
-    model = flow.rows.model(
-        cost=cost, lower=np.zeros(columns), upper=flow.most, integrality=np.ones(columns)
-    )
-
-    return solve_linear_model(model, options, start_values=flow.start)
-
-
-def _by_cpsat(flow: Flow, options: SolveOptions, known: int | None) -> RawOutcome:
-    """Solve in exact integers."""
-    from ortools.sat.python import cp_model as cp
-
+def solve_by_flow(task: Task, options: SolveOptions) -> Answer:
+    """Solve the flow model by CP-SAT."""
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
-    model, rows = cp.CpModel(), flow.rows
-    variables = [model.new_int_var(0, most, "") for most in flow.most]
-    total = cp.LinearExpr.weighted_sum(variables, flow.cost)
-    low, high = flow.range
-    model.add_linear_constraint(total, low, cp.INT_MAX if high is None else high)
-    begin = 0
-
-    for end, lower, upper in zip(rows.end, rows.lower, rows.upper, strict=True):
-        expression = cp.LinearExpr.weighted_sum(
-            [variables[k] for k in rows.column[begin:end]], rows.value[begin:end]
-        )
-        model.add_linear_constraint(
-            expression,
-            int(lower) if math.isfinite(lower) else cp.INT_MIN,
-            int(upper) if math.isfinite(upper) else cp.INT_MAX,
-        )
-        begin = end
-
-    if flow.start is not None:
-        for variable, value in zip(variables, flow.start.tolist(), strict=True):
-            model.add_hint(variable, int(value))
-
-    model.minimize(total)
-    return solve_cp_model(model, options, read=variables, known=known)
-
-
-def _solve(task: Task, options: SolveOptions, *, exact: bool) -> Answer:
-    """Solve the flow model, by CP-SAT if ``exact``, else by HiGHS."""
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
-        flow = flow_model(network(prob), start, max_batches(prob, times))
+        flow = Flow(states.network(prob), plans.max_batches(prob, times), start)
     except OutOfTimeError as late:
-        return unbuilt(prob, start, late)
+        return plans.unbuilt(prob, start, late)
 
-    scale = Scale.units() if exact else Scale.milliseconds(prob)
-    spent = work_time() - begin
-    left = scale.told(options.after(spent), prob)
-    versions: dict[str, Any]
-
-    if exact:
-        from optsched.optimize.solvers.cpsat import cpsat_version
-
-        raw = _by_cpsat(flow, left, known_level(prob, times))
-        versions = {"ortools": cpsat_version()}
-    else:
-        from optsched.optimize.solvers.highs import highs_version
-
-        raw, versions = _by_highs(flow, left, float(scale.unit)), {"highspy": highs_version()}
-
-    raw = replace(raw, build_s=spent + raw.build_s)
-    plan = claimed = None
-    if raw.values is not None:
-        plan = flow.plan(raw.values)
-        if raw.status is Status.OPTIMAL:
-            counts = np.rint(raw.values).astype(np.int64).tolist()
-            claimed = sum(c * k for c, k in zip(flow.cost, counts, strict=True))
-
-    claim = Claim(raw.status, plan, scale.level(raw.bound), level=claimed)
-    if not exact:
-        claim = confirmed(prob, claim, left.after(raw.solve_s))
-
-    return answer(
-        prob,
-        claim,
-        fallback=start,
-        room=flow.batches,
-        native_status=raw.native_status,
-        build_s=raw.build_s,
-        solve_s=raw.solve_s,
-        versions=versions,
+    scale = plans.UNITS
+    raw = solve_cp_model(
+        flow.model,
+        scale.told(options.after(prob.budget.spent_s), prob),
+        read=[x for row in flow.x for x in row],
+        known=plans.known_level(prob, times),
     )
+    plan = level = None
+    if raw.values is not None:
+        table = raw.values.reshape(len(flow.x), -1)
+        level = int((table * flow.cost).sum()) if raw.status is Status.OPTIMAL else None
+        steps = [dict(enumerate(row[:-3])) for row in table.tolist() if row[-3]]
+        plan = flow.net.plan([{a: k for a, k in step.items() if k} for step in steps])
+
+    claim = plans.Claim(raw.status, plan, scale.level(raw.bound), level=level)
+    rest = raw.native_status, raw.solve_s
+    return plans.answer(prob, claim, *rest, fallback=start, room=len(flow.x))
 
 
-def _solve_by_highs(task: Task, options: SolveOptions) -> Answer:
-    return _solve(task, options, exact=False)
-
-
-def _solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
-    return _solve(task, options, exact=True)
-
-
-METHODS = {
-    "infermax": {
-        "flow-highs": Method(
-            "aggregated flow of requests through batches, by HiGHS",
-            _solve_by_highs,
-            ENDS,
-            LIMITS,
-            extras=EXTRAS,
-            features=MODELLED,
-        ),
-        "flow-cpsat": Method(
-            "aggregated flow of requests through batches, by CP-SAT in exact integers",
-            _solve_by_cpsat,
-            ENDS,
-            LIMITS,
-            extras=EXTRAS,
-            features=MODELLED,
-        ),
-    }
-}
+_SUMMARY = "aggregated flow of requests through batches, by CP-SAT in exact integers"
+_MORE: Any = {"extras": EXTRAS, "features": MODELLED, "solvers": ("ortools",)}
+METHODS = {"infermax": {"flow-cpsat": Method(_SUMMARY, solve_by_flow, ENDS, LIMITS, **_MORE)}}

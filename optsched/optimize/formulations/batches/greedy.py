@@ -41,54 +41,45 @@ def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Time
     if given is not None and _admitted(prob, given):
         plans = chain([plan_of(given)], plans)
 
-    candidates: list[Plan] = []
-    times: list[Times] = []
+    best: tuple[tuple[Fraction, ...], Plan, Times] | None = None
     try:
         for plan in plans:
-            times.append(exact_times(prob, plan))
-            candidates.append(plan)
+            times = exact_times(prob, plan)
+            levels = prob.levels(times)
+            if best is None or levels < best[0]:
+                best = levels, plan, times
+
             prob.budget.check("plans to start from were made")
     except OutOfTimeError:
-        if not candidates:
+        if best is None:
             raise
 
-    levels = [prob.levels(t) for t in times]
-    best = min(range(len(levels)), key=levels.__getitem__, default=None)
-    if best is None or (prob.cutoff is not None and levels[best][0] / prob.shrink >= prob.cutoff):
+    if best is None or (prob.cutoff is not None and best[0][0] / prob.shrink >= prob.cutoff):
         return prob, None, None
 
-    return prob, candidates[best], times[best]
+    return prob, best[1], best[2]
 
 
 def _admitted(prob: Problem, schedule: Schedule) -> bool:
     if schedule.kind != "batches" or schedule.evict_mode != "recompute":
-        return False
-    if schedule.worker is not None and (schedule.worker > 0).any():
         return False
     try:
         judged = evaluate(prob.instance, schedule, prob.model)
     except OptschedError:
         return False
 
-    if judged.split_prefill and not prob.chunked:
-        return False
-
-    return not (prob.eviction_free and judged.evictions.any())
+    split = judged.split_prefill and not prob.chunked
+    return judged.workers == 1 and not split and not (prob.eviction_free and judged.evictions.any())
 
 
 class _Rule(NamedTuple):
     """The options of `_greedy`.
 
-    Attributes
-    ----------
-    reserve : bool
-        Whether to admit only requests that fit at their peaks, so that nothing is ever evicted.
-    waves : bool
-        Whether to admit only when nothing runs.
-    mixed : bool
-        Whether to decode beside prefills if that fits.
-    cap : int
-        The max number of running requests.
+    `reserve`: Whether to admit only requests that fit at their peaks, so that nothing is ever
+    evicted.
+    `waves`: Whether to admit only when nothing runs.
+    `mixed`: Whether to decode beside prefills if that fits.
+    `cap`: The max number of running requests.
     """
 
     reserve: bool
@@ -108,8 +99,8 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
     ]
     distinct = [order for k, order in enumerate(orders) if order not in orders[:k]]
     refill = max(s + o - 1 for s, o in prob.sizes) <= prob.prefill_tokens
-    most = min(prob.n, prob.running)
-    caps = sorted({most, *range(1, min(most, 4) + 1)}) if prob.n <= _LARGE else [most]
+    cap = min(prob.n, prob.running)
+    caps = sorted({cap, *range(1, min(cap, 4) + 1)}) if prob.n <= _LARGE else [cap]
     switches = ((True, False), (False, True), (False, True), caps)
 
     for order, *chosen in product(distinct, *switches):

@@ -4,7 +4,7 @@
 
 - `astar` is the fastest if it can do the task, so `auto` takes it.
 - `cpsat` does everything else. Only it has arrivals, max TPOT and several objectives.
-- `flow-highs` and `flow-cpsat` solve an independent model of the same optimum, to check A*.
+- `flow-cpsat` solves an independent model of the same optimum, to check A*.
 - `pulp-bigm` is the program of the paper, to be read and exported.
 - `split` solves every set of requests on one worker, for several workers.
 - `search` finds a schedule and a bound for instances that are too large for the others.
@@ -15,38 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from optsched.optimize.formulations.base import Formulation, Task
-from optsched.optimize.formulations.batches.cpsat_model import entries_at_most
-from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.batches.problem import SWITCHES
-
-_SPLIT = 6
-"""The max requests whose sets are all solved on one worker, if there are several workers."""
-_EXACT = 100_000
-"""The max (requests x output tokens) for which exact methods do better than the offline search."""
-_QUICK_TERMS = 20_000_000
-"""The max terms of a CP-SAT model. A million of them take about a second to build."""
-
-
-def _choose(task: Task) -> str:
-    """Return A* if it can do the task, else CP-SAT (measured in `docs/lab/infermax.md`).
-
-    For instances that are too large for both, return the offline search if it can optimize the
-    objective.
-    """
-    instance = task.instance
-    if task.workers > 1:
-        return "split" if instance.n <= _SPLIT else "search"
-
-    searched = len(task.names) == 1 and task.names[0] in SEARCHED
-    if searched and instance.n * int(instance.output_tokens.sum()) > _EXACT:
-        return "search"
-
-    together = bool((instance.arrival == instance.arrival[0]).all())
-    for_astar = len(task.names) == 1 and task.names[0] != "max_tpot"
-    if together and for_astar and instance.chunked_prefill is not True:
-        return "astar"
-
-    return "search" if searched and entries_at_most(instance) > _QUICK_TERMS else "cpsat"
+from optsched.optimize.plan import method_in_seconds
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
@@ -70,7 +40,7 @@ FORMULATION = Formulation(
     time_unit="second",
     default_objective="makespan",
     methods={},
-    choose=_choose,
+    choose=method_in_seconds,
     switches=SWITCHES,
     leaves_out=_leaves_out,
     export=_export,

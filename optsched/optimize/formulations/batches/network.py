@@ -62,17 +62,10 @@ class Arc(NamedTuple):
 class Network:
     """Nodes and arcs of a problem.
 
-    Parameters
-    ----------
-    prob : Problem
-    sizes : list of (s, o)
-        By class.
-    counts : list of int
-        Requests by class.
-    nodes : list of Node
-        Class k starts in node k.
-    arcs : list of Arc
-        In order of node; within a node, idling or pausing is first and eviction last.
+    `sizes`: By class.
+    `counts`: Requests by class.
+    `nodes`: Class k starts in node k.
+    `arcs`: In order of node; within a node, idling or pausing is first and eviction last.
     """
 
     prob: Problem
@@ -137,38 +130,35 @@ class Network:
         ranked: list[tuple[float, int]] = []
         seen = set()
 
-        for index, (weight, most) in enumerate(found):
+        for index, (weight, largest) in enumerate(found):
             values = [weight(z) for z in items]
-            common = math.gcd(most, *values)
-            key = (most // common, *(value // common for value in values))
+            common = math.gcd(largest, *values)
+            key = (largest // common, *(value // common for value in values))
 
             if key not in seen and any(values):
                 seen.add(key)
                 total = sum(
                     n * sum(map(weight, self.productions(v))) for v, n in enumerate(self.counts)
                 )
-                ranked.append((-total / most, index))
+                ranked.append((-total / largest, index))
 
         return [found[index] for _, index in sorted(ranked)[:10]]
 
     @cached_property
     def weights(self) -> list[tuple[list[int], int]]:
-        """Pairs (weight by node, most): at least ceil(sum of weights / most) batches are needed.
+        """Pairs (weight by node, largest): ceil(sum of weights / largest) batches are needed.
 
         The weight of a node is the sum, over the batches that still produce its tokens, of the
         weights of `functions`.
         """
         found = []
-        for weight, most in self.functions:
-            later = [_sums_from([weight(z) for z in self.productions(v)]) for v in self._fresh]
-            found.append(([later[node.cls][node.produced] for node in self.nodes], most))
+        for weight, largest in self.functions:
+            later = [
+                _sums_from([weight(z) for z in self.productions(v)]) for v in range(len(self.sizes))
+            ]
+            found.append(([later[node.cls][node.produced] for node in self.nodes], largest))
 
         return found
-
-    @property
-    def _fresh(self) -> range:
-        """The nodes of requests that have produced nothing: one per class, in order."""
-        return range(len(self.sizes))
 
     @cached_property
     def _work_from(self) -> list[list[int]]:
@@ -188,8 +178,8 @@ class Network:
 
         if not prob.chunked:
             out.append(([(z + off) * f for z, f in zip(starts, fresh, strict=True)], prob.capacity))
-            most = min(prob.prefill_tokens, prob.capacity - off)
-            out.append(([int(2 * z > most) for z in starts], 1))
+            largest = min(prob.prefill_tokens, prob.capacity - off)
+            out.append(([int(2 * z > largest) for z in starts], 1))
 
         out.append(([int(f) for f in fresh], min(prob.running, sum(self.counts))))
         return out
@@ -197,7 +187,7 @@ class Network:
     def batch_bound(self) -> tuple[int, int]:
         """Return the min number of batches, and the min number of batches with prefills."""
         bounds = [
-            max(-(-sum(n * w[v] for v, n in enumerate(self.counts)) // most) for w, most in weights)
+            max(-(-sum(n * w[v] for v, n in enumerate(self.counts)) // room) for w, room in weights)
             for weights in (self.weights, self.prefill_weights)
         ]
         return max(*bounds, *(o for _, o in self.sizes)), bounds[1]

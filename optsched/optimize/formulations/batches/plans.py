@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,8 @@ Plan = list[Batch]
 class Requests:
     """The state of every request between two batches.
 
-    Attributes
-    ----------
-    cached, produced : list of int
-        KV tokens cached (0 once it has finished) and tokens produced, by request.
-    ready : list of bool
-        Whether all of the input is cached, so that the next step decodes.
+    `cached`, `produced`: KV tokens cached (0 once it has finished) and tokens produced, by request.
+    `ready`: Whether all of the input is cached, so that the next step decodes.
     """
 
     def __init__(self, prob: Problem) -> None:
@@ -151,16 +147,6 @@ class Scale(NamedTuple):
     unit: Fraction
     whole: bool
 
-    @classmethod
-    def milliseconds(cls, prob: Problem) -> Scale:
-        """Return the scale of a makespan in milliseconds."""
-        return cls(prob.costs.unit_s * 1000, False)
-
-    @classmethod
-    def units(cls) -> Scale:
-        """Return the scale of exact integers."""
-        return cls(Fraction(1), True)
-
     def level(self, number: float | None) -> Fraction | None:
         """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
@@ -189,21 +175,18 @@ class Scale(NamedTuple):
         return replace(options, progress=told)
 
 
+UNITS = Scale(Fraction(1), True)
+"""The scale of the models' exact integers."""
+
+
 class Claim(NamedTuple):
     """What a method claims to have found.
 
-    Attributes
-    ----------
-    status : Status
-        What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
-    plan : list of Batch, optional
-        The incumbent.
-    bound : number, optional
-        The bound on the first objective's level, in the models' unit.
-    start : list of float, optional
-        Starts in seconds since the first arrival, if they are not the earliest ones.
-    level : int, optional
-        The incumbent's level as the method computes it. `answer` checks it.
+    `status`: What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
+    `plan`: The incumbent.
+    `bound`: The bound on the first objective's level, in the models' unit.
+    `start`: Starts in seconds since the first arrival, if they are not the earliest ones.
+    `level`: The incumbent's level as the method computes it. `answer` checks it.
     """
 
     status: Status
@@ -216,10 +199,11 @@ class Claim(NamedTuple):
 def answer(
     prob: Problem,
     claim: Claim,
+    native_status: str,
+    solve_s: float = 0.0,
     *,
     fallback: Plan | None = None,
     room: int | None = None,
-    **rest: Any,
 ) -> Answer:
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
@@ -241,8 +225,8 @@ def answer(
         bound = math.ceil(prob.cutoff)
 
     if status in (Status.FEASIBLE, Status.NO_INCUMBENT):
-        least = _least_level(prob)
-        bound = least if bound is None else max(least, bound)
+        smallest = _least_level(prob)
+        bound = smallest if bound is None else max(smallest, bound)
 
     if plan is None and status is Status.NO_INCUMBENT and fallback is not None:
         plan, status = fallback, Status.FEASIBLE
@@ -272,19 +256,13 @@ def answer(
     if status is Status.OPTIMAL and prob.shrink > 1:
         status = Status.FEASIBLE  # optimal for rounded costs
 
-    return Answer(status=status, schedule=schedule, objective=objective, bound=value, **rest)
+    return Answer(status, schedule, objective, value, native_status, solve_s)
 
 
 def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
     """Return the answer, with a warning, of a method whose model was not built in time."""
     warnings.warn(f"infermax: no model was solved: {why}", stacklevel=2)
-    return answer(
-        prob,
-        Claim(Status.NO_INCUMBENT, None, None),
-        fallback=start,
-        native_status=str(why),
-        build_s=prob.budget.spent_s,
-    )
+    return answer(prob, Claim(Status.NO_INCUMBENT, None, None), str(why), fallback=start)
 
 
 def _judged_share(prob: Problem, schedule: Schedule) -> float:
@@ -351,21 +329,21 @@ def max_batches(prob: Problem, best: Times | None) -> int:
     J (base + min(decode_base, prefill_base)); n_prefill max(0, prefill_base - decode_base), where
     n_prefill = ceil(sum s / min(C, P, M)); and the own work of all requests.
     """
-    most = sum(prob.output)
+    largest = sum(prob.output)
     if prob.chunked:
-        most = sum(s + k for s, o in prob.sizes for k in range(o))
+        largest = sum(s + k for s, o in prob.sizes for k in range(o))
 
     last = _latest_finish(prob, best)
     decode_batch, prefill_batch = prob.costs.fixed(True, False), prob.costs.fixed(False, True)
-    least = min(decode_batch, prefill_batch)
+    smallest = min(decode_batch, prefill_batch)
 
-    if last is not None and least > 0:
+    if last is not None and smallest > 0:
         prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
         spare = last - prob.total_work
         spare -= prefills * max(0, prefill_batch - decode_batch)
-        most = min(most, max(0, math.floor(spare / least)))
+        largest = min(largest, max(0, math.floor(spare / smallest)))
 
-    return max(most, max(prob.output))
+    return max(largest, max(prob.output))
 
 
 def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
@@ -381,5 +359,5 @@ def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
     if name != "tel":
         return None
 
-    least = prob.least_latency
-    return limit - sum(least) + max(least) + max(prob.arrival) + 1
+    smallest = prob.least_latency
+    return limit - sum(smallest) + max(smallest) + max(prob.arrival) + 1

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from optsched.bounds.base import ANY_INSTANCE
 from optsched.costs.batch import COEFFICIENTS, decode_ms, fixed_ms, prefill_ms
 from optsched.costs.cost import BatchCost
-from optsched.optimize.formulations.base import Task
+from optsched.optimize.formulations.base import LIMITS, Task, check_prompts
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import InfeasibleError, InputError, UsageError
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 
@@ -51,14 +51,16 @@ SPANS = ("mean_tpot", "max_tpot")
 """Objectives about the time from a request's first token to its last."""
 ENDS = ("makespan", "tps")
 """Objectives that depend on the latest finish alone."""
-LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
-SWITCHES = LIMITS | {"chunked_prefill", "arrivals"}
+CHUNKS = LIMITS | {"chunked_prefill"}
+SWITCHES = CHUNKS | {"arrivals"}
 EXTRAS = frozenset({"eviction_free", "below"})
-MODELLED = ANY_INSTANCE | {
-    "cost.token", "cost.base", "cost.decode_kv", "cost.decode_request", "cost.decode_base",
-    "cost.prefill_square", "cost.prefill_cross", "cost.prefill_kv", "cost.prefill_token",
-    "cost.prefill_request", "cost.prefill_base",
-}  # fmt: skip
+_DECODE, _PREFILL = "kv request base", "square cross kv token request base"
+MODELLED = (
+    ANY_INSTANCE
+    | {"cost.token", "cost.base"}
+    | {f"cost.decode_{term}" for term in _DECODE.split()}
+    | {f"cost.prefill_{term}" for term in _PREFILL.split()}
+)
 """The features of the exact methods (`Method.features`). They read some coefficients by name. Add
 one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40
@@ -66,6 +68,7 @@ _LARGEST_UNITS = 2**52
 """Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them."""
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
+NO_SLOS: Mapping[str, NDArray[np.float64]] = {}
 ARRIVAL_S = Fraction(1, 10**12)
 """By how much arrivals may be rounded down if no short unit divides them."""
 
@@ -74,15 +77,10 @@ ARRIVAL_S = Fraction(1, 10**12)
 class Costs:
     """Prices of a cost model in exact integers, from the same functions as the judge's floats.
 
-    Parameters
-    ----------
-    values : tuple of int
-        The coefficients in the order of `BatchCost.array`, whose first entry is not used.
-    unit_s : Fraction
-        The length of a unit in seconds.
-    divisor : int
-        What a request or a coefficient costs is divided by it and rounded down, which is a
-        relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
+    `values`: The coefficients in the order of `BatchCost.array`, whose first entry is not used.
+    `unit_s`: The length of a unit in seconds.
+    `divisor`: What a request or a coefficient costs is divided by it and rounded down, which is a
+    relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
     """
 
     values: tuple[int, ...]
@@ -120,13 +118,8 @@ class Costs:
         In chunks of one token the squares shrink to the tokens. Other terms are left out, since
         coefficients are not negative.
         """
-        each, request = self._in_chunks
-        return each * tokens + request * batches
-
-    @cached_property
-    def _in_chunks(self) -> tuple[int, int]:
         each = self["token"] + self["prefill_token"] + self["prefill_square"]
-        return each, self["prefill_request"]
+        return each * tokens + self["prefill_request"] * batches
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
         """Return the cost of a batch that does not depend on its requests."""
@@ -160,90 +153,47 @@ class Times(NamedTuple):
     gap: Sequence[Fraction]
 
 
-@dataclass(frozen=True, eq=False)
 class Problem:
     """An instance with its exact costs and the objectives, checked by `problem`.
 
-    Parameters
-    ----------
-    instance : Instance
-        In seconds.
-    model : BatchCost
-    objectives : tuple of str
-        Names of metrics, the most important first.
-    eviction_free : bool
-        Whether evictions are forbidden.
-    below : Fraction, optional
-        If given, only schedules count whose first objective is better than this value, in the
-        units of the instance.
-    slos : mapping of str to ndarray of float64, shape (n,)
-        The SLOs by name, in seconds, where requests within them are counted.
-    budget : Budget
-        The time for plans and models, at which all that builds them looks.
+    `instance`: In seconds.
+    `objectives`: Names of metrics, the most important first.
+    `eviction_free`: Whether evictions are forbidden.
+    `below`: If given, only schedules count whose first objective is better than this value, in the
+    units of the instance.
+    `slos` (shape (n,)): The SLOs by name, in seconds, where requests within them are counted.
+    `budget`: The time for plans and models, at which all that builds them looks.
+    `prompt`, `output`, `sizes`: s, o and (s, o), by request.
+    `n`, `capacity`, `offset`: The number of requests, M, and the KV tokens of a running request
+    beyond its cached ones.
+    `batch_tokens`, `prefill_tokens`, `running`: C, min(P, C) and R_max.
+    `hybrid`, `chunked`: Whether a batch may hold prefills and decodes, and whether a prefill may be
+    split.
     """
 
-    instance: Instance
-    model: BatchCost
-    objectives: tuple[str, ...]
-    eviction_free: bool = False
-    below: Fraction | None = None
-    slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    budget: Budget = NO_LIMIT
-
-    @cached_property
-    def prompt(self) -> list[int]:
-        """s, by request."""
-        return [int(v) for v in self.instance.prompt_tokens]
-
-    @cached_property
-    def output(self) -> list[int]:
-        """o, by request."""
-        return [int(v) for v in self.instance.output_tokens]
-
-    @cached_property
-    def sizes(self) -> list[tuple[int, int]]:
-        """(s, o) by request."""
-        return list(zip(self.prompt, self.output, strict=True))
-
-    @property
-    def n(self) -> int:
-        """Number of requests."""
-        return self.instance.n
-
-    @property
-    def capacity(self) -> int:
-        """M."""
-        return self.instance.kv_capacity
-
-    @property
-    def offset(self) -> int:
-        """KV tokens of a running request beyond its cached ones."""
-        return self.instance.kv_offset
-
-    @property
-    def batch_tokens(self) -> int:
-        """C."""
-        return self.instance.limits.max_batch_tokens or UNLIMITED
-
-    @property
-    def prefill_tokens(self) -> int:
-        """min(P, C), the max number of tokens that prefills process in one batch."""
-        return min(self.instance.limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
-
-    @property
-    def running(self) -> int:
-        """R_max."""
-        return self.instance.limits.max_running or UNLIMITED
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether a batch may hold prefills and decodes."""
-        return self.instance.hybrid_batching is not False
-
-    @property
-    def chunked(self) -> bool:
-        """Whether a prefill may be split."""
-        return self.instance.chunked_prefill is True
+    def __init__(
+        self,
+        instance: Instance,
+        model: BatchCost,
+        objectives: tuple[str, ...],
+        *,
+        eviction_free: bool = False,
+        below: Fraction | None = None,
+        slos: Mapping[str, NDArray[np.float64]] = NO_SLOS,
+        budget: Budget = NO_LIMIT,
+    ) -> None:
+        self.instance, self.model, self.objectives = instance, model, objectives
+        self.eviction_free, self.below, self.slos, self.budget = eviction_free, below, slos, budget
+        self.n, self.capacity, self.offset = instance.n, instance.kv_capacity, instance.kv_offset
+        self.prompt: list[int] = instance.prompt_tokens.tolist()
+        self.output: list[int] = instance.output_tokens.tolist()
+        self.sizes = list(zip(self.prompt, self.output, strict=True))
+        limits = instance.limits
+        self.batch_tokens = limits.max_batch_tokens or UNLIMITED
+        self.prefill_tokens = min(limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
+        self.running = limits.max_running or UNLIMITED
+        self.hybrid = instance.hybrid_batching is not False
+        self.chunked = instance.chunked_prefill is True
 
     @cached_property
     def classes(self) -> list[list[int]]:
@@ -295,8 +245,8 @@ class Problem:
         """The unit of `costs` over that of `exact`. It is 1 unless integers would overflow."""
         c, total = self.exact, 0
         for s, o in self.sizes:
-            most = s + o
-            total += o * (c.prefill(most, most) + c.decode(most) + c.fixed(True, True))
+            largest = s + o
+            total += o * (c.prefill(largest, largest) + c.decode(largest) + c.fixed(True, True))
 
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
         total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
@@ -333,11 +283,10 @@ class Problem:
     def own_work(self, s: int, k: int) -> int:
         """Return the min own work of producing token k + 1 of a request with s prompt tokens."""
         c, size = self.costs, s + k
-        refill = c.prefill(size)
-        if self.chunked:
-            refill = min(refill, c.prefill_in_chunks(size))
-
-        return refill if k == 0 else min(refill, c.decode(size - 1))
+        ways = [c.prefill(size)]
+        ways += [c.prefill_in_chunks(size)] if self.chunked else []
+        ways += [c.decode(size - 1)] if k else []
+        return min(ways)
 
     @cached_property
     def total_work(self) -> int:
@@ -485,7 +434,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
                 "request with more than one"
             )
 
-    slos: Mapping[str, NDArray[np.float64]] = {}
+    slos = NO_SLOS
     below = task.extras.get("below")
     if COUNTED in objectives:
         slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
@@ -495,15 +444,8 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
     if instance.chunked_prefill is not True:
-        for name in ("max_batch_tokens", "max_prefill_tokens"):
-            limit = getattr(instance.limits, name)
-            if limit is not None and (instance.prompt_tokens > limit).any():
-                i = int(np.argmax(instance.prompt_tokens > limit))
-                raise InfeasibleError(
-                    f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
-                    f"{instance.prompt_tokens[i]}, without chunked prefill; expected a larger "
-                    "limit, or chunked_prefill = true"
-                )
+        expected = "expected a larger limit, or chunked_prefill = true"
+        check_prompts(instance, f", without chunked prefill; {expected}")
 
     return Problem(
         instance,

@@ -43,30 +43,14 @@ from pathlib import Path
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
-from optsched.optimize.formulations.batches.plans import (
-    Claim,
-    Plan,
-    Requests,
-    Scale,
-    answer,
-    max_batches,
-    unbuilt,
-)
-from optsched.optimize.formulations.batches.problem import (
-    ENDS,
-    EXTRAS,
-    LIMITS,
-    MODELLED,
-    UNLIMITED,
-    Batch,
-    Problem,
-)
+from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.large_rows import LARGEST
-from optsched.optimize.solvers.pulp_files import write_problem
+from optsched.optimize.solvers.pulp_models import solve_pulp_problem, write_problem
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.memory import check_size
@@ -74,7 +58,6 @@ from optsched.problem.memory import check_size
 _MAX_TANGENTS = 256
 _ENTRY_BYTES = 200
 _DOING = "the model was built"
-_INTEGERS = ("I", "m", "c")
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
 Rows = Iterator[tuple[str, Any]]
@@ -105,21 +88,15 @@ class Program:
             )
 
         each = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
-        check_size(
-            prob.n * batches * each,
-            _ENTRY_BYTES,
-            f"nonzeros in the program of {batches} batches",
-            "search has no model",
-        )
+        what = f"nonzeros in the program of {batches} batches"
+        check_size(prob.n * batches * each, _ENTRY_BYTES, what, "search has no model")
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}
         self._variables(pulp)
         self._objective(pulp)
-        of_step = [
-            self._finished, self._phase, self._input_size, self._memory, self._processed,
-            self._costs,
-        ]  # fmt: skip
+        of_step = [self._finished, self._phase, self._input_size, self._memory]
+        of_step += [self._processed, self._costs]
         if not prob.chunked:
             of_step.append(self._valid)
         for i in range(prob.n):
@@ -156,22 +133,17 @@ class Program:
 
     def _variables(self, pulp: Any) -> None:
         for i in range(self.prob.n):
-            s, _, top, most = self._sizes(i)
-            span = {"I": (s, top), "m": (0, top), "c": (0, most)}
+            s, _, top, largest = self._sizes(i)
+            spans = {"I": (s, top), "m": (0, top), "c": (0, largest)}
+            spans |= dict.fromkeys(_BINARIES, (0, 1))
             for j in self.steps:
                 self.prob.budget.check(_DOING)
-                for name in _INTEGERS:
-                    low, high = span[name]
+                for name, (low, high) in spans.items():
                     self.var[name, i, j] = pulp.LpVariable(
                         f"{name}_{i}_{j}", low, high, cat=pulp.LpInteger
                     )
-
-                for name in _BINARIES:
-                    self.var[name, i, j] = pulp.LpVariable(f"{name}_{i}_{j}", cat=pulp.LpBinary)
-
-                self.var["w", i, j] = pulp.LpVariable(f"w_{i}_{j}", 0)
-                self.var["q", i, j] = pulp.LpVariable(f"q_{i}_{j}", 0)
-                self.var["z", i, j] = pulp.LpVariable(f"z_{i}_{j}", 0)
+                for name in ("w", "q", "z"):
+                    self.var[name, i, j] = pulp.LpVariable(f"{name}_{i}_{j}", 0)
 
         for j in self.steps:
             for name in ("u", "hd", "hp"):
@@ -250,12 +222,12 @@ class Program:
 
     def _processed(self, i: int, j: int) -> Rows:
         """(4) The tokens processed, and whether one is produced."""
-        _, o, top, most = self._sizes(i)
+        _, o, top, largest = self._sizes(i)
         c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
         m, size = self["m", i, j], self["I", i, j]
         decoding = self["d", i, j] - self["ed", i, j]
-        yield "one_token", c <= 1 + (most - 1) * (1 - decoding)
-        yield "processed", c <= most * cz
+        yield "one_token", c <= 1 + (largest - 1) * (1 - decoding)
+        yield "processed", c <= largest * cz
         yield "processed_not", c >= cz
         yield "done", cz <= 1 - self["f", i, j]
         yield "produces", g <= cz
@@ -267,7 +239,7 @@ class Program:
 
     def _costs(self, i: int, j: int) -> Rows:
         """The KV read by decodes (w) and prefills (z), and the squares of prefills (q)."""
-        s, _, top, most = self._sizes(i)
+        s, _, top, largest = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
 
@@ -282,7 +254,7 @@ class Program:
         if not costs["prefill_square"]:
             return
 
-        points = range(most) if self.prob.chunked else range(max(s - 1, 0), most)
+        points = range(largest) if self.prob.chunked else range(max(s - 1, 0), largest)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
                 f"method: found {len(points)} tangents of a square for request {i}; expected at "
@@ -314,9 +286,9 @@ class Program:
     def _limits(self, j: int) -> Rows:
         """(5) The limits C, P, M and R_max."""
         prob, requests = self.prob, range(self.prob.n)
-        if prob.batch_tokens < UNLIMITED:
+        if prob.batch_tokens < csp.UNLIMITED:
             yield "batch_tokens", self.sum(self["c", i, j] for i in requests) <= prob.batch_tokens
-        if prob.prefill_tokens < UNLIMITED:
+        if prob.prefill_tokens < csp.UNLIMITED:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
 
@@ -356,15 +328,15 @@ class Program:
     def _needed(self) -> Rows:
         """Valid: the min number of batches by bin packing and KV volume, and the makespan of it."""
         needed, prefills = outline(self.prob).batch_bound()
-        least = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
-        yield "least_makespan", self.problem.objective >= least * (1 - 1e-9)
+        smallest = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
+        yield "least_makespan", self.problem.objective >= smallest * (1 - 1e-9)
         yield "batches_needed", self.sum(self["u", j] for j in self.steps) >= needed
         yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
-    def start_values(self, plan: Plan) -> list[tuple[Any, int]]:
+    def start_values(self, plan: plans.Plan) -> list[tuple[Any, int]]:
         """Return the values of the variables for a list of batches. Those left out are 0."""
         prob, out = self.prob, dict.fromkeys(self.var, 0)
-        now, size = Requests(prob), list(prob.prompt)
+        now, size = plans.Requests(prob), list(prob.prompt)
         for j in self.steps:
             batch = plan[j - 1] if j <= len(plan) else Batch(())
             tokens = dict(batch.entries)
@@ -381,21 +353,18 @@ class Program:
                     size[i] = before[i] + 1
 
                 decodes = int(d and not e and c > 0)
-                for name, value in (
-                    ("I", size[i]), ("m", kept[i] + c), ("c", c), ("d", d), ("e", e),
-                    ("g", int(i in gained)), ("ed", d * e), ("f", int(finished[i])),
-                    ("cz", int(c > 0)), ("mz", int(kept[i] + c > 0)), ("dg", decodes),
-                    ("w", before[i] * decodes), ("q", c * c * (1 - decodes)),
-                    ("z", before[i] * int(c > 0 and not decodes and not e)),
-                ):  # fmt: skip
-                    out[name, i, j] = value
-
+                kv, read = kept[i] + c, before[i] * int(c > 0 and not decodes and not e)
+                own = {"I": size[i], "m": kv, "c": c, "d": d, "e": e, "ed": d * e, "dg": decodes}
+                own |= {"g": int(i in gained), "f": int(finished[i]), "cz": int(c > 0)}
+                own |= {"mz": int(kv > 0), "w": before[i] * decodes, "z": read}
+                own["q"] = c * c * (1 - decodes)
+                out |= {(name, i, j): value for name, value in own.items()}
                 out["hd", j] |= decodes
                 out["hp", j] |= int(c > 0 and not decodes)
 
         return [(self.var[key], value) for key, value in out.items()]
 
-    def plan(self) -> Plan:
+    def plan(self) -> plans.Plan:
         """Return the batches that the problem's present values mean."""
         out, requests = [], range(self.prob.n)
         for j in self.steps:
@@ -427,7 +396,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
 
     check_method(get("infermax"), "pulp-bigm", task)
     prob, _, times = begun(task, SolveOptions(time_limit_s=None))
-    program = Program(prob, max_batches(prob, times))
+    program = Program(prob, plans.max_batches(prob, times))
     write_problem(program.problem, format_name, path)
 
 
@@ -437,50 +406,28 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     ``extras["solver"]`` names another solver of PuLP. Such a solver reports no progress, has no
     bound before a proof, and gets no schedule to start from.
     """
-    import pulp
-
-    begin = work_time()
     prob, start, times = begun(task, options)
     try:
-        program = Program(prob, max_batches(prob, times))
+        program = Program(prob, plans.max_batches(prob, times))
     except OutOfTimeError as late:
-        return unbuilt(prob, start, late)
+        return plans.unbuilt(prob, start, late)
 
-    scale = Scale.milliseconds(prob)
-    left = scale.told(options.after(work_time() - begin), prob)
-    versions = {"pulp": pulp.__version__}
-
+    scale = plans.Scale(prob.costs.unit_s * 1000, False)
+    left = scale.told(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
         raw = _by_other(program, left, str(task.extras["solver"]))
     else:
-        from optsched.optimize.solvers.highs import highs_version
-
-        versions["highspy"] = highs_version()
-        raw = _by_highs(program, left, start)
+        first = None if start is None else program.start_values(start)
+        try:
+            raw = solve_pulp_problem(program.problem, left, integral_objective=False, start=first)
+        except OutOfTimeError as why:
+            raw = RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
     plan = None if raw.objective is None else program.plan()
-    claim = Claim(raw.status, plan, scale.level(raw.bound))
-    claim = confirmed(prob, claim, options.after(work_time() - begin))
-    return answer(
-        prob,
-        claim,
-        fallback=start,
-        room=program.batches,
-        native_status=raw.native_status,
-        build_s=work_time() - begin - raw.solve_s,
-        solve_s=raw.solve_s,
-        versions=versions,
-    )
-
-
-def _by_highs(program: Program, options: SolveOptions, start: Plan | None) -> RawOutcome:
-    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
-
-    first = None if start is None else program.start_values(start)
-    try:
-        return solve_pulp_problem(program.problem, options, integral_objective=False, start=first)
-    except OutOfTimeError as why:
-        return RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
+    claim = plans.Claim(raw.status, plan, scale.level(raw.bound))
+    claim = confirmed(prob, claim, options.after(prob.budget.spent_s))
+    rest = raw.native_status, raw.solve_s
+    return plans.answer(prob, claim, *rest, fallback=start, room=program.batches)
 
 
 def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
@@ -503,18 +450,11 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
         value = float(pulp.value(problem.objective))
 
     bound = value if status is Status.OPTIMAL else None
-    return RawOutcome(status, value, bound, None, native, 0.0, work_time() - begin)
+    return RawOutcome(status, value, bound, None, native, work_time() - begin)
 
 
-METHODS = {
-    "infermax": {
-        "pulp-bigm": Method(
-            "the paper's program with tight Big-M constants, readable, by PuLP and HiGHS",
-            solve_by_pulp,
-            ENDS,
-            LIMITS | {"chunked_prefill"},
-            extras=EXTRAS | {"solver"},
-            features=MODELLED,
-        )
-    }
-}
+_SUMMARY = "the paper's program with tight Big-M constants, readable, by PuLP and HiGHS"
+_MORE: Any = {"features": csp.MODELLED, "solvers": ("pulp", "highspy")}
+_EXTRAS = csp.EXTRAS | {"solver"}
+_PULP = Method(_SUMMARY, solve_by_pulp, csp.ENDS, csp.CHUNKS, extras=_EXTRAS, **_MORE)
+METHODS = {"infermax": {"pulp-bigm": _PULP}}

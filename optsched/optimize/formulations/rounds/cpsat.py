@@ -18,7 +18,6 @@ import numpy as np
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.formulations.rounds.integer_program import Program, answer, program_of
-from optsched.optimize.formulations.rounds.on_time import in_shares
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.memory import check_size
@@ -30,18 +29,12 @@ _DOING = "the model was built"
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """Solve the hindsight program by CP-SAT."""
-    from optsched.optimize.solvers.cpsat import cpsat_version, solve_cp_model
+    from optsched.optimize.solvers.cpsat import solve_cp_model
 
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model, read = cp_model(prog, budget)
-    build_s = budget.spent_s
-    told = in_shares(options, task.instance.n) if prog.on_time else options
-    known = prog.data.tel(prog.warm)
-    if prog.on_time:
-        known = -int((prog.warm <= prog.last).sum())
-
-    raw = solve_cp_model(model, told.after(build_s), read=read, known=known, build_s=build_s)
+    raw = solve_cp_model(model, prog.left(options, budget), read=read, known=prog.known)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)
@@ -49,7 +42,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
             starts, present = np.split(starts, 2)
             starts = np.where(present == 1, starts, prog.last + 1)
 
-    return answer(prog, raw, starts, versions={"ortools": cpsat_version()})
+    return answer(prog, raw, starts)
 
 
 def _check_sizes(data: RoundData) -> None:
@@ -67,156 +60,134 @@ def _check_sizes(data: RoundData) -> None:
 
 def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
     """Return the CP-SAT model and its start variables. The schedule at hand is the hint."""
-    from ortools.sat.python import cp_model as cp
+    _check_sizes(prog.data)
+    built = _Model(prog, budget)
+    for add in (built.memory, built.separation, built.twins, built.limits, built.phases):
+        add()
 
-    data = prog.data
-    _check_sizes(data)
-    model = cp.CpModel()
-    start = [
-        model.new_int_var(int(first), int(max(first, final)), f"start_{i}")
-        for i, (first, final) in enumerate(zip(data.arrival, prog.last, strict=True))
-    ]
-    present: list[Any] = [None] * len(start)
-
-    if prog.on_time:
-        present = [model.new_bool_var(f"present_{i}") for i in range(len(start))]
-        for i in np.flatnonzero(prog.last < data.arrival).tolist():
-            model.add(present[i] == 0)
-
-    _memory(model, prog, start, present, budget)
-    _separation(model, prog, start, present, budget)
-    if not prog.on_time:
-        _twins(model, prog, start)
-
-    _limits(model, prog, start, present)
-    if data.hybrid_off:
-        _phases(model, prog, start, present, budget)
-
-    held = (prog.warm <= prog.last).tolist()
-    for i, value in enumerate(prog.warm.tolist()):
-        if held[i]:
-            model.add_hint(start[i], value)
+    model, data, warm = built.model, prog.data, zip(prog.warm, prog.warm <= prog.last, strict=True)
+    for i, (value, held) in enumerate(warm):
+        if held:
+            model.add_hint(built.start[i], int(value))
         if prog.on_time:
-            model.add_hint(present[i], held[i])
+            model.add_hint(built.present[i], bool(held))
 
     if prog.on_time:
-        model.minimize(-sum(present))
-        return model, start + present
+        model.minimize(-sum(built.present))
+        return model, built.start + built.present
 
-    model.minimize(sum(start) + int((data.output - data.arrival).sum()))
-    return model, start
-
-
-def _interval(model: Any, start: Any, size: int, name: str, present: Any) -> Any:
-    if present is None:
-        return model.new_fixed_size_interval_var(start, size, name)
-
-    return model.new_optional_fixed_size_interval_var(start, size, present, name)
+    model.minimize(sum(built.start) + int((data.output - data.arrival).sum()))
+    return model, built.start
 
 
-def _memory(
-    model: Any, prog: Program, start: list[Any], present: list[Any], budget: Budget
-) -> None:
-    data = prog.data
-    intervals, heights = [], []
-    for i, variable in enumerate(start):
-        budget.check(_DOING)
-        output = int(data.output[i])
-        intervals += [
-            _interval(model, variable + d, output - d, f"kv_{i}_{d}", present[i])
-            for d in range(output)
+class _Model:
+    """The CP-SAT model, and the variables of each request: its start, and whether it is present."""
+
+    def __init__(self, prog: Program, budget: Budget) -> None:
+        from ortools.sat.python import cp_model as cp
+
+        self.data, self.budget, self.model = prog.data, budget, cp.CpModel()
+        windows = list(zip(prog.data.arrival.tolist(), prog.last.tolist(), strict=True))
+        self.start: list[Any] = [
+            self.model.new_int_var(first, max(first, last), f"start_{i}")
+            for i, (first, last) in enumerate(windows)
         ]
-        heights += [int(data.first_kv[i])] + [1] * (output - 1)
+        self.present: list[Any] = []
+        if prog.on_time:
+            self.present = [self.model.new_bool_var(f"present_{i}") for i in range(len(windows))]
+            for present, (first, last) in zip(self.present, windows, strict=True):
+                if last < first:
+                    self.model.add(present == 0)
 
-    model.add_cumulative(intervals, heights, int(data.instance.kv_capacity))
+    def interval(self, i: int, size: int, name: str, after: int = 0) -> Any:
+        """Return an interval of a request that begins some rounds after its start."""
+        start, name = self.start[i] + after, f"{name}_{i}"
+        if not self.present:
+            return self.model.new_fixed_size_interval_var(start, size, name)
 
+        return self.model.new_optional_fixed_size_interval_var(start, size, self.present[i], name)
 
-def _separation(
-    model: Any, prog: Program, start: list[Any], present: list[Any], budget: Budget
-) -> None:
-    """Separate the completions of two requests whose peaks exceed the capacity together.
+    def both(self, i: int, j: int) -> list[Any]:
+        """Return the literals that say that two requests are present."""
+        return [self.present[i], self.present[j]] if self.present else []
 
-    Let c be the completion and p the peak, which is s + o in generated and s + o - 1 in cached
-    accounting. Claim: if c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M).
+    def memory(self) -> None:
+        """Add the KV capacity: a staircase of intervals per request."""
+        data, intervals, heights = self.data, list[Any](), list[int]()
+        for i, output in enumerate(data.output.tolist()):
+            self.budget.check(_DOING)
+            intervals += [self.interval(i, output - d, f"kv_{d}", d) for d in range(output)]
+            heights += [int(data.first_kv[i])] + [1] * (output - 1)
 
-    Proof. Either j starts at c_i or later; then c_j - c_i >= o_j. Or j runs in round c_i. In that
-    round i holds p_i, and j holds p_j - (c_j - c_i), since a run gains one token per round up to
-    its peak. Together they hold at most M.
+        self.model.add_cumulative(intervals, heights, int(data.instance.kv_capacity))
 
-    The argument only uses the capacity, so it stays valid under further limits.
-    """
-    data = prog.data
-    peak, output = data.instance.peak_tokens, data.output
-    capacity = data.instance.kv_capacity
-    end = [variable + int(o) for variable, o in zip(start, output, strict=True)]
+    def separation(self) -> None:
+        """Separate the completions of two requests whose peaks exceed the capacity together.
 
-    for i in range(len(start)):
-        budget.check(_DOING)
-        for j in range(i + 1, len(start)):
-            excess = int(peak[i] + peak[j]) - capacity
-            if excess <= 0 or data.block[i] != data.block[j]:
-                continue
+        Let c be the completion and p the peak, which is s + o in generated and s + o - 1 in cached
+        accounting. Claim: if c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M).
 
-            first = model.new_bool_var(f"first_{i}_{j}")
-            both = _both(present, i, j)
-            after = min(int(output[j]), excess)
-            model.add(end[j] >= end[i] + after).only_enforce_if(first, *both)
-            before = min(int(output[i]), excess)
-            model.add(end[i] >= end[j] + before).only_enforce_if(~first, *both)
+        Proof. Either j starts at c_i or later; then c_j - c_i >= o_j. Or j runs in round c_i. In
+        that round i holds p_i, and j holds p_j - (c_j - c_i), since a run gains one token per round
+        up to its peak. Together they hold at most M.
 
+        The argument only uses the capacity, so it stays valid under further limits.
+        """
+        data, add = self.data, self.model.add
+        peak, output = data.instance.peak_tokens.tolist(), data.output.tolist()
+        end = [start + o for start, o in zip(self.start, output, strict=True)]
+        for i in range(len(end)):
+            self.budget.check(_DOING)
+            for j in range(i + 1, len(end)):
+                excess = peak[i] + peak[j] - data.instance.kv_capacity
+                if excess > 0 and data.block[i] == data.block[j]:
+                    first, both = self.model.new_bool_var(f"first_{i}_{j}"), self.both(i, j)
+                    after, before = min(output[j], excess), min(output[i], excess)
+                    add(end[j] >= end[i] + after).only_enforce_if(first, *both)
+                    add(end[i] >= end[j] + before).only_enforce_if(~first, *both)
 
-def _both(present: list[Any], i: int, j: int) -> list[Any]:
-    return [literal for literal in (present[i], present[j]) if literal is not None]
+    def twins(self) -> None:
+        """Order the starts of requests with equal prompt and output by arrival, then by index.
 
+        No optimum is lost. Suppose that i arrives no later than j but starts after it. Then the two
+        can exchange their starts, since a_i <= a_j <= start_j and a_j <= start_j < start_i. Every
+        round runs the same requests up to their names, and the total latency stays the same.
+        """
+        data = self.data
+        if self.present:  # one of the two may be left out
+            return
 
-def _twins(model: Any, prog: Program, start: list[Any]) -> None:
-    """Order the starts of requests with equal prompt and output by arrival, then by index.
+        order = np.lexsort((np.arange(len(self.start)), data.arrival, data.output, data.prompt))
+        for i, j in pairwise(order.tolist()):
+            if data.prompt[i] == data.prompt[j] and data.output[i] == data.output[j]:
+                self.model.add(self.start[i] <= self.start[j])
 
-    No optimum is lost. Suppose that i arrives no later than j but starts after it. Then the two can
-    exchange their starts, since a_i <= a_j <= start_j and a_j <= start_j < start_i. Every round
-    runs the same requests up to their names, and the total latency stays the same.
-    """
-    data = prog.data
-    order = np.lexsort((np.arange(len(start)), data.arrival, data.output, data.prompt)).tolist()
-    for i, j in pairwise(order):
-        if data.prompt[i] == data.prompt[j] and data.output[i] == data.output[j]:
-            model.add(start[i] <= start[j])
+    def limits(self) -> None:
+        """Add the instance's own limits."""
+        limits, add = self.data.instance.limits, self.model.add_cumulative
+        if not limits.as_dict():
+            return
 
+        output, prompt = self.data.output.tolist(), self.data.prompt.tolist()
+        run = [self.interval(i, o, "run") for i, o in enumerate(output)]
+        prefill = [self.interval(i, 1, "prefill") for i in range(len(output))]
+        ones = [1] * len(output)
+        if limits.max_running is not None:
+            add(run, ones, limits.max_running)
+        if limits.max_prefill_tokens is not None:
+            add(prefill, prompt, limits.max_prefill_tokens)
+        if limits.max_batch_tokens is not None:
+            add(run + prefill, ones + [s - 1 for s in prompt], limits.max_batch_tokens)
 
-def _limits(model: Any, prog: Program, start: list[Any], present: list[Any]) -> None:
-    data = prog.data
-    limits = data.instance.limits
-    if not limits.as_dict():
-        return
-
-    run = [
-        _interval(model, k, int(o), f"run_{i}", present[i])
-        for i, (k, o) in enumerate(zip(start, data.output, strict=True))
-    ]
-    prefill = [_interval(model, k, 1, f"prefill_{i}", present[i]) for i, k in enumerate(start)]
-    prompt = data.prompt.tolist()
-    ones = [1] * len(start)
-    if limits.max_running is not None:
-        model.add_cumulative(run, ones, limits.max_running)
-    if limits.max_prefill_tokens is not None:
-        model.add_cumulative(prefill, prompt, limits.max_prefill_tokens)
-    if limits.max_batch_tokens is not None:
-        extra = [s - 1 for s in prompt]
-        model.add_cumulative(run + prefill, ones + extra, limits.max_batch_tokens)
-
-
-def _phases(
-    model: Any, prog: Program, start: list[Any], present: list[Any], budget: Budget
-) -> None:
-    """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
-    data = prog.data
-    for i, k in enumerate(start):
-        budget.check(_DOING)
-        if data.output[i] == 1:
-            continue
-        for j, other in enumerate(start):
-            if i != j and data.block[i] == data.block[j]:
-                behind = model.new_bool_var(f"behind_{i}_{j}")
-                both = _both(present, i, j)
-                model.add(other >= k + int(data.output[i])).only_enforce_if(behind, *both)
-                model.add(other <= k).only_enforce_if(~behind, *both)
+    def phases(self) -> None:
+        """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
+        data, add = self.data, self.model.add
+        several = np.flatnonzero(data.output > 1).tolist() if data.hybrid_off else []
+        for i in several:
+            self.budget.check(_DOING)
+            for j in np.flatnonzero(data.block == data.block[i]).tolist():
+                if i != j:
+                    behind, both = self.model.new_bool_var(f"behind_{i}_{j}"), self.both(i, j)
+                    end = self.start[i] + int(data.output[i])
+                    add(self.start[j] >= end).only_enforce_if(behind, *both)
+                    add(self.start[j] <= self.start[i]).only_enforce_if(~behind, *both)

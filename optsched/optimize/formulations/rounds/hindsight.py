@@ -4,137 +4,57 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
-from optsched.optimize.formulations.base import Answer, Formulation, Method, Task, demands
+from optsched.optimize.formulations.base import LIMITS, Answer, Formulation, Method, Task
+from optsched.optimize.formulations.rounds import horizon, integer_program as models
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
-from optsched.optimize.formulations.rounds.horizon import (
-    round_data,
-    serial_schedule,
-    volume_bound,
-)
-from optsched.optimize.formulations.rounds.integer_program import (
-    ENTRY_BYTES,
-    answer,
-    entries_at_most,
-    linear_model,
-    program_of,
-    read_starts,
-    start_values,
-)
-from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_lp, write_mps
+from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_model
 from optsched.optimize.formulations.rounds.workers import solve_on_workers
-from optsched.optimize.ramp.bound import suits_ramp
+from optsched.optimize.plan import method_in_rounds
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.budget import work_time
-from optsched.problem.instance import Instance
-from optsched.problem.memory import MAX_BYTES
-
-SWITCHES = frozenset(
-    {"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"}
-)
-"""Limits and switches of an instance that matter to the round model."""
 
 COUNTS = ("tel", "slo_attainment")
 """The objectives of the methods that have the program with starts in time."""
 
-_CPSAT_INTERVALS = 20_000
-_CPSAT_PAIRS = 50_000
-_CPSAT_REQUESTS = 32
-_CPSAT_PROVES = 10
-_HIGHS_ON_WORKERS = 12
-_SEARCH_ROUNDS = 1 << 27
-
 
 def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     """Solve the integer program by HiGHS, which receives it as arrays."""
-    from optsched.optimize.solvers.highs import highs_version, solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     if task.workers > 1:
         return solve_on_workers(task, options)
 
     budget = options.budget()
-    prog = program_of(task, options.warm_start)
-    model = linear_model(prog, budget)
-    built_s = budget.spent_s
-    told = in_shares(options, task.instance.n) if prog.on_time else options
-    raw = solve_linear_model(model, told.after(built_s), start_values=start_values(prog, model))
-    starts = None if raw.values is None else read_starts(prog, raw.values)
-    raw = RawOutcome(
-        raw.status, raw.objective, raw.bound, raw.values, raw.native_status,
-        built_s + raw.build_s, raw.solve_s,
-    )  # fmt: skip
-
-    return answer(prog, raw, starts, versions={"highspy": highs_version()})
+    prog = models.program_of(task, options.warm_start)
+    model = models.linear_model(prog, budget)
+    left = prog.left(options, budget)
+    raw = solve_linear_model(model, left, start_values=models.start_values(prog, model))
+    starts = None if raw.values is None else models.read_starts(prog, raw.values)
+    return models.answer(prog, raw, starts)
 
 
 def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
-    """Return the placement of `serial_schedule` and the bound of `volume_bound`, without a search.
+    """Return a placement of the requests and a bound, without a search.
 
-    ``auto`` falls back on it if an exact model would not fit into memory.
+    For total latency they are `serial_schedule` and `volume_bound`; for requests in time the best
+    of some placements, and what each request alone can reach. ``auto`` falls back on this method if
+    an exact model would not fit into memory.
     """
     begin = work_time()
     if task.names[:1] == ("slo_attainment",):
-        return _placed_in_time(task, options, begin)
+        prog = models.program_of(task, options.warm_start)
+        starts, data = prog.warm, prog.data
+        value, bound = prog.known, -int((prog.last >= data.arrival).sum())
+    else:
+        data = horizon.round_data(task.instance)
+        starts = horizon.serial_starts(data)
+        prog = models.Program(data, starts, starts)
+        value, bound = data.tel(starts), horizon.volume_bound(data)
 
-    data = round_data(task.instance)
-    schedule = serial_schedule(task.instance)
-    assert schedule.starts is not None
-    objective, bound = data.tel(schedule.starts - data.shift), volume_bound(data)
-
-    return Answer(
-        status=Status.OPTIMAL if objective == bound else Status.FEASIBLE,
-        schedule=schedule,
-        objective=objective,
-        bound=bound,
-        native_status="placed",
-        solve_s=work_time() - begin,
-    )
-
-
-def _placed_in_time(task: Task, options: SolveOptions, begin: float) -> Answer:
-    """Return the best of some placements, and the bound that each request alone gives."""
-    prog = program_of(task, options.warm_start)
-    able, served = int((prog.last >= prog.data.arrival).sum()), int((prog.warm <= prog.last).sum())
-    raw = RawOutcome(
-        Status.OPTIMAL if able == served else Status.FEASIBLE, -served, -able, None, "placed",
-        solve_s=work_time() - begin,
-    )  # fmt: skip
-    return answer(prog, raw, prog.warm)
-
-
-def _choose(task: Task) -> str:
-    """Return the method with the best bound in the time: CP-SAT, the ramp relaxation or the search.
-
-    With up to 10 requests, CP-SAT proves the optimum at once. With up to 100 requests and little
-    KV, as in the synthetic models of Jaillet et al. 2025, the ramp relaxation has by far the better
-    bound (`docs/lab/small-scale.md`). With more KV, CP-SAT is better up to 32 requests; beyond
-    that, the dual and the large-neighbourhood search are (`docs/lab/trace-scale.md`). Only CP-SAT
-    and HiGHS honour limits on batches.
-    """
-    data = round_data(task.instance)
-    if task.workers > 1:
-        small = task.instance.n <= _HIGHS_ON_WORKERS or task.names != ("tel",)
-        return "highs" if small or demands(task.instance) & SWITCHES else "lns"
-
-    if task.names == ("tel",) and not demands(task.instance) & SWITCHES:
-        if _suits_ramp(task.instance):
-            return "ramp"
-        if task.instance.n > _CPSAT_REQUESTS:
-            return "lns" if data.end <= _SEARCH_ROUNDS else "placement"
-
-    sizes = np.bincount(data.block)
-    pairs = int((sizes * (sizes - 1)).sum()) // 2
-    if int(data.output.sum()) <= _CPSAT_INTERVALS and pairs <= _CPSAT_PAIRS:
-        return "cpsat"
-
-    return (
-        "highs"
-        if entries_at_most(data, data.deadline - data.output) * ENTRY_BYTES <= MAX_BYTES
-        else "placement"
-    )
+    status = Status.OPTIMAL if value == bound else Status.FEASIBLE
+    raw = RawOutcome(status, value, bound, None, "placed", work_time() - begin)
+    return models.answer(prog, raw, starts)
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
@@ -155,21 +75,15 @@ def _leaves_out(task: Task) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def _suits_ramp(instance: Instance) -> bool:
-    """Whether the ramp relaxation's states are few enough to be of use."""
-    from optsched.optimize.ramp.jobs import periods
-    from optsched.optimize.ramp.kinds import unsupported
-
-    if instance.n <= _CPSAT_PROVES or not suits_ramp(instance):
-        return False
-
-    return not any(unsupported(jobs) for jobs in periods(instance))
-
-
 def _export(task: Task, format_name: str, path: str | Path) -> None:
-    (write_lp if format_name == "lp" else write_mps)(task.instance, path)
+    write_model(task.instance, format_name, path)
 
 
+_HIGHS = "time-indexed integer program by HiGHS, as arrays"
+_CPSAT = "staircase cumulative with pair separation by CP-SAT"
+_PLACEMENT = "greedy placement and the volume bound, no search"
+_PULP = "the paper's program, readable, by PuLP and HiGHS"
+_WORKERS = ANY_INSTANCE | WORKERS
 FORMULATION = Formulation(
     name="hindsight",
     summary="hindsight-optimal program of uninterrupted runs in rounds (Jaillet et al. 2025)",
@@ -177,30 +91,14 @@ FORMULATION = Formulation(
     default_objective="tel",
     methods={
         "highs": Method(
-            "time-indexed integer program by HiGHS, as arrays",
-            solve_by_highs,
-            COUNTS,
-            SWITCHES,
-            features=ANY_INSTANCE | WORKERS,
+            _HIGHS, solve_by_highs, COUNTS, LIMITS, solvers=("highspy",), features=_WORKERS
         ),
-        "cpsat": Method(
-            "staircase cumulative with pair separation by CP-SAT",
-            solve_by_cpsat,
-            COUNTS,
-            SWITCHES,
-        ),
-        "placement": Method(
-            "greedy placement and the volume bound, no search",
-            solve_by_placement,
-            COUNTS,
-            SWITCHES,
-        ),
-        "pulp": Method(
-            "the paper's program, readable, by PuLP and HiGHS", solve_by_pulp, COUNTS, SWITCHES
-        ),
+        "cpsat": Method(_CPSAT, solve_by_cpsat, COUNTS, LIMITS, solvers=("ortools",)),
+        "placement": Method(_PLACEMENT, solve_by_placement, COUNTS, LIMITS),
+        "pulp": Method(_PULP, solve_by_pulp, COUNTS, LIMITS, solvers=("pulp", "highspy")),
     },
-    choose=_choose,
-    switches=SWITCHES,
+    choose=method_in_rounds,
+    switches=LIMITS,
     leaves_out=_leaves_out,
     export=_export,
 )

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from optsched.bounds.blocks import blocks_of
 from optsched.bounds.machine import srpt_completions
-from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.bounds.timeline import Ints
+from optsched.optimize.formulations.base import check_prompts
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
@@ -24,35 +26,30 @@ _SRPT_LIMIT = 300
 class RoundData:
     """An instance in rounds as exact models need it, without the long gaps between arrivals.
 
-    Parameters
-    ----------
-    instance : Instance
-    arrival : ndarray of int64, shape (n,)
-        Arrival minus `shift`, in rounds.
-    shift : ndarray of int64, shape (n,)
-        A start of the model plus the shift is a start of the instance (see `round_data`).
-    block : ndarray of int64, shape (n,)
-        The number of the request's busy period, from 0 in order of time.
-    deadline : ndarray of int64, shape (n,)
-        The round by which the request's block has ended in every optimal schedule.
-    first_kv : ndarray of int64, shape (n,)
-        KV tokens held while the first token is produced. A run holds one more in each later round.
+    `arrival` (shape (n,)): Arrival minus `shift`, in rounds.
+    `shift` (shape (n,)): A start of the model plus the shift is a start of the instance (see
+    `round_data`).
+    `block` (shape (n,)): The number of the request's busy period, from 0 in order of time.
+    `deadline` (shape (n,)): The round by which the request's block has ended in every optimal
+    schedule.
+    `first_kv` (shape (n,)): KV tokens held while the first token is produced. A run holds one more
+    in each later round.
     """
 
     instance: Instance
-    arrival: NDArray[np.int64]
-    shift: NDArray[np.int64]
-    block: NDArray[np.int64]
-    deadline: NDArray[np.int64]
-    first_kv: NDArray[np.int64]
+    arrival: Ints
+    shift: Ints
+    block: Ints
+    deadline: Ints
+    first_kv: Ints
 
     @property
-    def prompt(self) -> NDArray[np.int64]:
+    def prompt(self) -> Ints:
         """Prompt tokens s_i, shape (n,)."""
         return self.instance.prompt_tokens
 
     @property
-    def output(self) -> NDArray[np.int64]:
+    def output(self) -> Ints:
         """Output tokens o_i, shape (n,)."""
         return self.instance.output_tokens
 
@@ -66,11 +63,11 @@ class RoundData:
         """Round by which every optimal schedule has ended."""
         return int(self.deadline.max())
 
-    def tel(self, starts: NDArray[np.int64]) -> int:
+    def tel(self, starts: Ints) -> int:
         """Return the total end-to-end latency of starts in the model's time, in rounds."""
         return int((starts + self.output - self.arrival).sum())
 
-    def schedule(self, starts: NDArray[np.int64]) -> Schedule:
+    def schedule(self, starts: Ints) -> Schedule:
         """Return the schedule of the instance whose starts are these in the model's time."""
         return from_starts(starts + self.shift, self.instance)
 
@@ -102,16 +99,8 @@ def round_data(instance: Instance) -> RoundData:
             "instance in rounds (`optsched import --rounds SECONDS` makes one)"
         )
 
-    for name in ("max_batch_tokens", "max_prefill_tokens"):
-        limit = getattr(instance.limits, name)
-        if limit is not None and (instance.prompt_tokens > limit).any():
-            i = int(np.argmax(instance.prompt_tokens > limit))
-            raise InfeasibleError(
-                f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
-                f"{instance.prompt_tokens[i]}; expected at least the largest prompt, as hindsight "
-                "processes a prompt in one round"
-            )
-
+    expected = "at least the largest prompt, as hindsight processes a prompt in one round"
+    check_prompts(instance, f"; expected {expected}")
     blocks = blocks_of(instance)
     return RoundData(
         instance=instance,
@@ -124,25 +113,24 @@ def round_data(instance: Instance) -> RoundData:
 
 
 def serial_schedule(instance: Instance) -> Schedule:
-    """Return a feasible schedule: each request in turn at its earliest feasible start.
+    """Return a feasible schedule: `serial_starts` of an instance."""
+    data = round_data(instance)
+    return data.schedule(serial_starts(data))
+
+
+def serial_starts(data: RoundData) -> Ints:
+    """Return starts in the model's time: each request in turn at its earliest feasible one.
 
     Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
     schedule of min total latency is returned. It is feasible under all limits, since a request
     alone on the machine breaks no limit that `round_data` accepts.
     """
-    data = round_data(instance)
-    index = np.arange(instance.n)
-    orders = (
-        np.lexsort((index, data.arrival)),
-        np.lexsort((index, data.arrival, data.output)),
-        np.lexsort((index, data.arrival, instance.volume)),
-    )
-    best = min((place(data, order) for order in orders), key=data.tel)
-
-    return data.schedule(best)
+    index, arrival = np.arange(data.instance.n), data.arrival
+    keys = (arrival,), (arrival, data.output), (arrival, data.instance.volume)
+    return min((place(data, np.lexsort((index, *key))) for key in keys), key=data.tel)
 
 
-def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
+def place(data: RoundData, order: ArrayLike) -> Ints:
     """Start each request at its earliest feasible start, block by block in the given order.
 
     Each block ends by its deadline, since a request starts no later than its arrival or the end of
@@ -162,10 +150,9 @@ def place(data: RoundData, order: ArrayLike) -> NDArray[np.int64]:
     grouped = order[np.argsort(data.block[order], kind="stable")]
 
     if not (data.instance.limits.as_dict() or data.hybrid_off):
-        place_in_order(
-            grouped, data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity,
-            data.arrival, np.zeros(end, dtype=np.int64), starts,
-        )  # fmt: skip
+        columns = data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity
+        use = np.zeros((1, end), dtype=np.int64)
+        place_in_order(grouped, *columns, use, starts, np.zeros_like(starts))
         return starts
 
     machine = Machine(data, end)
@@ -181,10 +168,7 @@ class Machine:
 
     def __init__(self, data: RoundData, end: int) -> None:
         self.data = data
-        self.kv = np.zeros(end, dtype=np.int64)
-        self.running = np.zeros(end, dtype=np.int64)
-        self.prefill = np.zeros(end, dtype=np.int64)
-        self.prefills = np.zeros(end, dtype=np.int64)
+        self.kv, self.running, self.prefill, self.prefills = np.zeros((4, end), dtype=np.int64)
 
     def add(self, i: int, start: int) -> None:
         """Let request i run from a start on."""
@@ -223,9 +207,7 @@ class Machine:
         limits = self.data.instance.limits
         rounds = slice(start + 1, start + 1 + output)
         running, prefill, prefills = (
-            self.running[rounds],
-            self.prefill[rounds],
-            self.prefills[rounds],
+            use[rounds] for use in (self.running, self.prefill, self.prefills)
         )
         decodes = running - prefills
         blocked = np.zeros(output, dtype=bool)
@@ -253,7 +235,7 @@ class Machine:
         return later
 
 
-def without_idle(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def without_idle(data: RoundData, starts: Ints) -> Ints:
     """Return the starts with the idle rounds after the last arrival cut out.
 
     If the given starts are feasible, so are the returned ones, and none is later. The reason is
@@ -294,7 +276,7 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     return max(outputs, -(-total // capacity))
 
 
-def start_windows(data: RoundData, upper_bound: int | None = None) -> NDArray[np.int64]:
+def start_windows(data: RoundData, upper_bound: int | None = None) -> Ints:
     """Return the last start of each request that an optimal schedule can need.
 
     **Claim.** Every schedule of min total latency starts each request i at or before

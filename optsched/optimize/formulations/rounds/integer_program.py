@@ -33,17 +33,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.horizon import (
-    RoundData,
-    place,
-    round_data,
-    serial_schedule,
-    start_windows,
-    without_idle,
-)
-from optsched.optimize.formulations.rounds.on_time import as_shares, last_on_time, with_late
-from optsched.optimize.solvers.base import LinearModel, RawOutcome, Status
+from optsched.optimize.formulations.rounds import horizon, on_time
+from optsched.optimize.formulations.rounds.horizon import RoundData
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
@@ -59,26 +53,35 @@ ENTRY_BYTES = 50
 class Program:
     """What every method starts from: the data, the windows of starts, and a feasible schedule.
 
-    Parameters
-    ----------
-    data : RoundData
-    last : ndarray of int64, shape (n,)
-        Last start of each request that a schedule of min total latency can need, in the model's
-        time. Nothing is said about other objectives but that of ``on_time``.
-    warm : ndarray of int64, shape (n,)
-        Starts of a feasible schedule, in the model's time. They are within the windows unless
-        ``on_time``.
-    on_time : bool
-        Whether the requests are counted that start by ``last``, and others may be left out.
+    `last` (shape (n,)): Last start of each request that a schedule of min total latency can need,
+    in the model's time. Nothing is said about other objectives but that of ``on_time``.
+    `warm` (shape (n,)): Starts of a feasible schedule, in the model's time. They are within the
+    windows unless ``on_time``.
+    `on_time`: Whether the requests are counted that start by ``last``, and others may be left out.
     """
 
     data: RoundData
-    last: NDArray[np.int64]
-    warm: NDArray[np.int64]
+    last: Ints
+    warm: Ints
     on_time: bool = False
 
     @property
-    def columns_before(self) -> NDArray[np.int64]:
+    def in_time(self) -> int:
+        """The number of requests that `warm` starts by `last`."""
+        return int((self.warm <= self.last).sum())
+
+    @property
+    def known(self) -> int:
+        """The value of `warm` in the models, which count requests in time below 0."""
+        return -self.in_time if self.on_time else self.data.tel(self.warm)
+
+    def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
+        """Return options with the time that is left, whose progress is in the objective's unit."""
+        left = options.after(budget.spent_s)
+        return on_time.in_shares(left, self.data.instance.n) if self.on_time else left
+
+    @property
+    def columns_before(self) -> Ints:
         """The number of start columns before each request's first one, shape (n + 1,)."""
         return np.concatenate([[0], np.cumsum(self.last - self.data.arrival + 1)])
 
@@ -91,18 +94,16 @@ def program(
     `windows`: whether to use the schedule's value for shorter windows. If not, only the
     unconditional horizon counts.
     """
-    data = round_data(instance)
-    serial = serial_schedule(instance).starts
-    assert serial is not None
-    candidates = [serial - data.shift]
+    data = horizon.round_data(instance)
+    candidates = [horizon.serial_starts(data)]
 
     if warm_start is not None and warm_start.starts is not None:
-        given = without_idle(data, warm_start.starts - data.shift)
+        given = horizon.without_idle(data, warm_start.starts - data.shift)
         if (given + data.output <= data.deadline).all():
             candidates.append(given)
 
     warm = min(candidates, key=data.tel)
-    last = start_windows(data, data.tel(warm) if windows else None)
+    last = horizon.start_windows(data, data.tel(warm) if windows else None)
     return Program(data, last, _ordered_twins(data, warm))
 
 
@@ -112,10 +113,10 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
         return program(task.instance, warm_start=warm_start)
 
     instance = task.instance
-    data = round_data(instance)
-    last = last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
+    data = horizon.round_data(instance)
+    last = on_time.last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
     by_last = np.lexsort((data.arrival, last))
-    candidates = [place(data, by_last), program(instance, windows=False).warm]
+    candidates = [horizon.place(data, by_last), program(instance, windows=False).warm]
     if warm_start is not None and warm_start.starts is not None:
         candidates.append(warm_start.starts - data.shift)
 
@@ -123,7 +124,7 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     return Program(data, last, best, on_time=True)
 
 
-def _ordered_twins(data: RoundData, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ordered_twins(data: RoundData, starts: Ints) -> Ints:
     """Exchange the starts of equal requests so that they increase with arrival and index."""
     by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, data.output, data.prompt))
     by_start = np.lexsort((starts, data.output, data.prompt))
@@ -141,13 +142,8 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
-    entries = entries_at_most(data, last)
-    check_size(
-        entries,
-        ENTRY_BYTES,
-        f"nonzeros in the integer program of {n} requests",
-        "placement has no such limit",
-    )
+    what = f"nonzeros in the integer program of {n} requests"
+    check_size(entries_at_most(data, last), ENTRY_BYTES, what, "placement has no such limit")
     families = _Families(prog)
     before = prog.columns_before
     columns = int(before[-1])
@@ -184,9 +180,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         cost=np.concatenate([cost, np.zeros(phases)]),
         lower=np.zeros(columns + phases),
         upper=np.ones(columns + phases),
-        integrality=np.concatenate(
-            [np.ones(columns, dtype=np.int32), np.zeros(phases, dtype=np.int32)]
-        ),
+        integrality=np.repeat(np.array([1, 0], dtype=np.int32), [columns, phases]),
         start=start,
         index=np.concatenate([index[:filled], phase_index]).astype(np.int32, copy=False),
         value=np.concatenate([value[:filled], phase_value]),
@@ -196,7 +190,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     )
 
 
-def entries_at_most(data: RoundData, last: NDArray[np.int64]) -> float:
+def entries_at_most(data: RoundData, last: Ints) -> float:
     """Return an upper bound on the nonzeros, given the last starts."""
     families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
     starts = (last - data.arrival + 1).astype(np.float64)
@@ -214,26 +208,22 @@ class _Families:
         n, end = data.instance.n, int((prog.last + data.output).max())
         self.end = end
         kv, running, tokens, prefill = _largest_use(prog, end)
-        needed: list[tuple[str, NDArray[np.bool_], int]] = [
-            ("memory", kv > data.instance.kv_capacity, data.instance.kv_capacity)
-        ]
-
-        for name, use, limit in (
-            ("running", running, limits.max_running),
-            ("batch", tokens, limits.max_batch_tokens),
-            ("prefill", prefill, limits.max_prefill_tokens),
-        ):
-            if limit is not None:
-                needed.append((name, use > limit, limit))
-
         upper = [np.ones(n)]
         self.row_of: dict[str, NDArray[np.int32]] = {}
         rows = n
 
-        for name, mask, limit in needed:
+        for name, use, limit in (
+            ("memory", kv, data.instance.kv_capacity),
+            ("running", running, limits.max_running),
+            ("batch", tokens, limits.max_batch_tokens),
+            ("prefill", prefill, limits.max_prefill_tokens),
+        ):
+            if limit is None:
+                continue
+
+            count = int((use > limit).sum())
             self.row_of[name] = np.full(end + 1, -1, dtype=np.int32)
-            count = int(mask.sum())
-            self.row_of[name][mask] = np.arange(rows, rows + count, dtype=np.int32)
+            self.row_of[name][use > limit] = np.arange(rows, rows + count, dtype=np.int32)
             upper.append(np.full(count, float(limit)))
             rows += count
 
@@ -246,14 +236,10 @@ class _Families:
         self.row_upper = np.concatenate(upper)
         once = np.full(n, 0.0 if prog.on_time else 1.0)
         self.row_lower = np.concatenate([once, np.full(rows - n, -np.inf)])
-        whole = 1 + sum(name != "prefill" for name in self.row_of) * data.output
-        self.entries_per_start = (
-            whole + ("prefill" in self.row_of) + (data.output if data.hybrid_off else 0)
-        )
+        runs = sum(name != "prefill" for name in self.row_of) + data.hybrid_off
+        self.entries_per_start = 1 + runs * data.output + ("prefill" in self.row_of)
 
-    def entries(
-        self, i: int, starts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def entries(self, i: int, starts: Ints) -> tuple[NDArray[np.int32], Floats]:
         """Return rows (-1: none) and values of request i's columns, shape (starts, entries)."""
         data = self.prog.data
         output, prompt = int(data.output[i]), float(data.prompt[i])
@@ -286,9 +272,7 @@ class _Families:
 
         return rows, values
 
-    def phase_columns(
-        self,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64]]:
+    def phase_columns(self) -> tuple[NDArray[np.int32], Floats, Ints]:
         """Return rows, values and number of entries of the columns y_t, round by round."""
         n = self.prog.data.instance.n
         if not self.prog.data.hybrid_off:
@@ -302,15 +286,14 @@ class _Families:
         return rows.astype(np.int32), values, np.full(self.end + 1, 2 * n, dtype=np.int64)
 
 
-def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
+def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
     """Return the max that all requests together can use in each of the rounds 0..end.
 
     Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens. A row whose
     max use is within its limit can be left out.
     """
     data = prog.data
-    kv = np.zeros(end + 1, dtype=np.int64)
-    running, tokens, prefill = np.zeros_like(kv), np.zeros_like(kv), np.zeros_like(kv)
+    kv, running, tokens, prefill = np.zeros((4, end + 1), dtype=np.int64)
 
     for i in range(data.instance.n):
         first, final = int(data.arrival[i]) + 1, int(prog.last[i])
@@ -326,7 +309,7 @@ def _largest_use(prog: Program, end: int) -> tuple[NDArray[np.int64], ...]:
     return kv, running, tokens, prefill
 
 
-def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
+def start_values(prog: Program, model: LinearModel) -> Floats:
     """Return the values of the columns for `Program.warm`, shape (columns,)."""
     values = np.zeros(model.columns)
     before = prog.columns_before
@@ -338,26 +321,29 @@ def start_values(prog: Program, model: LinearModel) -> NDArray[np.float64]:
     return values
 
 
-def read_starts(prog: Program, values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the starts that the values of the columns mean."""
+def chosen_starts(prog: Program, values: Floats) -> tuple[Ints, Ints]:
+    """Return the requests of the start columns that are chosen, in order, and their starts."""
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1
+    return request, chosen - before[request] + prog.data.arrival[request]
 
+
+def read_starts(prog: Program, values: Floats) -> Ints:
+    """Return the starts that the values of the columns mean."""
+    request, begin = chosen_starts(prog, values)
     if prog.on_time and (np.diff(request) > 0).all():
         starts = prog.last + 1
-        starts[request] = chosen - before[request] + prog.data.arrival[request]
+        starts[request] = begin
         return starts
 
     if not np.array_equal(request, np.arange(prog.data.instance.n)):
         raise SolverError("solver: found a request without exactly one start; expected one each")
 
-    return np.asarray(chosen - before[:-1] + prog.data.arrival, dtype=np.int64)
+    return begin
 
 
-def answer(
-    prog: Program, raw: RawOutcome, starts: NDArray[np.int64] | None, **rest: object
-) -> Answer:
+def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
     schedule: Schedule | None = None
     objective, bound = raw.objective, raw.bound
@@ -365,20 +351,11 @@ def answer(
         if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
         if starts is not None:
-            schedule, count = with_late(prog.data, starts, prog.last)
+            schedule, count = on_time.with_late(prog.data, starts, prog.last)
             raw = replace(raw, objective=-count)
 
-        objective, bound = as_shares(raw, prog.data.instance.n)
+        objective, bound = on_time.as_shares(raw, prog.data.instance.n)
     elif starts is not None:
         schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
 
-    return Answer(
-        status=raw.status,
-        schedule=schedule,
-        objective=objective,
-        bound=bound,
-        native_status=raw.native_status,
-        build_s=raw.build_s,
-        solve_s=raw.solve_s,
-        **rest,  # type: ignore[arg-type]
-    )
+    return Answer(raw.status, schedule, objective, bound, raw.native_status, raw.solve_s)

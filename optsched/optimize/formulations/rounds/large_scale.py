@@ -7,18 +7,16 @@ The Lagrangian dual gives the bound, and a large-neighbourhood search the schedu
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
+from optsched.bounds.timeline import Ints
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.solvers.base import SolveOptions, Status, run_search
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.schedule import runs_on
 
-Ints = NDArray[np.int64]
 STEPS, STEPS_PER_REQUEST = 20_000, 8_000
 """The steps of the search on several workers if there is no time limit."""
 
@@ -54,43 +52,35 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
         objective=found.objective,
         bound=found.bound,
         native_status=f"{found.steps} steps, bound by {found.origin}",
-        build_s=found.first_bound_s,
         solve_s=found.search_s - found.first_bound_s,
         certificate=found.certificate(),
-        versions={"numba": version("numba")},
     )
 
 
 def _on_workers(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule that the search finds on several workers, without a bound."""
-    from optsched.optimize.search.lns import CHUNK, Search, heat_at
-    from optsched.optimize.search.placement import orders, place_on_workers, room_of
+    from optsched.optimize.search.lns import Search
+    from optsched.optimize.search.placement import orders, place_in_order, room_of
 
     room, n = room_of(task.instance), task.instance.n
     workers = min(task.workers, n)
-    most = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
+    max_steps = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
 
     def placed(order: Ints) -> tuple[Ints, Ints]:
-        starts, homes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        starts, homes = np.zeros((2, n), dtype=np.int64)
         end = int(room.deadline.max()) + int(room.output.max()) + 2
-        use = np.zeros((workers, end), dtype=np.int64)
-        place_on_workers(
-            order, room.arrival, room.output, room.base, room.capacity, use, starts, homes
-        )
-
+        columns = room.arrival, room.output, room.base, room.capacity
+        place_in_order(order, *columns, np.zeros((workers, end), dtype=np.int64), starts, homes)
         return starts, homes
 
     def search(budget: Budget) -> Search:
         starts, homes = min(map(placed, orders(room)), key=lambda found: room.tel(found[0]))
         found = Search(room, starts, seed=options.seed, homes=homes, workers=workers)
-        scale = float(room.output.mean())
-        found.compact()
 
-        while not budget.over and found.steps < most:
-            share = max(found.steps / most, budget.spent_s / budget.limit_s)
-            found.run(min(CHUNK, most - found.steps), heat_at(min(share, 1.0), scale))
+        def tell() -> None:
             budget.tell(incumbent=float(found.best_value))
 
+        found.anneal(budget, max_steps, lambda: budget.over, tell)
         return found
 
     begin = work_time()
@@ -101,17 +91,10 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         objective=found.best_value,
         native_status=f"{found.steps} steps",
         solve_s=work_time() - begin,
-        versions={"numba": version("numba")},
     )
 
 
-METHODS = {
-    "hindsight": {
-        "lns": Method(
-            "Lagrangian dual and large-neighbourhood search, at any scale",
-            solve_by_lns,
-            ("tel",),
-            features=ANY_INSTANCE | WORKERS,
-        )
-    }
-}
+_SUMMARY = "Lagrangian dual and large-neighbourhood search, at any scale"
+_FEATURES = ANY_INSTANCE | WORKERS
+_LNS = Method(_SUMMARY, solve_by_lns, ("tel",), solvers=("numba",), features=_FEATURES)
+METHODS = {"hindsight": {"lns": _LNS}}

@@ -21,30 +21,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.formulations.rounds.horizon import Machine, RoundData
 from optsched.optimize.solvers.base import Progress, RawOutcome, SolveOptions
 from optsched.problem.schedule import Schedule, from_starts
 
-Floats = NDArray[np.float64]
 
-
-def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> NDArray[np.int64]:
+def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> Ints:
     """Return the last start of each request that is within its SLOs and its block's deadline."""
     several = data.output > 1
     slow = several & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
     first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
     wait = np.minimum(first, np.floor(limits["slo_latency"]) - data.output)
-    most = (data.deadline - data.output - data.arrival).astype(np.float64)
-    wait = np.where(slow, -1.0, np.clip(np.minimum(wait, most), -1.0, None))
+    latest = (data.deadline - data.output - data.arrival).astype(np.float64)
+    wait = np.where(slow, -1.0, np.clip(np.minimum(wait, latest), -1.0, None))
 
     return data.arrival + wait.astype(np.int64)
 
 
-def with_late(
-    data: RoundData, starts: NDArray[np.int64], last: NDArray[np.int64]
-) -> tuple[Schedule, int]:
+def with_late(data: RoundData, starts: Ints, last: Ints) -> tuple[Schedule, int]:
     """Return a schedule that adds those who are left out, each at its earliest feasible start.
 
     Who does not fit into its block runs alone after all others.

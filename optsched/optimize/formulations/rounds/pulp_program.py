@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.integer_program import (
-    Program,
-    answer,
-    entries_at_most,
-    program,
-    program_of,
-    read_starts,
-)
-from optsched.optimize.formulations.rounds.on_time import in_shares
-from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status, settle_status
-from optsched.optimize.solvers.pulp_files import LONGEST, write_problem
+from optsched.optimize.formulations.rounds import integer_program as models
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
+from optsched.optimize.solvers.pulp_models import LONGEST, solve_pulp_problem, write_problem
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
@@ -33,7 +23,7 @@ _DOING = "the model was built"
 
 
 def pulp_problem(
-    prog: Program, budget: Budget = NO_LIMIT
+    prog: models.Program, budget: Budget = NO_LIMIT
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
@@ -51,7 +41,7 @@ def pulp_problem(
 
 
 def _problem(
-    prog: Program, pulp: Any, budget: Budget
+    prog: models.Program, pulp: Any, budget: Budget
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
@@ -59,12 +49,9 @@ def _problem(
     requests = range(data.instance.n)
     rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
 
-    check_size(
-        entries_at_most(data, prog.last),
-        _ENTRY_BYTES,
-        f"nonzeros in the readable program of {len(a)} requests",
-        "highs has room for more",
-    )
+    what = f"nonzeros in the readable program of {len(a)} requests"
+    entries = models.entries_at_most(data, prog.last)
+    check_size(entries, _ENTRY_BYTES, what, "highs has room for more")
     x: list[dict[int, Any]] = []
     for i in requests:
         budget.check(_DOING)
@@ -130,57 +117,28 @@ def _at_most(load: Any, limit: int) -> Any:
     return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
 
 
-def write_lp(instance: Instance, path: str | Path) -> None:
-    """Write the integer program of an instance as an LP file, with starts within their windows."""
-    problem, _, _ = pulp_problem(program(instance))
-    write_problem(problem, "lp", path)
-
-
-def write_mps(instance: Instance, path: str | Path) -> None:
-    """Write the integer program of an instance as an MPS file; see `write_lp`."""
-    problem, _, _ = pulp_problem(program(instance))
-    write_problem(problem, "mps", path)
+def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
+    """Write the program of an instance as an LP or MPS file, with starts within their windows."""
+    problem, _, _ = pulp_problem(models.program(instance))
+    write_problem(problem, format_name, path)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """Build the readable program in PuLP, and solve it by HiGHS."""
-    import pulp
-
-    from optsched.optimize.solvers.highs import highs_version
-    from optsched.optimize.solvers.pulp_highs import solve_pulp_problem
-
-    versions = {"pulp": pulp.__version__, "highspy": highs_version()}
     budget = options.budget()
-    prog = program_of(task, options.warm_start)
-    told = in_shares(options, task.instance.n) if prog.on_time else options
-
+    prog = models.program_of(task, options.warm_start)
     try:
         problem, x, y = pulp_problem(prog, budget)
-        built_s = budget.spent_s
         warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
         start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
-        native = solve_pulp_problem(
-            problem, told.after(built_s), integral_objective=True, start=start
-        )
+        left = prog.left(options, budget)
+        raw = solve_pulp_problem(problem, left, integral_objective=True, start=start)
     except OutOfTimeError as why:
-        known = -int((prog.warm <= prog.last).sum()) if prog.on_time else prog.data.tel(prog.warm)
-        raw = RawOutcome(Status.FEASIBLE, float(known), None, None, str(why), budget.spent_s)
-        return answer(prog, raw, prog.warm, versions=versions)
+        raw = RawOutcome(Status.FEASIBLE, float(prog.known), None, None, str(why))
+        return models.answer(prog, raw, prog.warm)
 
-    raw = replace(_settled(native, problem), build_s=built_s + native.build_s)
-    starts = None if native.values is None else read_starts(prog, _start_columns(prog, x))
-    return answer(prog, raw, starts, versions=versions)
+    if raw.values is None:
+        return models.answer(prog, raw, None)
 
-
-def _start_columns(prog: Program, x: list[dict[int, Any]]) -> NDArray[np.float64]:
-    columns = [var.varValue for starts in x for _, var in sorted(starts.items())]
-    return np.array(columns, dtype=np.float64)
-
-
-def _settled(native: RawOutcome, problem: Any) -> RawOutcome:
-    """Return the outcome with PuLP's objective, and a status that does not depend on PuLP's."""
-    import pulp
-
-    objective = None if native.values is None else float(pulp.value(problem.objective))
-    status = settle_status(native.status, objective, native.bound, integral_objective=True)
-    return replace(native, status=status, objective=objective)
+    values = [var.varValue for starts in x for _, var in sorted(starts.items())]
+    return models.answer(prog, raw, models.read_starts(prog, np.array(values, dtype=np.float64)))

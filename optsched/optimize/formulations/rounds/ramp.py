@@ -56,8 +56,6 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
 
 
 def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
-    import numba
-
     from optsched.bounds.certificate import make_certificate
     from optsched.optimize.ramp.chain import ramp_leaf
 
@@ -71,9 +69,8 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    certificate = make_certificate(
-        instance, leaf, value=bound, schedule=schedule if closed else None
-    )  # fmt: skip
+    optimal = schedule if closed else None
+    certificate = make_certificate(instance, leaf, value=bound, schedule=optimal)
     notes = sorted({p.note for p in proofs if p.note})
 
     return Answer(
@@ -84,7 +81,6 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
         native_status="; ".join(notes) if notes and not closed else "closed" if closed else "",
         solve_s=seconds,
         certificate=certificate,
-        versions={"numba": numba.__version__},
     )
 
 
@@ -94,6 +90,7 @@ METHODS = {
             "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests",
             solve_by_ramp,
             ("tel",),
+            solvers=("numba",),
         )
     }
 }

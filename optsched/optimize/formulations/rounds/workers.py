@@ -10,17 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.timeline import Floats
 from optsched.optimize.formulations.base import Answer, Task
-from optsched.optimize.formulations.rounds.integer_program import (
-    ENTRY_BYTES,
-    entries_at_most,
-    linear_model,
-    program,
-    program_of,
-)
-from optsched.optimize.formulations.rounds.on_time import as_shares, in_shares
+from optsched.optimize.formulations.rounds import integer_program as models
+from optsched.optimize.formulations.rounds.on_time import as_shares
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule, runs_on
@@ -31,37 +25,28 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
 
     `task`: in rounds. Each request runs without a pause on one worker, whichever the router.
     """
-    from optsched.optimize.solvers.highs import highs_version, solve_linear_model
+    from optsched.optimize.solvers.highs import solve_linear_model
 
     budget = options.budget()
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
     workers = min(task.workers, instance.n)
     # On one worker fewer last starts are of use, since others take up its time.
-    prog = program_of(task) if counted else program(instance, windows=False)
+    prog = models.program_of(task) if counted else models.program(instance, windows=False)
 
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
     else:
-        check_size(
-            workers * entries_at_most(prog.data, prog.last),
-            ENTRY_BYTES,
-            f"nonzeros in the integer program of {workers} workers",
-            "lns has no such limit",
-        )
-        model = _repeated(linear_model(prog, budget), instance.n, workers)
-        built_s = budget.spent_s
-        told = in_shares(options, instance.n) if counted else options
-        raw = solve_linear_model(model, told.after(built_s))
-        raw = replace(raw, build_s=built_s + raw.build_s)
+        entries = workers * models.entries_at_most(prog.data, prog.last)
+        what = f"nonzeros in the integer program of {workers} workers"
+        check_size(entries, models.ENTRY_BYTES, what, "lns has no such limit")
+        model = _repeated(models.linear_model(prog, budget), instance.n, workers)
+        raw = solve_linear_model(model, prog.left(options, budget))
 
     starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
-        before = prog.columns_before
         for worker, values in enumerate(raw.values.reshape(workers, -1)):
-            chosen = np.flatnonzero(values[: before[-1]] > 0.5)
-            request = np.searchsorted(before, chosen, side="right") - 1
-            starts[request] = chosen - before[request] + prog.data.arrival[request]
-            place[request] = worker
+            request, begin = models.chosen_starts(prog, values)
+            starts[request], place[request] = begin, worker
 
     schedule: Schedule | None = None
     objective, bound = raw.objective, raw.bound
@@ -78,10 +63,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
 
         schedule = runs_on(instance, begin, place)
 
-    return Answer(
-        raw.status, schedule, objective, bound, raw.native_status, raw.build_s, raw.solve_s,
-        versions={"highspy": highs_version()},
-    )  # fmt: skip
+    return Answer(raw.status, schedule, objective, bound, raw.native_status, raw.solve_s)
 
 
 def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
@@ -91,7 +73,7 @@ def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
     index = [np.where(model.index < shared, model.index, model.index + w * own) for w in copies]
     starts = [model.start[:-1] + w * len(model.index) for w in copies]
 
-    def rows(limits: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows(limits: Floats) -> Floats:
         return np.concatenate([limits[:shared], np.tile(limits[shared:], times)])
 
     return replace(

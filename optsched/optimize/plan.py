@@ -1,0 +1,141 @@
+"""Who runs when: the one place where `solve`, `bound` and `compare` choose among methods.
+
+`docs/lab` has the measurements behind the sizes: small-scale.md and trace-scale.md for rounds,
+infermax.md for seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import numpy as np
+
+from optsched.optimize.exact import choose
+from optsched.optimize.formulations.base import LIMITS, Task, demands
+from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
+from optsched.optimize.formulations.batches.offline import SEARCHED
+from optsched.optimize.formulations.rounds.horizon import round_data
+from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
+from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
+from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.memory import MAX_BYTES
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Up to which sizes methods are chosen.
+
+    `cpsat_proves`, `cpsat_requests`: Requests in rounds up to which CP-SAT proves at once, and up
+    to which it beats the search.
+    `cpsat_intervals`, `cpsat_pairs`: Output tokens, and pairs of requests of a block, of a CP-SAT
+    model in rounds.
+    `highs_on_workers`, `split`: Requests on several workers for HiGHS in rounds, and for the split
+    in seconds.
+    `search_rounds`: Rounds of a time axis that the search can hold.
+    `exact`, `terms`: Requests times output tokens, and terms of a CP-SAT model, for exact methods
+    in seconds. A million terms take about a second to build.
+    `compared`: Start times, over all requests, for which `compare` solves the hindsight program.
+    """
+
+    cpsat_proves: int = 10
+    cpsat_requests: int = 32
+    cpsat_intervals: int = 20_000
+    cpsat_pairs: int = 50_000
+    highs_on_workers: int = 12
+    split: int = 6
+    search_rounds: int = 1 << 27
+    exact: int = 100_000
+    terms: int = 20_000_000
+    compared: int = 200_000
+
+
+SIZES = Sizes()
+
+
+def method_in_rounds(task: Task, sizes: Sizes = SIZES) -> str:
+    """Return the hindsight method with the best bound in the time.
+
+    With up to 10 requests, CP-SAT proves the optimum at once. With up to 100 requests and little
+    KV, as in the synthetic models of Jaillet et al. 2025, the ramp relaxation has by far the better
+    bound. With more KV, CP-SAT is better up to 32 requests; beyond that, the dual and the
+    large-neighbourhood search are. Only CP-SAT and HiGHS honour limits on batches.
+    """
+    instance, data = task.instance, round_data(task.instance)
+    limited = bool(demands(instance) & LIMITS)
+    if task.workers > 1:
+        small = instance.n <= sizes.highs_on_workers or task.names != ("tel",)
+        return "highs" if small or limited else "lns"
+
+    if task.names == ("tel",) and not limited:
+        if instance.n > sizes.cpsat_proves and _has_few_ramp_states(instance):
+            return "ramp"
+        if instance.n > sizes.cpsat_requests:
+            return "lns" if data.end <= sizes.search_rounds else "placement"
+
+    blocks = np.bincount(data.block)
+    pairs = int((blocks * (blocks - 1)).sum()) // 2
+    if int(data.output.sum()) <= sizes.cpsat_intervals and pairs <= sizes.cpsat_pairs:
+        return "cpsat"
+
+    entries = entries_at_most(data, data.deadline - data.output)
+    return "highs" if entries * ENTRY_BYTES <= MAX_BYTES else "placement"
+
+
+def _has_few_ramp_states(instance: Instance) -> bool:
+    from optsched.optimize.ramp.jobs import periods
+    from optsched.optimize.ramp.kinds import unsupported
+
+    return suits_ramp(instance) and not any(unsupported(jobs) for jobs in periods(instance))
+
+
+def method_in_seconds(task: Task, sizes: Sizes = SIZES) -> str:
+    """Return A* if it can do the task, else CP-SAT.
+
+    For instances that are too large for both, return the offline search if it can optimize the
+    objective.
+    """
+    instance = task.instance
+    if task.workers > 1:
+        return "split" if instance.n <= sizes.split else "search"
+
+    single = task.names[0] if len(task.names) == 1 else None
+    if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > sizes.exact:
+        return "search"
+
+    together = bool((instance.arrival == instance.arrival[0]).all())
+    if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
+        return "astar"
+
+    return "search" if single in SEARCHED and terms_at_most(instance) > sizes.terms else "cpsat"
+
+
+def is_limited(instance: Instance) -> bool:
+    """Whether limits or blocks of KV matter, which the search in rounds ignores."""
+    limits = demands(instance) - {"arrivals", "chunked_prefill"}
+    return bool(limits) or instance.kv_block_tokens > 1
+
+
+def method_after_dual(instance: Instance, able: Container[str]) -> str | None:
+    """Return the method for a stronger bound in rounds than the dual, None if none is stronger.
+
+    It is ``"ramp"``, which ignores limits on batches, or CP-SAT, which honours them.
+
+    `able`: the names of the bounds that are proved for the instance.
+    """
+    if instance.n > RAMP_REQUESTS:
+        return None
+    if suits_ramp(instance) and not is_limited(instance):
+        return "ramp" if "ramp" in able else None
+
+    try:
+        return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
+    except (InfeasibleError, UsageError):
+        return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
+
+
+def is_worth_solving(instance: Instance, sizes: Sizes = SIZES) -> bool:
+    """Whether `compare` solves the hindsight program: beyond, it is not worth its time."""
+    spread = int(instance.arrival.max() - instance.arrival.min())
+    return instance.n * (spread + int(instance.output_tokens.sum())) <= sizes.compared

@@ -1,0 +1,110 @@
+"""PuLP problems: solved by HiGHS as arrays, and written to files without loss of digits in rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions
+from optsched.optimize.solvers.highs import solve_linear_model
+from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError
+
+LONGEST = 10**12
+"""Integers below it have at most the 12 digits that PuLP writes."""
+
+
+def solve_pulp_problem(
+    problem: Any,
+    options: SolveOptions,
+    *,
+    integral_objective: bool,
+    start: Iterable[tuple[Any, float]] | None = None,
+) -> RawOutcome:
+    """Minimize a PuLP problem by HiGHS. Its variables get the values of the incumbent, if any.
+
+    PuLP's own ``solve`` takes no start, no stop and no callback for progress, and its HiGHS does
+    not keep the time limit.
+
+    `start`: a solution to start from. Variables that are left out are 0, and variables that the
+    problem does not use are ignored.
+    """
+    budget = options.budget()
+    variables = problem.variables()
+    column = {id(variable): k for k, variable in enumerate(variables)}
+    model = _linear_model(problem, variables, column, integral_objective, budget)
+    values = None
+    if start is not None:
+        values = np.zeros(model.columns)
+        for variable, value in start:
+            if id(variable) in column:
+                values[column[id(variable)]] = value
+
+    outcome = solve_linear_model(model, options.after(budget.spent_s), start_values=values)
+    if outcome.values is not None:
+        for variable, value in zip(variables, outcome.values.tolist(), strict=True):
+            variable.varValue = value
+
+    return outcome
+
+
+def _linear_model(
+    problem: Any, variables: list[Any], column: dict[int, int], integral: bool, budget: Budget
+) -> LinearModel:
+    from scipy.sparse import csr_array
+
+    rows, columns, values, ends = _rows_of(problem), list[int](), list[float](), [0]
+    for row in rows:
+        budget.check("the model was handed over")
+        columns += [column[id(variable)] for variable in row]
+        values += row.values()
+        ends.append(len(columns))
+
+    shape = len(rows), len(variables)
+    matrix = csr_array((np.array(values, dtype=np.float64), columns, ends), shape=shape).tocsc()
+    matrix.eliminate_zeros()
+    cost = np.zeros(len(variables))
+    for variable, factor in problem.objective.items():
+        cost[column[id(variable)]] = factor
+
+    def limits(found: Iterable[float | None], default: float) -> Any:
+        return np.array([default if limit is None else limit for limit in found], dtype=np.float64)
+
+    return LinearModel(
+        cost=cost,
+        lower=limits((v.lowBound for v in variables), -math.inf),
+        upper=limits((v.upBound for v in variables), math.inf),
+        integrality=np.array([v.isInteger() for v in variables], dtype=np.int32),
+        start=matrix.indptr.astype(np.int32),
+        index=matrix.indices.astype(np.int32),
+        value=matrix.data,
+        row_lower=limits((row.getLb() for row in rows), -math.inf),
+        row_upper=limits((row.getUb() for row in rows), math.inf),
+        integral_objective=integral,
+    )
+
+
+def _rows_of(problem: Any) -> list[Any]:
+    rows = problem.constraints  # a mapping, in later versions a method
+    return list(rows() if callable(rows) else rows.values())
+
+
+def write_problem(problem: Any, format_name: str, path: str | Path) -> None:
+    """Write a PuLP problem as an LP or MPS file.
+
+    PuLP writes 12 significant digits. Rows of integers must not lose any: a limit of 10^12 + 1
+    would become one of 10^12. Costs in milliseconds are rounded to these digits.
+    """
+    for row in _rows_of(problem):
+        for number in (*row.values(), row.constant):
+            if number == round(number) and float(f"{number:.12g}") != number:
+                raise UsageError(
+                    f"export: found {round(abs(number))} in row {row.name}; expected numbers of at "
+                    f"most 12 digits, as {format_name} files have them (json has all digits)"
+                )
+
+    (problem.writeLP if format_name == "lp" else problem.writeMPS)(str(path))
