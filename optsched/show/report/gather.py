@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -33,14 +33,11 @@ MAX_DISTRIBUTIONS = 8
 """Max number of schedules of one instance whose distributions are drawn."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of a check. ``value`` is the bound that ``certificate`` proves."""
+class Verdict(NamedTuple):
+    """The outcome of a check, in words too."""
 
     state: Literal["verified", "rejected", "unchecked"]
     words: str
-    value: float | None = None
-    certificate: Mapping[str, Any] | None = None
 
 
 @dataclass(eq=False)
@@ -50,8 +47,8 @@ class Section:
     ``results``, ``comparisons`` and ``capacities`` are the objects of the files. Each has the name
     of its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
     label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
-    the verdicts on certificates by their paths. ``tell`` is called with words for each step that
-    takes time.
+    the verdicts on certificates by their paths, and ``proved`` what verified ones prove. ``tell``
+    is called with words for each step that takes time.
     """
 
     sha256: str
@@ -65,6 +62,7 @@ class Section:
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checked: dict[str, Verdict] = field(default_factory=dict)
+    proved: list[tuple[dict[str, Any], float]] = field(default_factory=list)
     tell: Callable[[str], None] | None = None
 
     def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
@@ -78,19 +76,17 @@ class Section:
         if (data.get("workers") or 1) > 1:
             return None
 
-        goal, model = data.get("objective_name") or TOTAL_LATENCY.name, None
-        found = [v for _, v in self.certificates if v.certificate and v.value is not None]
-        found = [v for v in found if v.certificate and v.certificate["objective"] == goal]
-
+        goal = data.get("objective_name") or TOTAL_LATENCY.name
+        found = [(one, value) for one, value in self.proved if one["objective"] == goal]
         if found and self.instance is not None and not self.instance.in_rounds:
             try:
                 model = cost_model_like(self.instance, cost, data.get("cost_model"))
             except OptschedError:
                 return None
 
-            found = [v for v in found if v.certificate and same_cost_model(v.certificate, model)]
+            found = [(one, value) for one, value in found if same_cost_model(one, model)]
 
-        return max((v.value for v in found if v.value is not None), default=None)
+        return max((value for _, value in found), default=None)
 
     @property
     def unit(self) -> str:
@@ -103,10 +99,8 @@ class Section:
         if self.instance is not None:
             return self.instance.time_unit
 
-        units = (
-            data.get("time_unit") for data in (*self.results, *self.comparisons, *self.capacities)
-        )
-        return next((unit for unit in units if unit), None)
+        files = (*self.results, *self.comparisons, *self.capacities)
+        return next((data["time_unit"] for data in files if data.get("time_unit")), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,9 +211,8 @@ def _section(
 
 
 def _facts(instance: Instance) -> list[tuple[str, str]]:
-    unit = "rounds" if instance.in_rounds else "s"
-    arrival = instance.arrival
-    block = instance.kv_block_tokens
+    arrival, block = instance.arrival, instance.kv_block_tokens
+    unit = time_words(instance.time_unit)
     blocks = f", in blocks of {block}" if block > 1 else ""
     facts = [
         ("requests", f"{instance.n:,}"),
@@ -227,9 +220,7 @@ def _facts(instance: Instance) -> list[tuple[str, str]]:
         ("time", "rounds" if instance.in_rounds else "seconds"),
         ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
     ]
-    span = float(arrival.max() - arrival.min())
-
-    if span:
+    if span := float(arrival.max() - arrival.min()):
         per = "round" if instance.in_rounds else "s"
         facts.append(("rate", f"{instance.n / span:.3g} requests/{per}"))
 
@@ -397,7 +388,8 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             metric, about = TABLE[whole["objective"]], "" if section.instance.in_rounds else " s"
             words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
             words = f"{words} {number(value)}{about} is proved ({claim})"
-            found = Verdict("verified", words, value, whole)
+            found = Verdict("verified", words)
+            section.proved.append((whole, value))
 
     section.certificates.append((name, found))
     section.checked[place] = found
@@ -465,6 +457,6 @@ def _check_results(section: Section, cost: str | None) -> None:
         # In seconds a bound in float64 and its exact proof differ by the rounding of both.
         noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
         if proved is not None and proved >= bound - noise:
-            found = Verdict("verified", "by a certificate", proved)
+            found = Verdict("verified", "by a certificate")
 
         entry["verdicts"]["bound"] = found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -235,7 +234,7 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
         # A schedule that was not at hand has no verdict, and a good one needs no further words.
         found = verdicts.get(f"schedule of {row['policy']}")
         good = found is not None and found.state != "rejected"
-        return _verdict(replace(found, words="") if found is not None and good else found)
+        return _verdict(found._replace(words="") if found is not None and good else found)
 
     def wall(row: dict[str, Any]) -> float | None:
         return None if row.get("wall_s") is None else 1000 * row["wall_s"]
