@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from command_line import invoke, one_line_error
 
 import optsched
 from optsched import Instance, read_measured, replay
+from optsched.engines import in_process
 from optsched.problem.errors import InputError, UsageError
 
 SHORT, REFUSED, HANGS, BROKEN, NO_USAGE, NO_EVENT, NO_STREAM = 7, 8, 9, 10, 11, 12, 13
@@ -277,3 +279,53 @@ def test_bad_arguments_are_named(server: Any) -> None:
         replay(small([3], [1]), server.address, timeout_s=0)
     with pytest.raises(InputError, match="vocabulary: found 100"):
         replay(small([3], [1]), server.address, vocabulary=100)
+
+
+class InThisProcess:
+    """Gives each request a token a step, as vLLM's engine does, but request 2 none."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, list[int]] = {}  # tokens made, and wanted
+        self.added: dict[str, tuple[int, Any, int]] = {}
+
+    def add_request(self, name: str, prompt: dict[str, Any], exact: Any, priority: int) -> None:
+        tokens = len(prompt["prompt_token_ids"])
+        if tokens > 100:
+            raise ValueError("longer than\nthe model")
+        self.added[name] = (tokens, exact.extra_args, priority)
+        self.left[name] = [0, exact.max_tokens]
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.left[name]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[Any]:
+        found = []
+        for name, tokens in list(self.left.items()):
+            if name != "2":
+                tokens[0] += 1
+                output = SimpleNamespace(token_ids=[1] * tokens[0])
+                done = tokens[0] == tokens[1]
+                found.append(SimpleNamespace(request_id=name, finished=done, outputs=[output]))
+                if done:
+                    del self.left[name]
+        return found
+
+
+def test_an_engine_in_this_process_serves_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InThisProcess()
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setattr(in_process, "start", lambda *_: SimpleNamespace(llm_engine=engine))
+    instance = Instance(
+        [0, 0.01, 0.02, 0.03], [5, 101, 7, 8], [3, 4, 12, 1], 5000, "second", predicted=[3, 4, 9, 1]
+    )
+    found = replay(instance, "vllm:folder", priority=[3, 2, 1, 0], timeout_s=0.2)
+    assert found.errors == {1: "refused: longer than the model", 2: "no end within 0.2 s"}
+    assert np.isfinite(found.latency[[0, 3]]).all()
+    assert (found.ttft[[0, 3]] <= found.latency[[0, 3]]).all()
+    assert not engine.left  # the request that never ends was taken back
+    assert engine.added["0"] == (5, {"predicted_output_tokens": 3}, 3)
+    assert engine.added["3"] == (8, {"predicted_output_tokens": 1}, 0)
