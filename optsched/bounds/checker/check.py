@@ -195,8 +195,7 @@ def _leaves(
 
         complete = following == (None if last is None else last + 1)
         expect(
-            complete,
-            f"tree: request {i}: found ranges with another end; expected {last or 'none'}",
+            complete, f"tree: request {i}: found ranges with another end; expected {last or 'none'}"
         )
 
 

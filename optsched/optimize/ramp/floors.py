@@ -76,11 +76,7 @@ def _of_both(counts: Any, others: Any, stop: Any) -> Any:
 
 
 def count_multisets(
-    peak: Floors,
-    floor: Floors,
-    copies: Floors,
-    capacity: int,
-    stop: NDArray[np.int8] | None = None,
+    peak: Floors, floor: Floors, copies: Floors, capacity: int, stop: NDArray[np.int8] | None = None
 ) -> float:
     """Return the max number of multisets of live items, including the empty one.
 
