@@ -51,28 +51,6 @@ def prices_leaf(prices: Prices) -> dict[str, Any]:
     }
 
 
-def branch(request: int, children: Sequence[tuple[int, int | None, Any]]) -> dict[str, Any]:
-    """Return a node that splits a request's starts.
-
-    Parameters
-    ----------
-    request : int
-        The index of the request.
-    children : sequence of (first, last, node)
-        Ranges of starts with their nodes, ascending. Together they cover the parent's range. A
-        range with ``last`` None has no end.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    return {
-        "branch": int(request),
-        "children": [{"from": lo, "to": hi, "tree": tree} for lo, hi, tree in children],
-    }
-
-
 def make_certificate(
     instance: Instance,
     tree: Mapping[str, Any],
@@ -88,11 +66,11 @@ def make_certificate(
     instance : Instance
         An instance in rounds.
     tree : mapping
-        A leaf, or a `branch`.
+        A leaf.
     value : int
         The bound on the total latency that the tree proves, in rounds.
     denominator : int
-        The common denominator of all prices in the tree.
+        The common denominator of all prices in the leaf.
     schedule : Schedule, optional
         A schedule of starts that reaches the value. The claim is then ``optimal``.
 

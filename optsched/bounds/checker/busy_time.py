@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, TooLarge, expect, integer, integers
+from optsched.bounds.checker.parts import Budget, TooLarge, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 
 CHORDS = 8
@@ -111,10 +111,7 @@ def chunk_share(rates: Rates, request: Request) -> int:
 
 
 def _read(leaf: dict[str, Any]) -> Prices:
-    expect(
-        set(leaf) == {"relaxation", "width", "denominator", "p1", "p2"},
-        "busy-time: found other fields; expected relaxation, width, denominator, p1 and p2",
-    )
+    expect_fields(leaf, "busy-time", ("width", "denominator", "p1", "p2"))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
     p1, p2 = (integers(leaf[name], f"busy-time: {name}") for name in ("p1", "p2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -58,6 +59,16 @@ class Budget:
         that ended early has left undone is never taken for a result.
         """
         self.spend(-(-steps // COMPILED))
+
+
+class Unlimited(Budget):
+    """What a prover may take: as many steps as its time allows."""
+
+    def __init__(self) -> None:
+        self.left = 1 << 58
+
+    def spend(self, steps: int) -> None:
+        """Count nothing."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,14 @@ def expect(right: bool, message: str) -> None:
     """Reject the certificate with a message unless a condition is true."""
     if not right:
         raise Rejected(message)
+
+
+def expect_fields(leaf: dict[str, Any], kind: str, names: Iterable[str]) -> None:
+    """Reject the certificate unless a leaf of a kind has just these fields."""
+    expect(
+        set(leaf) == {"relaxation", *names},
+        f"{kind}: found other fields; expected {', '.join(('relaxation', *names))}",
+    )
 
 
 def expect_known(instance: Any) -> None:

@@ -28,7 +28,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import accumulate
 from typing import Any
 
-from optsched.bounds.checker.parts import Budget, Rejected, expect, integer
+from optsched.bounds.checker.parts import Budget, Rejected, expect, expect_fields, integer
 from optsched.bounds.checker.requests import Part, rates_of, request_of, ticks_since
 
 FIELDS = {"format", "version", "instance_sha256", "model", "objective", "cost_model", "claim",
@@ -132,7 +132,7 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
 
 
 def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    expect(set(leaf) == {"relaxation"}, "work: found other fields; expected relaxation alone")
+    expect_fields(leaf, "work", ())
     n = len(part.arrival)
     budget.spend(20 * n)
 

@@ -59,7 +59,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker.busy_time import line_of
-from optsched.bounds.checker.parts import Budget, expect, integer, integers
+from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part
 
 _UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
@@ -68,7 +68,7 @@ _SHARES = 40_000_000
 _PRICE = 40
 _BATCH = 2000
 """Requests that are checked at once."""
-_FIELDS = {"relaxation", "width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight"}
+_FIELDS = ("width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight")
 
 
 class _Prices(NamedTuple):
@@ -89,9 +89,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     from optsched.bounds.checker.kernel import path_costs, portions
 
     expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
-    expect(
-        set(leaf) == _FIELDS, f"shares: found other fields; expected {', '.join(sorted(_FIELDS))}"
-    )
+    expect_fields(leaf, "shares", _FIELDS)
     budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
     prices, n = _prices(leaf), len(part.requests)
     levels = _list(leaf, "levels", 10**6)

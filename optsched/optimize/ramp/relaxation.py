@@ -72,7 +72,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits
+from optsched.bounds.checker.parts import Cells, Ints, Limits, Unlimited
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
 from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
@@ -91,13 +91,6 @@ _LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
 _PATHS = 150
 _PARTS = 8
 """On a divided graph, multipliers are improved on one part in so many of its nodes first."""
-
-
-class _Unlimited(Budget):
-    """A prover takes as many steps as its time allows."""
-
-    def spend(self, steps: int) -> None:
-        """Count nothing."""
 
 
 class Growth(NamedTuple):
@@ -224,7 +217,7 @@ class Relaxation:
             self.ready, self.peak, self.floor, self.copies, jobs.capacity, jobs.peak[order]
         )  # fmt: skip
         completed = max_completed_by(jobs, self.clock)
-        self.period = Period(kinds, completed, _Unlimited(), _LIMITS)
+        self.period = Period(kinds, completed, Unlimited(), _LIMITS)
         self.graph: Any = outward(self.period.graph)  # None without a path
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
         self.counted: set[int] = set()
