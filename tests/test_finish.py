@@ -42,7 +42,7 @@ from optsched.bounds.checker.product import (
 from optsched.bounds.checker.ramp import check_ramp, compiled
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.checker.states import kinds_of
-from optsched.optimize.ramp import finish as ramp_finish, second_thread
+from optsched.optimize.ramp import second_thread
 from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
@@ -324,7 +324,7 @@ def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.Monkey
     assert ended.is_set()
 
 
-def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_enumerated_is_refused_by_name() -> None:
     rng = np.random.default_rng(0)
     many = Instance(
         np.zeros(130), rng.integers(1, 4, 130), np.arange(1, 131), kv_capacity=200
@@ -337,12 +337,18 @@ def test_what_cannot_be_enumerated_is_refused_by_name(monkeypatch: pytest.Monkey
     bound = late.bound
     finish(late, 1000)
     assert late.bound == bound
-    equal = Relaxation(periods(Instance([0] * 300, [1] * 300, [1] * 300, kv_capacity=9))[0], 10**6)
-    assert "300 equal requests" in refused(equal)
-    monkeypatch.setattr(ramp_finish, "MAX_OUTPUT", 3)
-    assert "output of 4" in refused(
-        Relaxation(periods(Instance([0], [1], [4], kv_capacity=9))[0], 9)
-    )
+
+
+def test_long_outputs_and_many_equal_requests_are_enumerated_too() -> None:
+    # 300 equal requests of one round, four at a time: 4 (1 + ... + 75). Of two requests of 2000 and
+    # 2001 rounds the second holds 2002 - k in the last round of the first, which holds 2001, if it
+    # starts at k. With M = 4000 it has to wait 3 rounds. The other way round they wait for 5.
+    equal = Instance([0] * 300, [1] * 300, [1] * 300, kv_capacity=9)
+    long = Instance([0, 0], [1, 2], [2000, 2001], kv_capacity=4000)
+    for instance, optimum in ((equal, 4 * 75 * 76 // 2), (long, 2000 + 3 + 2001)):
+        proofs = prove_all(instance, tuning=ENUMERATING)
+        assert sum(p.bound for p in proofs) == sum(p.value for p in proofs) == optimum
+        assert certified(instance, proofs) == optimum
 
 
 def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejected() -> None:
@@ -362,13 +368,13 @@ def test_a_certificate_that_enumerates_above_the_optimum_or_too_early_is_rejecte
         with pytest.raises(Rejected, match=match):
             replayed(instance, other)
 
-    last = Level(None, [], None)
+    last = Level(None, None)
     rejected(lambda r: setattr(r, "bound", r.bound + 1), "found a schedule below")
     rejected(lambda r: setattr(r, "levels", [last]), "found none; expected a list")
     rejected(lambda r: setattr(r, "levels", [last, *r.levels]), "found none; expected a list")
     rejected(lambda r: r.levels.append(r.levels[0]), "found none; expected a list")
     rejected(
-        lambda r: setattr(r, "levels", [*r.levels[:-1], Level(r.jobs.first_kv, [], None)]),
+        lambda r: setattr(r, "levels", [*r.levels[:-1], Level(r.jobs.first_kv, None)]),
         "found none; expected a list",
     )
     # Without a clock arrivals are not known: the schedules would not be those of the instance.
@@ -551,7 +557,7 @@ def test_deletion_leaves_one_of_the_best_schedules(turns: range) -> None:
             relaxation = Relaxation(jobs, optimum + 50)
             pi = (relaxation.pi * rng.uniform(0, 1.5)).astype(int)[relaxation.kind_of]
             floors = jobs.first_kv + rng.integers(0, 5)
-            levels = [Level(floors, [], pi), Level(None, [], None)]
+            levels = [Level(floors, pi), Level(None, None)]
             clock = int(rng.integers(relaxation.clock > 0, relaxation.clock + 1))
             for replays in (compiled, Plain):
                 leaf = ramp_leaf([(jobs, optimum, relaxation.scale, clock, levels)])

@@ -97,17 +97,6 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     for K chunks and s^2. With at most ``cap`` tokens a chunk there are K >= ceil(s / cap) of
     them, and the r-th from the end starts with at least s - r cap tokens cached and leaves at
     least s - (r - 1) cap.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    cost : BatchCost
-        The batch times.
-
-    Returns
-    -------
-    Work
     """
     token, base = cost["token"], cost["base"]
     decode_base, prefill_base = cost["decode_base"], cost["prefill_base"]
@@ -182,26 +171,7 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
 def later_tokens(
     instance: Instance, cost: BatchCost
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return what tokens 2 to o of every request take, flat, in ms per layer.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    cost : BatchCost
-
-    Returns
-    -------
-    owner : ndarray of int64
-        The request of each token.
-    after, decode, refill : ndarray of float64
-        The tokens cached after it, and the own work of a decode step and of a refill.
-
-    Raises
-    ------
-    TooLargeError
-        There are too many tokens.
-    """
+    """Return what tokens 2 to o of every request take, flat, in ms per layer."""
     check_size(
         float(instance.output_tokens.sum()),
         _TOKEN_BYTES,
@@ -251,17 +221,7 @@ def _leaf(task: BoundTask) -> dict[str, Any] | None:
 
 
 def scale_of(task: BoundTask) -> int:
-    """Return by how much a sum over requests is larger than the task's objective.
-
-    Parameters
-    ----------
-    task : BoundTask
-
-    Returns
-    -------
-    int
-        The number of requests for a mean, and 1 for total latency.
-    """
+    """Return by how much a sum over requests is larger than the task's objective."""
     return 1 if task.objective == TOTAL_LATENCY else task.instance.n
 
 
@@ -269,18 +229,6 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds (see the module's text for the proof).
 
     With a weight of first tokens it is the weighted sum of this bound and of that on TTFT.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
     """
     weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
     length = work.total / task.workers
@@ -295,20 +243,7 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
-    """Return the SRPT bound on mean TTFT in seconds, for which only prefills count.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
-    """
+    """Return the SRPT bound on mean TTFT in seconds, for which only prefills count."""
     work = unavoidable_work(task.instance, task.batch_cost)
     total = _on_one_machine(task.instance, work.prefill / task.workers, work.first)
     value = max(total, float(work.first.sum())) / task.instance.n
@@ -320,18 +255,6 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
 
     It is the max over t of t plus the work that arrives from t on, and at least the max over
     requests of the arrival plus the chain.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
     """
     instance = task.instance
     work = unavoidable_work(instance, task.batch_cost)

@@ -60,17 +60,7 @@ _ROOT: Branches = np.zeros(1, np.int64)
 
 
 def piece_of(task: BoundTask) -> Piece:
-    """Return the requests of a task in order of arrival, with the largest valid shares.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-
-    Returns
-    -------
-    Piece
-    """
+    """Return the requests of a task in order of arrival, with the largest valid shares."""
     instance, cost = task.instance, task.batch_cost
     work = unavoidable_work(instance, cost)
     order = np.argsort(instance.arrival, kind="stable")
@@ -99,20 +89,7 @@ def _part(piece: Piece, first: int, last: int) -> Piece:
 
 
 def clock(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency in seconds (see the module's text for the proof).
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        When it is over, pieces that are left count with their requests alone.
-
-    Returns
-    -------
-    Proof
-        A value in seconds, with the trees of the searches.
-    """
+    """Return the bound on total latency in seconds (see the module's text for the proof)."""
     whole = piece_of(task)
     alone = whole.prefill + whole.need + whole.rate * (whole.need - whole.fixed)
     cuts = cut_where_quiet(whole.arrival, whole.arrival + alone, _FEWEST, _MOST)

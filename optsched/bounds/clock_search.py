@@ -180,21 +180,7 @@ def _gain(
 
 @njit
 def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int]:
-    """Return what the decisions prove about the total latency, and the pair to decide next.
-
-    Parameters
-    ----------
-    piece : Piece
-    decided : ndarray of int8, shape (n, n)
-        Of i and k: 0, or 1 if i begins before k completes, or 2 if it begins after.
-
-    Returns
-    -------
-    value : float
-        Seconds.
-    i, k : int
-        -1 if no decision would raise the value.
-    """
+    """Return what the decisions prove about the total latency, and the pair to decide next."""
     arrival, prefill, fixed, need, rate, _ = piece
     n = arrival.shape[0]
     begins = np.zeros(n)
@@ -245,21 +231,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
 
 @njit(nogil=True)
 def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
-    """Return the bound on total latency that a search of so many nodes proves, and its tree.
-
-    Parameters
-    ----------
-    piece : Piece
-    nodes : int
-        At most so many nodes are evaluated.
-
-    Returns
-    -------
-    value : float
-        Seconds.
-    branches : ndarray of int64
-        As a certificate has it (`optsched.bounds.checker.clock.check_clock`).
-    """
+    """Return the bound on total latency that a search of so many nodes proves, and its tree."""
     n = piece.arrival.shape[0]
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)

@@ -83,32 +83,7 @@ def value_at(
     shared: Shared | None = None,
     centre: Floats | None = None,
 ) -> float:
-    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
-
-    Parameters
-    ----------
-    tokens : Tokens
-    width : float
-        Width of a cell, in seconds.
-    price : ndarray of float64, shape (cells,)
-        Prices >= 0.
-    levels : ndarray of float64
-        Which multipliers are tried. They are best for steady prices of these times the mean price
-        after the arrival.
-    use : Use, optional
-        What the best paths use is added.
-    ttft_weight : float
-        The weight a of first tokens.
-    shared : Shared, optional
-        Prices p3 and shares, see `optsched.bounds.shares`. Default: none.
-    centre : ndarray of float64, shape (n, 2), optional
-        The multipliers that levels refer to, see `costs_of_paths`. Changed in place.
-
-    Returns
-    -------
-    float
-        Seconds; it may be negative.
-    """
+    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down."""
     empty = np.zeros(0)
     use = Use(empty, empty, empty) if use is None else use
     shared = nothing_shared(tokens, price) if shared is None else shared
@@ -123,18 +98,7 @@ def value_at(
 
 
 def nothing_shared(tokens: Tokens, price: Floats) -> Shared:
-    """Return prices p3 of 0 and no shares.
-
-    Parameters
-    ----------
-    tokens : Tokens
-    price : ndarray of float64, shape (cells,)
-        Prices p2.
-
-    Returns
-    -------
-    Shared
-    """
+    """Return prices p3 of 0 and no shares."""
     none = np.zeros(len(tokens.arrival) + 1, np.int64)
     return Shared(np.zeros(len(price)), none, np.zeros(0))
 
@@ -143,38 +107,13 @@ def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats
     """Return when requests of an instance in seconds may end, from the first arrival on.
 
     That is in the caller's schedule, or `chain` after their arrival if there is none.
-
-    Parameters
-    ----------
-    task : BoundTask
-    instance : Instance
-        The task's instance, its requests in any order.
-    chain : ndarray of float64, shape (n,)
-        Seconds that each request takes alone.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
     """
     found = None if task.completions is None else task.completions(instance, task.batch_cost)
     return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
 
 
 def in_system(arrival: Floats, finish: Floats, width: float, cells: int) -> NDArray[np.int64]:
-    """Return the number of requests in the system in the middle of each cell.
-
-    Parameters
-    ----------
-    arrival, finish : ndarray of float64, shape (n,)
-        In seconds from the first arrival.
-    width : float
-        Width of a cell, in seconds.
-    cells : int
-
-    Returns
-    -------
-    ndarray of int64, shape (cells,)
-    """
+    """Return the number of requests in the system in the middle of each cell."""
     moments = (np.arange(cells) + 0.5) * width
     arrived, finished = (np.searchsorted(np.sort(t), moments, "right") for t in (arrival, finish))
     return arrived - finished

@@ -42,21 +42,7 @@ _SAFETY = 1e-9
 
 
 def pieces(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Each piece has a share by its requests. When the budget is over, pieces that are left count
-        with the bound from unavoidable work.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
-    """
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
     instance, joint = task.instance, task.objective != TOTAL_LATENCY
     order = np.argsort(instance.arrival, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain

@@ -126,18 +126,7 @@ class Start(NamedTuple):
 
 
 def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
-    """Return tokens that share fixed costs in batches of such a size that all fits into a time.
-
-    Parameters
-    ----------
-    tokens : Tokens
-    busy_s : float
-        Time in which the machine is busy, in seconds.
-
-    Returns
-    -------
-    Tokens
-    """
+    """Return tokens that share fixed costs in batches of such a size that all fits into a time."""
     steps = tokens.steps
     own = tokens.prefill + steps * (tokens.work + tokens.work_slope * (steps - 1) / 2)
     fixed = float((steps * tokens.decode + tokens.prefill_fixed).sum())
@@ -150,20 +139,7 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
 
 
 def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
-    """Return prices and shares that follow from completions (module's text, Prices used).
-
-    Parameters
-    ----------
-    tokens : Tokens
-    finish : ndarray of float64, shape (n,)
-        Completions in some schedule, in seconds from the first arrival. An estimate will do.
-    weight : float
-        The weight of first tokens.
-
-    Returns
-    -------
-    Start
-    """
+    """Return prices and shares that follow from completions (module's text, Prices used)."""
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
     many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
@@ -206,18 +182,6 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
 
     Where there are very many requests in the system, where `optsched.bounds.busy_time` is the
     better bound, the value is the sum of chains.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        An evaluation starts only if it can end in time, judging by earlier ones.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
     """
     weight, per = task.objective.ttft_weight, scale_of(task)
     instance = task.instance.subset(np.argsort(task.instance.arrival, kind="stable"))
@@ -243,23 +207,6 @@ def ascend(
 
     A price moves by the mean of its earlier gradients over their root mean square. After some steps
     without a better value all goes back to the best one, and steps are shorter from then on.
-
-    Parameters
-    ----------
-    tokens : Tokens
-        Of requests in order of arrival.
-    start : Start
-        Where it begins. Changed in place.
-    weight : float
-        The weight of first tokens.
-    budget : Budget
-
-    Returns
-    -------
-    float
-        Seconds.
-    dict
-        A leaf of a certificate of total latency.
     """
     width, price, shared, cell, least, (price_step, share_step) = start
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))

@@ -68,10 +68,6 @@ from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 
-MAX_OUTPUT = 1024
-"""The max rounds of a run, since a label holds its tokens for each round from now."""
-MAX_COPIES = 255
-"""The max number of equal requests."""
 _TRIED = 8
 """The max placements of a layer that are tried, per label that is allowed in all."""
 WIDER = 3
@@ -80,8 +76,8 @@ _WIDTH, _NODES_PER_WIDTH = 300, 100
 """The max labels of a layer of the first part. It is one per so many nodes in the last part."""
 LABELS_PER_S = 60_000
 """How many labels are made in a second, roughly."""
-_MAX_LABELS = 50_000_000
-"""The max number of labels of one target."""
+_MAX_LABELS, _ALL_LABELS = 50_000_000, 1_000_000_000
+"""The max number of labels of one target, and of all."""
 _FIRST, _NEAR = 4, 125
 """The first target is the bound of the graph and one part in so many of the gap, or of one part in
 so many of the bound if that is less. It is low enough to cost next to nothing, even if it is below
@@ -111,10 +107,6 @@ def refused(relaxation: Relaxation) -> str:
         return "found kinds of requests that were merged; expected none"
     if jobs.arrival.any() and not r.clock:
         return "found arrivals but no clock; expected a clock of a round or more"
-    if jobs.output.max() > MAX_OUTPUT:
-        return f"found an output of {jobs.output.max()} tokens; expected at most {MAX_OUTPUT}"
-    if r.copies.max() > MAX_COPIES:
-        return f"found {r.copies.max()} equal requests; expected at most {MAX_COPIES}"
 
     return ""
 
@@ -153,6 +145,7 @@ def finish(
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
 
+    max_labels, at_end = min(max_labels, _ALL_LABELS), min(at_end, _ALL_LABELS)
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
@@ -219,7 +212,7 @@ def samples(
     """Follow a part of the labels, then a larger one, and so on."""
     try:
         labels = enumeration_of(relaxation, over)
-    except _Ended:
+    except (TooLarge, _Ended):
         return
 
     yield None

@@ -46,10 +46,8 @@ Let the cutoff be z - 1 for an integer z. If no path is left, OPT >= z. Else the
 gives a bound, which counts up to z. z need not be the value of a schedule: with a lower z, which is
 called a target, the graphs are far smaller.
 
-There are two kinds of trackers: multisets with finer floors, and counters of how often the kinds of
-a group were placed. A counter allows at most as many placements as there are such requests, and
-exactly as many at the end. If every kind is counted and f' = f, a path *is* a schedule of the same
-cost. So refinement ends at the optimum.
+Trackers are multisets with finer floors. Once floors are exact, schedules are enumerated
+(`optsched.optimize.ramp.finish`), so that refinement ends at the optimum.
 
 Similar kinds of requests are merged if there are too many (`optsched.optimize.ramp.kinds`).
 
@@ -114,34 +112,11 @@ class Growth(NamedTuple):
     bend: float = 1.0
 
     def below(self, target: Any, bound: int) -> Any:
-        """Return the growth below a target.
-
-        Parameters
-        ----------
-        target : int or ndarray of int
-        bound : int
-            What the cheapest path of the graph shows.
-
-        Returns
-        -------
-        float or ndarray of float
-            At least 1.
-        """
+        """Return the growth below a target."""
         return max(1.0, self.factor) ** (self.part(target, bound) ** self.bend)
 
     def part(self, target: Any, bound: int) -> Any:
-        """Return x (2 - x).
-
-        Parameters
-        ----------
-        target, bound
-            See `below`.
-
-        Returns
-        -------
-        float or ndarray of float
-            Between 0 and 1.
-        """
+        """Return x (2 - x)."""
         x = np.clip((target - bound) / max(1, self.value - bound), 0.0, 1.0)
         return x * (2.0 - x)
 
@@ -195,7 +170,7 @@ class Relaxation:
     tuning: Tuning = MEASURED
 
     def __post_init__(self) -> None:
-        reason = unsupported(self.jobs)
+        reason = unsupported(self.jobs, self.tuning)
         if reason:
             raise ValueError(reason)
 
@@ -205,7 +180,8 @@ class Relaxation:
 
         self._kernels = ramp_graph
         jobs = self.jobs
-        self.ready, self.peak, self.floor, self.kind_of, self.copies = merged_kinds(jobs)
+        merged = merged_kinds(jobs, self.tuning.max_kinds)
+        self.ready, self.peak, self.floor, self.kind_of, self.copies = merged
         self.clock = needed_clock(jobs)
         if self.horizon is not None:
             self.clock = min(self.clock, self.horizon)
@@ -220,7 +196,6 @@ class Relaxation:
         self.period = Period(kinds, completed, Unlimited(), _LIMITS)
         self.graph: Any = outward(self.period.graph)  # None without a path
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
-        self.counted: set[int] = set()
         self._chain: list[Level] = []
         self._deleted = False
         start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
@@ -265,21 +240,14 @@ class Relaxation:
         return total - int((self.copies * self.pi).sum())
 
     def offer(self, value: int) -> None:
-        """Lower `upper`, beyond which bounds do not count.
-
-        Parameters
-        ----------
-        value : int
-            The total latency of a known schedule, or a target for the bound. A value above `upper`
-            changes nothing.
-        """
+        """Lower `upper`, beyond which bounds do not count."""
         self.upper = min(self.upper, value)
 
     def fork(self) -> Relaxation:
         """Return a copy that can be refined further while this relaxation stays as it is."""
         other = copy(self)
         other.period = self.period.fork()
-        other.counted, other.found, other.shown = set(self.counted), [], list(self.shown)
+        other.found, other.shown = [], list(self.shown)
         other._chain, other._paths = list(self._chain), list(self._paths)
 
         return other
@@ -288,13 +256,6 @@ class Relaxation:
         """Return a copy that is cut down to the paths below a target, with multipliers of its own.
 
         On fewer paths other multipliers are best. They show more, and delete more.
-
-        Parameters
-        ----------
-        target : int
-            The total latency of the copy's ``upper``, in rounds.
-        like : Relaxation, optional
-            What this returned for another target. Its multipliers are where the ascent begins.
         """
         part = self.fork()
         part.improved, part.bound, part.levels = None, min(self.graph_bound, self.bound), []
@@ -302,13 +263,7 @@ class Relaxation:
         return part
 
     def cut(self, target: int, like: Relaxation | None = None) -> None:
-        """Keep the paths below a target only, and improve the multipliers on them; see `below`.
-
-        Parameters
-        ----------
-        target : int
-        like : Relaxation, optional
-        """
+        """Keep the paths below a target only, and improve the multipliers on them; see `below`."""
         self.offer(target)
         self.prune()
         if like is not None:
@@ -318,13 +273,7 @@ class Relaxation:
         self.prune()
 
     def take(self, part: Relaxation) -> None:
-        """Take the bound that a copy of this relaxation has proved, and the schedules met there.
-
-        Parameters
-        ----------
-        part : Relaxation
-            See `below`.
-        """
+        """Take the bound that a copy of this relaxation has proved, and the schedules met there."""
         for starts in part.found:
             self._offer_starts(starts)
         if part.bound > self.bound:
@@ -333,18 +282,7 @@ class Relaxation:
                 self.improved(self)
 
     def sizes(self, growth: Growth = _SAME) -> NDArray[np.float64]:
-        """Return how many nodes are on paths whose total latency is below each target.
-
-        Parameters
-        ----------
-        growth : Growth
-            How these nodes will grow. Default: not at all.
-
-        Returns
-        -------
-        ndarray of float64
-            The nodes of the targets `bound` + 1, ..., `upper`.
-        """
+        """Return how many nodes are on paths whose total latency is below each target."""
         if not self._chain:  # `backward` does not say anything yet
             return np.full(self.upper - self.bound, np.inf)
 
@@ -358,67 +296,11 @@ class Relaxation:
         return np.asarray(np.cumsum(least) * growth.below(targets, self.graph_bound))
 
     def target(self, nodes: float, growth: Growth = _SAME) -> int:
-        """Return the largest target whose graph would have at most so many nodes.
-
-        Parameters
-        ----------
-        nodes : float
-            The max number of nodes on paths whose total latency is below the target.
-        growth : Growth
-            See `sizes`.
-
-        Returns
-        -------
-        int
-            Between `bound` and `upper`, in rounds.
-        """
+        """Return the largest target whose graph would have at most so many nodes."""
         return self.bound + int(np.searchsorted(self.sizes(growth), nodes, side="right"))
 
     def use_floors(self, floors: Ints, max_nodes: int = MAX_NODES) -> None:
-        """Refine by multisets in which kind k vanishes at ``floors[k]``.
-
-        Parameters
-        ----------
-        floors : ndarray of int64, shape (kinds,)
-            In tokens.
-        max_nodes : int
-            The max number of nodes of the graph.
-
-        Raises
-        ------
-        Interrupted
-            The stop flag was set. The graph stays as it was.
-        TooLarge
-            The graph would have too many nodes. It stays as it was.
-        """
-        level = Level(floors[self.kind_of], [], self.pi[self.kind_of])
-        self._refine(floors, [], level, max_nodes)
-
-    def count(self, kinds: Sequence[int], max_nodes: int = MAX_NODES) -> None:
-        """Refine by a counter for each of these kinds.
-
-        Parameters
-        ----------
-        kinds : sequence of int
-            Numbers of kinds that are not counted yet.
-        max_nodes : int
-            The max number of nodes of the graph.
-
-        Raises
-        ------
-        Interrupted
-            The stop flag was set. The graph stays as it was.
-        TooLarge
-            The graph would have too many nodes. It stays as it was.
-        """
-        members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
-        level = Level(None, members, self.pi[self.kind_of])
-        self._refine(None, [{k} for k in kinds], level, max_nodes)
-        self.counted.update(kinds)
-
-    def _refine(
-        self, floors: Ints | None, groups: list[set[int]], level: Level, max_nodes: int
-    ) -> None:
+        """Refine by multisets in which kind k vanishes at ``floors[k]``."""
         from optsched.bounds.checker.period import inward, outward
 
         period, nodes = self.period, min(max_nodes, MAX_NODES)
@@ -427,9 +309,9 @@ class Relaxation:
         )  # fmt: skip
         period.rest = self.rest() if self._chain else None
         period.graph = inward(self.graph)
-        is_left = period.refine(floors, groups, self.pi, self.scale, self.cutoff, self._look)
+        is_left = period.refine(floors, [], self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
-        self._chain.append(level)
+        self._chain.append(Level(floors[self.kind_of], self.pi[self.kind_of]))
         self._deleted, self.shown = False, []
         self.graph = outward(period.graph) if is_left else None
 
@@ -457,19 +339,11 @@ class Relaxation:
             raise self._kernels.Interrupted
 
     def enumerated(self, bound: int, starts: Ints | None) -> None:
-        """Take what an enumeration of the schedules below `upper` has shown.
-
-        Parameters
-        ----------
-        bound : int
-            No schedule's total latency is less.
-        starts : ndarray of int64, shape (n,), or None
-            A schedule of that value, if there is one below `upper`.
-        """
+        """Take what an enumeration of the schedules below `upper` has shown."""
         if starts is not None:
             self._offer_starts(starts)
 
-        self._prove(bound, [Level(None, [], None)])
+        self._prove(bound, [Level(None, None)])
 
     def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
         value = min(value, self.upper)
@@ -486,17 +360,7 @@ class Relaxation:
         return first, target, label
 
     def values(self, pi: Ints) -> Any:
-        """Return the cost of each label, and the kind of min cost.
-
-        Parameters
-        ----------
-        pi : ndarray of int64, shape (kinds,)
-
-        Returns
-        -------
-        tuple of ndarray of int32, shape (labels,)
-            A kind is -1 where the label places none.
-        """
+        """Return the cost of each label, and the kind of min cost."""
         price = self.period.prices(pi, self.scale)
         value = np.minimum(price[:, 0], self._kernels.INFINITE)
         return value.astype(np.int32), price[:, 1].astype(np.int32)
@@ -533,18 +397,6 @@ class Relaxation:
         """Return the starts of a schedule that is given by completions before its end.
 
         The end is as early as arrivals and outputs allow.
-
-        Parameters
-        ----------
-        kinds : ndarray of int, shape (n,)
-            The kinds of the requests, in the order of the path.
-        steps : ndarray of int, shape (n,)
-            How many rounds before the end each of them completes.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-            The starts by request, in rounds since the first arrival.
         """
         back = np.empty(self.jobs.n, dtype=np.int64)
         order = np.argsort(kinds, kind="stable")
@@ -561,16 +413,6 @@ class Relaxation:
         If `prune` has deleted something since the last call, the graph counts as a new level of the
         chain. The ascent also ends when the stop flag is set. On a large graph it begins on the
         part with the cheapest paths.
-
-        Parameters
-        ----------
-        until : int, optional
-            The `graph_bound` at which to stop, in rounds. Default: `upper`.
-        evaluations : int
-            The max number of evaluations of the graph.
-        tolerance : float
-            The ascent stops when the bundle's model predicts an improvement below this share of
-            the gap.
         """
         if self.graph is None or self.closed:
             return
@@ -578,7 +420,7 @@ class Relaxation:
         from optsched.optimize.ramp.ascent import Bundle
 
         if self._deleted:
-            self._chain.append(Level(None, [], self.pi[self.kind_of]))
+            self._chain.append(Level(None, self.pi[self.kind_of]))
             self._deleted = False
 
         if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
