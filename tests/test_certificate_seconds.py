@@ -19,7 +19,7 @@ from test_certificate import corrupted, sealed
 from typer.testing import CliRunner
 
 from optsched import BatchCost, Instance, bound, load_cost_model
-from optsched.bounds import busy_time as busy, lower_bound, paths
+from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import (
     TICKS_PER_SECOND,
@@ -52,7 +52,8 @@ from optsched.bounds.checker.seconds import _completions, proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.machine import srpt_completions
-from optsched.bounds.paths_kernel import Shared, Use
+from optsched.bounds.shares import value_at
+from optsched.bounds.shares_kernel import Shared, Use
 from optsched.cli import app
 from optsched.files.read_write import write_instance
 from optsched.problem.errors import UsageError, ViolationError
@@ -94,7 +95,7 @@ def wild_leaf(
     tokens = busy.tokens_of(instance.subset(np.argsort(instance.arrival, kind="stable")), cost)
     shared, centre = wild_shares(rng, tokens, width, len(price))
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
-    paths.value_at(tokens, width, price, LEVELS, use, shared=shared, centre=centre)
+    value_at(tokens, width, price, LEVELS, shared, use=use, centre=centre)
     centre *= rng.choice([0, 0.3, 1, 1, 1, 50], centre.shape)
     cell = np.array([busy.cell_at(at, width) for at in tokens.arrival])
     levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)

@@ -340,12 +340,12 @@ def test_what_cannot_be_enumerated_is_refused_by_name() -> None:
 
 
 def test_long_outputs_and_many_equal_requests_are_enumerated_too() -> None:
-    # 300 equal requests of one round, four at a time: 4 (1 + ... + 75). Of two requests of 2000 and
-    # 2001 rounds the second holds 2002 - k in the last round of the first, which holds 2001, if it
-    # starts at k. With M = 4000 it has to wait 3 rounds. The other way round they wait for 5.
+    # 300 equal requests of one round, four at a time: 4 (1 + ... + 75). Of two requests of 1100 and
+    # 1101 rounds the second holds 1102 - k in the last round of the first, which holds 1101, if it
+    # starts at k. With M = 2200 it has to wait 3 rounds. The other way round they wait for 5.
     equal = Instance([0] * 300, [1] * 300, [1] * 300, kv_capacity=9)
-    long = Instance([0, 0], [1, 2], [2000, 2001], kv_capacity=4000)
-    for instance, optimum in ((equal, 4 * 75 * 76 // 2), (long, 2000 + 3 + 2001)):
+    long = Instance([0, 0], [1, 2], [1100, 1101], kv_capacity=2200)
+    for instance, optimum in ((equal, 4 * 75 * 76 // 2), (long, 1100 + 3 + 1101)):
         proofs = prove_all(instance, tuning=ENUMERATING)
         assert sum(p.bound for p in proofs) == sum(p.value for p in proofs) == optimum
         assert certified(instance, proofs) == optimum

@@ -46,6 +46,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 from optsched.problem.objective import TOTAL_LATENCY
 
+Floats = NDArray[np.float64]
 _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
@@ -60,32 +61,22 @@ PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERM
 class Work:
     """A lower bound on the machine time of each request, in seconds, each of shape (n,).
 
-    Parameters
-    ----------
-    own_prefill : ndarray of float64
-        Own work of the prefill, without shares.
-    prefill, total : ndarray of float64
-        Machine time (own work and shares) until the first token and until the last.
-    first_shares : ndarray of float64
-        Shares of ``prefill_base`` in the prefill, which are part of ``prefill``.
-    first, chain : ndarray of float64
-        Time from a request's first batch to its first and its last token, if it were alone: one
-        batch after another, each with its fixed cost.
-    decode_share : ndarray of float64
-        The least share of own work in the time of a later token's batch, if the request were
-        alone; 0 without such tokens.
-    longest_step : ndarray of float64
-        The longest of these times.
+    ``own_prefill`` is own work of the prefill alone, and ``first_shares`` the shares of
+    ``prefill_base`` in it. ``prefill`` and ``total`` are machine time (own work and shares) until
+    the first token and until the last. ``first`` and ``chain`` are the times to these if the
+    request were alone, one batch after another with its fixed cost. ``decode_share`` is then the
+    least share of own work in the time of a later token's batch, 0 without such tokens, and
+    ``longest_step`` the longest of these times.
     """
 
-    own_prefill: NDArray[np.float64]
-    prefill: NDArray[np.float64]
-    total: NDArray[np.float64]
-    first_shares: NDArray[np.float64]
-    first: NDArray[np.float64]
-    chain: NDArray[np.float64]
-    decode_share: NDArray[np.float64]
-    longest_step: NDArray[np.float64]
+    own_prefill: Floats
+    prefill: Floats
+    total: Floats
+    first_shares: Floats
+    first: Floats
+    chain: Floats
+    decode_share: Floats
+    longest_step: Floats
 
 
 def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
@@ -143,7 +134,7 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     alone = np.minimum(decode + base + decode_base, refill + base + prefill_base)
     seconds = cost.layers / 1000.0 * (1 - _SAFETY)
 
-    def per_request(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def per_request(values: Floats) -> Floats:
         return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
 
     steps = instance.output_tokens - 1
@@ -170,7 +161,7 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
 
 def later_tokens(
     instance: Instance, cost: BatchCost
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
     """Return what tokens 2 to o of every request take, flat, in ms per layer."""
     check_size(
         float(instance.output_tokens.sum()),
@@ -189,7 +180,7 @@ def later_tokens(
     return owner, after, decode, refill
 
 
-def _ticks(values: NDArray[np.float64]) -> list[int]:
+def _ticks(values: Floats) -> list[int]:
     ticks = np.floor(values * _TICKS)
     if ticks.max() < 2.0**62:
         return list(ticks.astype(np.int64).tolist())
@@ -197,9 +188,7 @@ def _ticks(values: NDArray[np.float64]) -> list[int]:
     return [int(tick) for tick in ticks.tolist()]
 
 
-def _on_one_machine(
-    instance: Instance, length: NDArray[np.float64], alone: NDArray[np.float64]
-) -> float:
+def _on_one_machine(instance: Instance, length: Floats, alone: Floats) -> float:
     """Return a lower bound on the sum of (time - arrival) from machine lengths and chains.
 
     The k-th smallest completion is at least SRPT's k-th, and at least the k-th smallest

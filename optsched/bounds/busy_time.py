@@ -69,24 +69,12 @@ _CAPS = (700.0, 200.0, 50.0, 5.0)
 class Tokens(NamedTuple):
     """Lower bounds on what tokens take, in seconds; columns have the shape (n,).
 
-    Attributes
-    ----------
-    arrival : ndarray of float64
-        Time of arrival since the first one.
-    prefill, prefill_paid : ndarray of float64
-        Own work of the first token, without and with its share of fixed costs.
-    first : ndarray of float64
-        Time of the prefill's batches.
-    steps : ndarray of float64
-        Number of tokens after the first.
-    work, paid : ndarray of float64
-        Own work of the second token, without and with its share.
-    work_slope, paid_slope : float
-        Lower bounds on their growth with every token.
-    decode, prefill_fixed : float
-        Fixed cost of a batch that decodes (or refills, if that is less), and of one that prefills.
-    alone : ndarray of float64
-        Time of the second token's batch; it grows by `work_slope` with every token.
+    Arrivals count from the first one. ``prefill`` and ``work`` are own work of the first and of the
+    second token, and ``prefill_paid`` and ``paid`` have shares of fixed costs, too. The slopes are
+    lower bounds on the growth with every token. ``first`` is the time of the prefill's batches,
+    ``steps`` the number of tokens after the first, and ``alone`` the time of the second token's
+    batch, which grows by ``work_slope``. ``decode`` and ``prefill_fixed`` are the fixed costs of a
+    batch that decodes (or refills, if that is less), and of one that prefills.
     """
 
     arrival: Floats
@@ -162,17 +150,7 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
 
 
 class Prices(NamedTuple):
-    """Prices of machine time, constant on cells.
-
-    Attributes
-    ----------
-    width : float
-        Width of a cell, in seconds.
-    p1, p2 : ndarray of float64, shape (cells,)
-        The prices of the module's text.
-    root2 : ndarray of float64, shape (cells,)
-        Square roots of ``p2``.
-    """
+    """Prices of machine time on cells of so many seconds, and square roots of p2."""
 
     width: float
     p1: Floats
@@ -321,7 +299,7 @@ def value_at(
     chords: int = _FINE,
     ttft_weight: float = 0.0,
 ) -> float:
-    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down."""
+    """Return the bound on total latency, or on its weighted sum, that prices prove."""
     prices = Prices(width, p1, p2, np.sqrt(p2))
     total = float(costs_at_prices(tokens, chords, prices, ttft_weight))
     paid = (float(p1.sum()) + float(p2.sum())) * width

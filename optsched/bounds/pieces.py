@@ -27,8 +27,7 @@ from optsched.bounds.busy_time import busy_time, tokens_of
 from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.paths import completions_of
-from optsched.bounds.shares import shares
+from optsched.bounds.shares import completions_of, shares
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 
