@@ -15,7 +15,7 @@ from brute_force import brute_force_tel
 from test_dual import random_instance, random_prices
 from typer.testing import CliRunner
 
-from optsched.bounds.certificate import make_certificate, prices_leaf, verify_certificate
+from optsched.bounds.certificate import make_certificate, verify_certificate
 from optsched.bounds.checker import (
     check as checker,
     check_certificate,
@@ -26,6 +26,7 @@ from optsched.bounds.checker.parts import Limits as LevelLimits, Rejected, TooLa
 from optsched.bounds.checker.ramp import check_ramp
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.leaves import prices_leaf
 from optsched.bounds.shadow import best_prices
 from optsched.cli import app
 from optsched.files.read_write import read_instance, write_instance, write_json

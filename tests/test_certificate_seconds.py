@@ -21,16 +21,7 @@ from typer.testing import CliRunner
 from optsched import BatchCost, Instance, bound, load_cost_model
 from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.base import BoundTask
-from optsched.bounds.certificate import (
-    TICKS_PER_SECOND,
-    busy_time_leaf,
-    certify,
-    clock_leaf,
-    parts,
-    shares_leaf,
-    verify_certificate,
-    work_leaf,
-)
+from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import (
     check_certificate,
     kernel as checker_kernel,
@@ -48,9 +39,17 @@ from optsched.bounds.checker.kernel import (
     times,
 )
 from optsched.bounds.checker.parts import Rejected
-from optsched.bounds.checker.seconds import _completions, proved_ticks
+from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
+from optsched.bounds.leaves import (
+    TICKS_PER_SECOND,
+    busy_time_leaf,
+    clock_leaf,
+    parts,
+    shares_leaf,
+    work_leaf,
+)
 from optsched.bounds.machine import srpt_completions
 from optsched.bounds.shares import value_at
 from optsched.bounds.shares_kernel import Shared, Use
@@ -197,13 +196,23 @@ def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
         assert certify(instance, PLAIN, objective, first)["value"] == less * 10**9
 
 
-def test_the_checkers_machine_is_that_of_the_bounds() -> None:
+def test_the_machine_runs_the_job_with_the_least_left_to_do() -> None:
+    # Moment by moment: of the jobs that are there, the one with the least left runs for one tick.
     rng = np.random.default_rng(3)
     for _ in range(200):
         n = int(rng.integers(1, 30))
         arrival = np.sort(rng.integers(0, 50, n)).tolist()
-        length = rng.integers(0, 12, n).tolist()
-        assert _completions(arrival, length) == list(srpt_completions(arrival, length))
+        length = rng.integers(1, 12, n).tolist()
+        left, ends = dict(enumerate(length)), []
+        for now in range(50 + sum(length)):
+            there = [j for j in left if arrival[j] <= now]
+            if there:
+                job = min(there, key=lambda j: (left[j], j))
+                left[job] -= 1
+                if left[job] == 0:
+                    del left[job]
+                    ends.append(now + 1)
+        assert srpt_completions(arrival, length) == ends
 
 
 def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:

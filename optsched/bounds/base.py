@@ -198,6 +198,9 @@ WHOLE_BLOCKS = LESS_ROOM
 """The feature of KV in blocks (`Instance.kv_block_tokens`), which only takes room away. A bound
 that uses no schedule of its own allows for it. A method that finds schedules must count blocks."""
 
+IN_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS
+"""Features that bounds in rounds are proved for."""
+
 WORKERS = frozenset({"workers"})
 """The feature of several workers."""
 

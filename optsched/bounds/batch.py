@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
-from optsched.bounds.certificate import work_leaf
 from optsched.bounds.checker.fields import COST_TERMS
+from optsched.bounds.leaves import work_leaf
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -55,6 +55,8 @@ _TOKEN_BYTES = 40
 
 PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERMS}
 """Features that the bounds in seconds are proved for."""
+SUMS = ("tel", "latency_and_ttft")
+"""Objectives of most of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,15 +258,14 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     return Proof(latest + float(instance.first_arrival), tree=_leaf(task))
 
 
-WORK_TEL = Bound(
-    "work", "unavoidable GPU work on one preemptive machine", "second",
-    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR | WORKERS, certifies=True,
-)  # fmt: skip
+_WORK = "unavoidable GPU work on one preemptive machine"
+_PREFILLS = "unavoidable prefill work on one machine"
+_LATEST = "work that arrives from t on, and chains"
+_PROVED = PROVED_FOR | WORKERS
+WORK_TEL = Bound("work", _WORK, "second", SUMS, work_tel, _PROVED, certifies=True)
 WORK_TTFT = Bound(
-    "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,
-    PROVED_FOR | WORKERS, certifies=True,
-)  # fmt: skip
+    "prefill-work", _PREFILLS, "second", ("mean_ttft",), work_ttft, _PROVED, certifies=True
+)
 WORK_MAKESPAN = Bound(
-    "work-makespan", "work that arrives from t on, and chains", "second", ("makespan",),
-    work_makespan, PROVED_FOR | WORKERS, certifies=True,
-)  # fmt: skip
+    "work-makespan", _LATEST, "second", ("makespan",), work_makespan, _PROVED, certifies=True
+)

@@ -46,8 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, scale_of, unavoidable_work
-from optsched.bounds.certificate import busy_time_leaf
+from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of, unavoidable_work
+from optsched.bounds.leaves import busy_time_leaf
 from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -346,7 +346,7 @@ BUSY_TIME = Bound(
     "busy-time",
     "prices of machine time along a preemptive schedule",
     "second",
-    ("tel", "latency_and_ttft"),
+    SUMS,
     busy_time,
     PROVED_FOR,
     searches=True,

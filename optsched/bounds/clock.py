@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
-from optsched.bounds.certificate import clock_leaf, parts
 from optsched.bounds.clock_search import Piece, searched
 from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.leaves import clock_leaf, parts
 from optsched.problem.budget import Budget
 
 _SAFETY = 1e-9
@@ -58,11 +58,9 @@ def piece_of(task: BoundTask) -> Piece:
 
 def _part(piece: Piece, first: int, last: int) -> Piece:
     """Return the requests from ``first`` to before ``last``."""
-    of = slice(first, last)
-    return Piece(
-        piece.arrival[of] - piece.arrival[first], piece.prefill[of], piece.fixed, piece.need[of],
-        piece.rate[of], piece.slack[of],
-    )  # fmt: skip
+    columns = (x[first:last] if isinstance(x, np.ndarray) else x for x in piece)
+    part = Piece._make(columns)
+    return part._replace(arrival=part.arrival - piece.arrival[first])
 
 
 def clock(task: BoundTask, budget: Budget) -> Proof:

@@ -127,15 +127,17 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     scaled = np.rint(per_round * denominator).astype(np.int64)
     change = np.flatnonzero(np.diff(scaled, prepend=0))
     # Round t is part of unit (t - 1) // unit; blocks begin and end anywhere in a unit.
-    cuts = np.unique(np.concatenate([change * unit, model.block_begin, [len(scaled) * unit]]))
-    owner = np.searchsorted(model.block_begin, cuts, side="right") - 1
+    cuts = np.unique(np.concatenate([change * unit, model.blocks.begin, [len(scaled) * unit]]))
+    owner = np.searchsorted(model.blocks.begin, cuts, side="right") - 1
     value = np.append(scaled, 0)[np.minimum(cuts // unit, len(scaled))]
-    shift = model.block_real - model.block_begin
+    blocks = model.blocks
+    shift = blocks.real - blocks.begin
     rounds, price = (cuts + shift[owner] + 1).tolist(), value.tolist()
 
     for b in range(len(shift) - 1):
-        if model.block_real[b + 1] > model.block_end[b] + shift[b]:
-            rounds.append(int(model.block_end[b] + shift[b]) + 1)
+        ended = int(blocks.end[b] + shift[b])
+        if blocks.real[b + 1] > ended:
+            rounds.append(ended + 1)
             price.append(0)
 
     merged_rounds: list[int] = []

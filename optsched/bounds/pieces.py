@@ -22,11 +22,11 @@ from dataclasses import replace
 import numpy as np
 
 from optsched.bounds.base import Bound, BoundTask, Proof
-from optsched.bounds.batch import PROVED_FOR, work_tel
+from optsched.bounds.batch import PROVED_FOR, SUMS, work_tel
 from optsched.bounds.busy_time import busy_time, tokens_of
-from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.leaves import parts
 from optsched.bounds.shares import completions_of, shares
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
@@ -81,7 +81,7 @@ PIECES = Bound(
     "pieces",
     "the trace cut where it is quiet, each piece with the bound that suits it",
     "second",
-    ("tel", "latency_and_ttft"),
+    SUMS,
     pieces,
     PROVED_FOR,
     searches=True,

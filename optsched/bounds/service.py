@@ -52,9 +52,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import (
-    ANY_INSTANCE,
+    IN_ROUNDS,
     MINORANTS,
-    WHOLE_BLOCKS,
     WORKERS,
     Bound,
     BoundTask,
@@ -72,8 +71,6 @@ from optsched.problem.service import with_spare
 Floats = NDArray[np.float64]
 
 _MARGIN, _CLOCK = 1e-7, 1e-9
-_IN_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS
-"""Features that the bounds in rounds are proved for."""
 
 
 def most_within(
@@ -108,7 +105,7 @@ def most_within(
         There is no SLO, or the bound is not proved for a feature of the instance or its cost model.
     """
     limits = all_limits(instance, slos, columns=columns)
-    proved = _IN_ROUNDS if instance.in_rounds else PROVED_FOR
+    proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
@@ -131,9 +128,8 @@ def _in_seconds(
     slack = _CLOCK * (1 + instance.release)
     best = int(able.sum())
 
-    for length, amount in (
-        (first, work.prefill), (last, work.total), (last, _priced(instance, cost, work, step)),
-    ):  # fmt: skip
+    priced = _priced(instance, cost, work, step)
+    for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
         begin = np.maximum(instance.release - slack, 0.0)[able]
         end = (instance.release + length + slack)[able]
         best = min(best, _count(begin, end, amount[able] * (1 - _MARGIN), workers))
@@ -287,19 +283,16 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     return Proof(most / float((instance.release + alone).max()))
 
 
-WITHIN_SHARE = Bound(
-    "slo-work", "work of prefills and of requests in the windows of their SLOs", "second",
-    ("slo_attainment",), within_share, PROVED_FOR | WORKERS,
-)  # fmt: skip
-WITHIN_SHARE_ROUNDS = Bound(
-    "slo-volume", "KV volume in the windows of SLOs", "round", ("slo_attainment",), within_share,
-    _IN_ROUNDS,
-)  # fmt: skip
+_WORK = "work of prefills and of requests in the windows of their SLOs"
+_VOLUME = "KV volume in the windows of SLOs"
+_SPAN = "requests that {} allows, over the shortest span"
+_SHARE, _RATE = ("slo_attainment",), ("slo_goodput",)
+_PROVED = PROVED_FOR | WORKERS
+WITHIN_SHARE = Bound("slo-work", _WORK, "second", _SHARE, within_share, _PROVED)
+WITHIN_SHARE_ROUNDS = Bound("slo-volume", _VOLUME, "round", _SHARE, within_share, IN_ROUNDS)
 WITHIN_RATE = Bound(
-    "slo-work-rate", "requests that slo-work allows, over the shortest span", "second",
-    ("slo_goodput",), within_rate, PROVED_FOR | WORKERS,
-)  # fmt: skip
+    "slo-work-rate", _SPAN.format("slo-work"), "second", _RATE, within_rate, _PROVED
+)
 WITHIN_RATE_ROUNDS = Bound(
-    "slo-volume-rate", "requests that slo-volume allows, over the shortest span", "round",
-    ("slo_goodput",), within_rate, ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
+    "slo-volume-rate", _SPAN.format("slo-volume"), "round", _RATE, within_rate, IN_ROUNDS
+)

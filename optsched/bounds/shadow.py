@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from optsched.bounds.ascent import raise_dual
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
-from optsched.bounds.certificate import make_certificate, prices_leaf
+from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
+from optsched.bounds.certificate import make_certificate
 from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.leaves import prices_leaf
 from optsched.bounds.timeline import Floats, model_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -106,7 +107,7 @@ def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
     return Proof(value, certificate)
 
 
+_DUAL = "prices of KV memory: the Lagrangian dual of the memory rows"
 DUAL = Bound(
-    "dual", "prices of KV memory: the Lagrangian dual of the memory rows", "round", ("tel",),
-    prove_by_prices, ANY_INSTANCE | WHOLE_BLOCKS, searches=True, certifies=True,
-)  # fmt: skip
+    "dual", _DUAL, "round", ("tel",), prove_by_prices, IN_ROUNDS, searches=True, certifies=True
+)

@@ -49,9 +49,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, scale_of
+from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
-from optsched.bounds.certificate import shares_leaf, work_leaf
+from optsched.bounds.leaves import shares_leaf, work_leaf
 from optsched.bounds.shares_kernel import (
     NO_USE,
     WINDOW,
@@ -271,15 +271,15 @@ def ascend(
         scale_to_one(shared, cell, len(price))
         spent = work_time() - before
 
-    leaf = shares_leaf(width, best[0], _LEVELS, (best[1], shared.begin, best[2]), multipliers, cell)
-    return reached, leaf
+    shared = Shared(best[1], shared.begin, best[2])
+    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell)
 
 
 SHARES = Bound(
     "shares",
     "prices of machine time along paths that share fixed costs; best below saturation",
     "second",
-    ("tel", "latency_and_ttft"),
+    SUMS,
     shares,
     PROVED_FOR,
     searches=True,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
 from optsched.bounds.machine import shortest_first, srpt_completions
 from optsched.problem.budget import Budget
 
@@ -118,11 +118,6 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum()))
 
 
-SRPT = Bound(
-    "srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt,
-    ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
-MEAN_BUSY_TIME = Bound(
-    "mean-busy-time", "mean busy times of the KV volume", "round", ("tel",), mean_busy_time,
-    ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
+_SRPT, _MEAN = "KV volume as work on one preemptive machine", "mean busy times of the KV volume"
+SRPT = Bound("srpt", _SRPT, "round", ("tel",), srpt, IN_ROUNDS)
+MEAN_BUSY_TIME = Bound("mean-busy-time", _MEAN, "round", ("tel",), mean_busy_time, IN_ROUNDS)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.blocks import blocks_of
+from optsched.bounds.blocks import Blocks, blocks_of
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 
@@ -26,22 +27,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An instance of rounds with the gaps between blocks cut out and time in units.
+    """An instance of rounds with the gaps between blocks cut out and time in units of rounds.
 
-    Parameters
-    ----------
-    instance : Instance
-    unit : int
-        Rounds per unit of time.
-    arrival, output : ndarray of int64, shape (n,)
-        Arrivals and outputs in units. Outputs are at least 1.
-    first_kv : ndarray of float64, shape (n,)
-        Mean KV tokens held during the first unit. They grow by ``unit`` per unit.
-    block : ndarray of int64, shape (n,)
-        Number of each request's block, from 0 in order of time.
-    block_begin, block_real, block_end : ndarray of int64, shape (blocks,)
-        First round of each block on the axis without gaps, the same round in the instance's
-        time, and the round on the axis without gaps by which the block can have ended.
+    Arrivals and outputs are in units, and outputs at least 1. ``first_kv`` has the mean KV tokens
+    held during the first unit; they grow by ``unit`` per unit.
     """
 
     instance: Instance
@@ -49,15 +38,7 @@ class Model:
     arrival: Ints
     output: Ints
     first_kv: Floats
-    block: Ints
-    block_begin: Ints
-    block_real: Ints
-    block_end: Ints
-
-    @property
-    def shift(self) -> Ints:
-        """What to add to a start in rounds on the axis without gaps for one of the instance."""
-        return (self.block_real - self.block_begin)[self.block]
+    blocks: Blocks
 
 
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
@@ -74,10 +55,7 @@ def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
         arrival=(instance.arrival - blocks.shift) // unit,
         output=np.maximum(1, (instance.output_tokens + unit // 2) // unit),
         first_kv=(instance.prompt_tokens + instance.kv_offset).astype(np.float64) + growth,
-        block=blocks.of,
-        block_begin=blocks.begin,
-        block_real=blocks.real,
-        block_end=blocks.end,
+        blocks=blocks,
     )
 
 
@@ -111,32 +89,22 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
     begin, end = np.empty(3 * n + 3), np.empty(3 * n + 3)
     job = np.empty(3 * n + 3, np.int64)
     left = work.copy()
-    heap = np.empty(n, np.int64)
-    size = count = nxt = 0
+    waiting = [(0.0, 0) for _ in range(0)]
+    count = coming = 0
     now = 0.0
 
-    while nxt < n or size:
-        if size == 0 and nxt < n and release[nxt] > now:
-            now = release[nxt]
-        while nxt < n and release[nxt] <= now:
-            at = size
-            size += 1
-            heap[at] = nxt
+    while coming < n or len(waiting) > 0:
+        if len(waiting) == 0 and release[coming] > now:
+            now = release[coming]
+        while coming < n and release[coming] <= now:
+            heappush(waiting, (work[coming], coming))
+            coming += 1
 
-            while at > 0 and work[heap[(at - 1) // 2]] > work[heap[at]]:
-                up = (at - 1) // 2
-                heap[at], heap[up] = heap[up], heap[at]
-                at = up
-
-            nxt += 1
-
-        j = heap[0]
+        j = waiting[0][1]
         until = now + left[j] / speed
-        done = True
-
-        if nxt < n and until > release[nxt]:
-            until = release[nxt]
-            done = False
+        done = coming == n or until <= release[coming]
+        if not done:
+            until = release[coming]
 
         left[j] -= (until - now) * speed
         if count and job[count - 1] == j and end[count - 1] == now:
@@ -147,21 +115,7 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
 
         now = until
         if done:
-            size -= 1
-            heap[0] = heap[size]
-            at = 0
-
-            while True:
-                low = 2 * at + 1
-                if low >= size:
-                    break
-                if low + 1 < size and work[heap[low + 1]] < work[heap[low]]:
-                    low += 1
-                if work[heap[low]] >= work[heap[at]]:
-                    break
-
-                heap[at], heap[low] = heap[low], heap[at]
-                at = low
+            heappop(waiting)
 
     return begin, end, job, count
 

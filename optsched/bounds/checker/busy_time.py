@@ -111,7 +111,7 @@ def chunk_share(rates: Rates, request: Request) -> int:
 
 
 def _read(leaf: dict[str, Any]) -> Prices:
-    expect_fields(leaf, "busy-time", ("width", "denominator", "p1", "p2"))
+    expect_fields(leaf, "busy-time", ("relaxation", "width", "denominator", "p1", "p2"))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
     p1, p2 = (integers(leaf[name], f"busy-time: {name}") for name in ("p1", "p2"))

@@ -68,7 +68,7 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     The child in which i begins before k completes comes first.
     """
     expect(objective == "tel", f"clock: found the objective {objective!r}; expected 'tel'")
-    expect_fields(leaf, "clock", ("branches",))
+    expect_fields(leaf, "clock", ("relaxation", "branches"))
     branches, n = integers(leaf["branches"], "clock: branches"), len(part.requests)
     expect(n <= _REQUESTS, f"clock: found {n} requests; expected at most {_REQUESTS}")
     expect(

@@ -138,13 +138,19 @@ def columns_of(instance: Any) -> Columns:
     """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
     expect(instance.time_unit == "round", "instance: found one in seconds; expected one in rounds")
     expect_known(instance)
-    limits = instance.limits
+    limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     return Columns(
-        instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
-        int(instance.kv_capacity), 1 if instance.kv_accounting == "generated" else 0,
-        limits.max_batch_tokens, limits.max_prefill_tokens, limits.max_running,
-        instance.hybrid_batching is not False, int(instance.kv_block_tokens),
-    )  # fmt: skip
+        instance.arrival.tolist(),
+        instance.prompt_tokens.tolist(),
+        instance.output_tokens.tolist(),
+        int(instance.kv_capacity),
+        offset,
+        limits.max_batch_tokens,
+        limits.max_prefill_tokens,
+        limits.max_running,
+        instance.hybrid_batching is not False,
+        int(instance.kv_block_tokens),
+    )
 
 
 def expect(right: bool, message: str) -> None:
@@ -153,12 +159,11 @@ def expect(right: bool, message: str) -> None:
         raise Rejected(message)
 
 
-def expect_fields(leaf: dict[str, Any], kind: str, names: Iterable[str]) -> None:
-    """Reject the certificate unless a leaf of a kind has just these fields."""
-    expect(
-        set(leaf) == {"relaxation", *names},
-        f"{kind}: found other fields; expected {', '.join(('relaxation', *names))}",
-    )
+def expect_fields(found: Any, place: str, names: Iterable[str]) -> None:
+    """Reject the certificate unless a value is an object of just these fields."""
+    right = isinstance(found, dict) and set(found) == set(names)
+    at = f"{place}: " if place else ""
+    expect(right, f"{at}found other fields; expected {', '.join(names)}")
 
 
 def expect_known(instance: Any) -> None:
@@ -186,10 +191,17 @@ def integer(value: Any, place: str) -> int:
     return value
 
 
-def integers(values: Any, place: str) -> list[int]:
-    """Return a list after checking that it holds such integers."""
+def integers(
+    values: Any, place: str, *, count: int | None = None, highest: int | None = None
+) -> list[int]:
+    """Return a list after checking that it holds such integers, so many, from 0 to the highest."""
     expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
-    return [integer(v, place) for v in values]
+    found = [integer(v, place) for v in values]
+    right = count is None or len(found) == count
+    expect(right, f"{place}: found {len(found)} integers; expected {count}")
+    right = highest is None or not found or (min(found) >= 0 and max(found) <= highest)
+    expect(right, f"{place}: found an integer out of range; expected 0 to {highest}")
+    return found
 
 
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:

@@ -68,7 +68,7 @@ _SHARES = 40_000_000
 _PRICE = 40
 _BATCH = 2000
 """Requests that are checked at once."""
-_FIELDS = ("width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight")
+_FIELDS = ["relaxation", "width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight"]
 
 
 class _Prices(NamedTuple):
@@ -92,11 +92,15 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     expect_fields(leaf, "shares", _FIELDS)
     budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
     prices, n = _prices(leaf), len(part.requests)
-    levels = _list(leaf, "levels", 10**6)
+
+    def listed(name: str, highest: int, count: int | None = None) -> list[int]:
+        return integers(leaf[name], f"shares: {name}", count=count, highest=highest)
+
+    levels = listed("levels", 10**6)
     expect(0 < len(levels) <= 64, f"shares: levels: found {len(levels)}; expected 1 to 64")
-    nus = _list(leaf, "first", 1 << 80, n), _list(leaf, "later", 1 << 80, n)
-    many = _list(leaf, "cells", _WINDOW, n)
-    weight = _list(leaf, "weight", 1 << 20, sum(many))
+    nus = listed("first", 1 << 80, n), listed("later", 1 << 80, n)
+    many = listed("cells", _WINDOW, n)
+    weight = listed("weight", 1 << 20, sum(many))
     expect(
         len(weight) <= _SHARES, f"shares: weight: found {len(weight)}; expected at most {_SHARES}"
     )
@@ -122,26 +126,13 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     return (total * prices.width >> _UNIT) - n + (-spent >> prices.bits)
 
 
-def _list(leaf: dict[str, Any], name: str, most: int, count: int | None = None) -> list[int]:
-    """Return a list of a leaf after checking its length and that its integers are in a range."""
-    values = integers(leaf[name], f"shares: {name}")
-    expect(
-        count is None or len(values) == count,
-        f"shares: {name}: found {len(values)} integers; expected {count}",
-    )
-    expect(
-        not values or (min(values) >= 0 and max(values) <= most),
-        f"shares: {name}: found an integer out of range; expected 0 to {most}",
-    )
-    return values
-
-
 def _prices(leaf: dict[str, Any]) -> _Prices:
     width, bits = (integer(leaf[name], f"shares: {name}") for name in ("width", "bits"))
     right = width >= 1 and 0 <= bits <= _UNIT
     expect(right, "shares: found width or bits out of range; expected >= 1 and 0..26")
-    p2 = _list(leaf, "p2", (1 << _PRICE) - 1)
-    p3 = _list(leaf, "p3", (1 << _PRICE) - 1, len(p2))
+    highest = (1 << _PRICE) - 1
+    p2 = integers(leaf["p2"], "shares: p2", highest=highest)
+    p3 = integers(leaf["p3"], "shares: p3", count=len(p2), highest=highest)
     expect(0 < len(p2) <= _CELLS, f"shares: p2: found {len(p2)} cells; expected 1 to {_CELLS}")
     shift = (62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]

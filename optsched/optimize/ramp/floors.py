@@ -139,9 +139,8 @@ class Ladder:
         """Return the max number of multisets with the floors of a step."""
         if step not in self._states:
             r = self.relaxation
-            self._states[step] = count_multisets(
-                r.peak, self.steps[step], r.copies, r.jobs.capacity, r.stop
-            )  # fmt: skip
+            floors, capacity = self.steps[step], r.jobs.capacity
+            self._states[step] = count_multisets(r.peak, floors, r.copies, capacity, r.stop)
 
         return self._states[step]
 

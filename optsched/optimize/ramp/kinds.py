@@ -28,10 +28,9 @@ _SCALE = 100
 def merged_kinds(jobs: Jobs, max_kinds: int) -> tuple[Ints, ...]:
     """Return the kinds of a busy period, merged until there are at most so many."""
     triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
-    kinds, kind_of, copies = np.unique(
-        triples, axis=0, return_inverse=True, return_counts=True
-    )  # fmt: skip
-    kind_of, copies = kind_of.reshape(-1), copies.astype(np.int64)
+    kinds, kind_of = np.unique(triples, axis=0, return_inverse=True)
+    kind_of = kind_of.reshape(-1)
+    copies = np.bincount(kind_of).astype(np.int64)
 
     while len(kinds) > max_kinds:
         ready, peak, floor = kinds.T

@@ -70,7 +70,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import Cells, Ints, Limits, Unlimited
+from optsched.bounds.checker.parts import Ints, Limits, Unlimited
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
 from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
@@ -95,16 +95,9 @@ class Growth(NamedTuple):
     """How the nodes on paths below a target are expected to grow in the next graph.
 
     The fewer paths are left, the less do their nodes grow. Measured: with x = (target - bound) /
-    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths.
-
-    Attributes
-    ----------
-    factor : float
-        The growth of the nodes on all paths below ``value``.
-    value : int
-        The total latency of the known schedule.
-    bend : float
-        1, or less where the growth was larger.
+    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths,
+    ``factor``, where ``value`` is that of the known schedule. The bend is 1, or less where the
+    growth was larger.
     """
 
     factor: float = 1.0
@@ -128,37 +121,16 @@ _SAME = Growth()
 class Relaxation:
     """The relaxation of one busy period, refined level by level.
 
-    Parameters
-    ----------
-    jobs : Jobs
-    upper : int
-        The largest bound of interest: the total latency of a known schedule, or a lower target.
-        A lower target leads to smaller graphs. `offer` lowers it.
-    stop : ndarray of int8, shape (1,), optional
-        Another thread sets it to 1 to interrupt the kernels (`graph.Interrupted`).
-    horizon : int, optional
-        The max number of rounds that get a clock. Default: all that need one.
-    improved : callable, optional
-        Called with the relaxation when `bound` or the chain that proves it is new.
-    tuning : Tuning
+    ``upper`` is the largest bound of interest: the total latency of a known schedule, or a lower
+    target, which leads to smaller graphs. `offer` lowers it. Another thread sets ``stop`` to
+    interrupt the kernels (`graph.Interrupted`). At most ``horizon`` rounds get a clock; by default
+    all that need one. ``improved`` is called with the relaxation when `bound` or the chain that
+    proves it, ``levels``, is new. The bound never exceeds ``upper``.
 
-    Attributes
-    ----------
-    bound : int
-        The bound on the total latency proved so far, in rounds. It never exceeds `upper`.
-    found : list of ndarray of int64
-        The starts of the schedules that paths turned out to be.
-    levels : list of Level
-        The chain that proves `bound`, up to the level that reached it.
-    made : int
-        The number of nodes that were made for the present graph.
-    shown : list of (int, optsched.optimize.ramp.finish.Finished)
-        The targets that were proved by enumeration of the present graph, and what it showed.
-
-    Raises
-    ------
-    ValueError
-        There are too many kinds, the clock is too long or numbers are too large (`unsupported`).
+    ``found`` has the starts of the schedules that paths turned out to be, ``made`` the number of
+    nodes that were made for the present graph, and ``shown`` the targets that were proved by its
+    enumeration, with what it showed (`optsched.optimize.ramp.finish.Finished`). It raises
+    ValueError where `unsupported` says why.
     """
 
     jobs: Jobs
@@ -189,9 +161,8 @@ class Relaxation:
         self.scale = scale_of(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         order = np.argsort(self.kind_of, kind="stable")
-        kinds = Kinds(
-            self.ready, self.peak, self.floor, self.copies, jobs.capacity, jobs.peak[order]
-        )  # fmt: skip
+        columns = self.ready, self.peak, self.floor, self.copies
+        kinds = Kinds(*columns, jobs.capacity, jobs.peak[order])
         completed = max_completed_by(jobs, self.clock)
         self.period = Period(kinds, completed, Unlimited(), _LIMITS)
         self.graph: Any = outward(self.period.graph)  # None without a path
@@ -288,12 +259,12 @@ class Relaxation:
 
         shift = int((self.copies * self.pi).sum())
         latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
-        least = self._kernels.least_totals(
-            *self.arcs, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
+        number = self._kernels.nodes_by_total(
+            self.graph, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
         targets = np.arange(self.bound + 1, self.upper + 1)
 
-        return np.asarray(np.cumsum(least) * growth.below(targets, self.graph_bound))
+        return np.asarray(np.cumsum(number) * growth.below(targets, self.graph_bound))
 
     def target(self, nodes: float, growth: Growth = _SAME) -> int:
         """Return the largest target whose graph would have at most so many nodes."""
@@ -304,9 +275,8 @@ class Relaxation:
         from optsched.bounds.checker.period import inward, outward
 
         period, nodes = self.period, min(max_nodes, MAX_NODES)
-        period.limits = replace(
-            period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=_STATE_BYTES // 4
-        )  # fmt: skip
+        cells = _STATE_BYTES // 4
+        period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
         period.rest = self.rest() if self._chain else None
         period.graph = inward(self.graph)
         is_left = period.refine(floors, [], self.pi, self.scale, self.cutoff, self._look)
@@ -353,12 +323,6 @@ class Relaxation:
             if self.improved is not None:
                 self.improved(self)
 
-    @property
-    def arcs(self) -> tuple[Ints, Cells, Cells]:
-        """The arcs by source: where those of each node start, and their targets and labels."""
-        first, target, label, _ = self.graph
-        return first, target, label
-
     def values(self, pi: Ints) -> Any:
         """Return the cost of each label, and the kind of min cost."""
         price = self.period.prices(pi, self.scale)
@@ -366,14 +330,14 @@ class Relaxation:
         return value.astype(np.int32), price[:, 1].astype(np.int32)
 
     def _evaluate(self, pi: Ints) -> tuple[int, Any, Any]:
-        kernels, period, arcs = self._kernels, self.period, self.arcs
+        kernels, period, graph = self._kernels, self.period, self.graph
         value, kind = self.values(pi)
-        backward = kernels.sweep_backward(*arcs, value)
+        backward = kernels.sweep_backward(graph, value)
         self.evaluations += 1
         if backward[0] >= kernels.INFINITE:
             return 0, backward, None
 
-        path = kernels.best_path(*arcs, value, backward, kind, period.join, period.fixed)
+        path = kernels.best_path(graph, value, backward, kind, period.join, period.fixed)
         self._read(path[0])
         return int(backward[0]) + int((self.copies * pi).sum()), backward, path
 
@@ -426,12 +390,10 @@ class Relaxation:
         if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
 
-        kernels, period, arcs = self._kernels, self.period, self.arcs
+        period, accepts = self.period, self._kernels.accepts
         bundle = Bundle(self.pi / self.scale, self._step)
         for path in self._paths:
-            if kernels.accepts(
-                *arcs, self.graph.loop, period.labels.mask, period.join, period.fixed, path[0]
-            ):
+            if accepts(self.graph, period.labels.mask, period.join, period.fixed, path[0]):
                 bundle.add(*self._piece(path))
 
         best, self.backward, path = self._evaluate(self.pi)
@@ -506,8 +468,6 @@ class Relaxation:
             return
 
         before = self.graph
-        kept, self.backward = self._kernels.pruned(
-            *before, self.backward, self.values(self.pi)[0], cutoff
-        )
-        self.graph = before._make(kept)
+        value = self.values(self.pi)[0]
+        self.graph, self.backward = self._kernels.pruned(before, self.backward, value, cutoff)
         self._deleted |= (self.graph.nodes, self.graph.arcs) != (before.nodes, before.arcs)
