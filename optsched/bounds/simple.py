@@ -35,19 +35,6 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     least ceil(T_k). It is also at least E_k, the k-th smallest a_i + o_i, since C_i >= a_i + o_i
     holds for each i. Hence TEL >= sum_k max(ceil(T_k), E_k) - sum_i a_i.
 
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        An integer, in rounds.
-
-    Notes
-    -----
     The bound is at least as large as the sum of outputs (E_k alone), and as the sum of SRPT's
     completion times rounded up.
     """
@@ -82,17 +69,6 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     A piece [x, y) in units of 1/M round adds (y^2 - x^2) / (2 M vol_i) to B*_i. Each request's
     terms are rounded down to a multiple of 2**-80, so their sum is still a valid bound. TEL is a
     whole number, so this sum is rounded up.
-
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        An integer, in rounds.
     """
     instance = task.instance
     capacity = instance.kv_capacity
