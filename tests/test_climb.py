@@ -38,11 +38,11 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
     ],
 )
 def test_what_is_learned_explains_what_was_seen(
-    measured: float, part: float, least: float, growth: float, bend: float
+    measured: float, part: float, lowest: float, growth: float, bend: float
 ) -> None:
     seen = Seen()
     seen.learn(measured, 16.0, part)
-    assert (seen.least, seen.growth, seen.bend) == pytest.approx((least, growth, bend))
+    assert (seen.lowest, seen.growth, seen.bend) == pytest.approx((lowest, growth, bend))
 
 
 def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
@@ -631,6 +632,20 @@ def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
     for proved in (relaxation.bound, last + 3):
         proof.bound = proved
         assert max(last, proved) < refinement._further(last, 1.0) <= annealing.value
+
+
+def test_what_ends_while_tables_are_made_ends_without_an_error() -> None:
+    jobs = periods(generate("jaillet-model-1", seed=4, n=14))[0]
+    annealing = Annealing(jobs, np.random.default_rng(0))
+    relaxation = Relaxation(jobs, annealing.value)
+    proof = refine.Proof.known(jobs, annealing.starts)
+    stop = np.ones(1, dtype=np.int8)
+    session = refine.Session(proof, annealing, math.inf, stop, 0.0, lambda *_: None)
+    refinement = refine.Refinement(relaxation, session)
+    refinement.climb.take(0, 10**6, annealing.value)
+    relaxation.ascend()
+    refinement._follow_some(relaxation, 1.0)
+    assert proof.value == annealing.value
 
 
 def test_bounds_of_a_stopped_run_are_certified_too() -> None:

@@ -122,27 +122,27 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         kv = first_kv[i]
         q = kv - unit
         last = kv + unit * (o - 1)
-        least = np.inf
+        lowest = np.inf
 
         for j in range(count):
             k = base + j
             value = unit * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
             f[j] = value
-            least = min(least, value)
+            lowest = min(lowest, value)
 
         mass = where = 0.0
-        limit = least + _CUT * tau
+        limit = lowest + _CUT * tau
         for j in range(count):
             if f[j] < limit:
-                p = math.exp((least - f[j]) / tau)
+                p = math.exp((lowest - f[j]) / tau)
                 f[j] = p
                 mass += p
                 where += p * j
             else:
                 f[j] = 0.0
 
-        total += least - tau * math.log(mass)
+        total += lowest - tau * math.log(mass)
         mean[i] = base + where / mass
         for j in range(count):
             if f[j] > 0.0:
@@ -171,29 +171,29 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
 
     for i in range(len(arrival)):
         o, q = output[i], first_kv[i] - unit
-        least = np.inf
+        lowest = np.inf
         stop = reach[i]
 
         for k in range(arrival[i], reach[i] + 1):
             delay = unit * (k + o - arrival[i])
-            if delay > least + margin:
+            if delay > lowest + margin:
                 stop = k
                 break
 
             value = delay + (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
-            least = min(least, value)
+            lowest = min(lowest, value)
 
         first = last = -1
         for k in range(arrival[i], stop + 1):
             value = unit * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
-            if value <= least + margin:
+            if value <= lowest + margin:
                 last = k
                 if first < 0:
                     first = k
 
         lo[i], hi[i] = first, last
-        total += least
+        total += lowest
 
     return total
 

@@ -124,8 +124,8 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
 
     if instance.chunked_prefill is not False:
         steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
-        most = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
-        share = np.where(most > 0, own * share / np.where(most > 0, most, 1.0), 0.0)
+        largest = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
+        share = np.where(largest > 0, own * share / np.where(largest > 0, largest, 1.0), 0.0)
 
     held = (prompt + 1 + offset) / room
     step = decode_ms(cost.array, prompt)

@@ -68,13 +68,13 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
     whole = piece_of(task)
     alone = whole.prefill + whole.need + whole.rate * (whole.need - whole.fixed)
     cuts = cut_where_quiet(whole.arrival, whole.arrival + alone, _FEWEST, _MOST)
-    least = np.concatenate([[0.0], np.cumsum(alone)]) * (1 - _SAFETY)
+    lowest = np.concatenate([[0.0], np.cumsum(alone)]) * (1 - _SAFETY)
     ends = [0, *(last for _, last in cuts)]
     # Of all requests before each cut: the bound, where their last piece begins, and its tree.
     best: list[tuple[float, int, Branches]] = [(0.0, 0, _ROOT)]
 
     for place in range(len(cuts)):
-        alone_too = float(least[ends[place + 1]] - least[ends[place]])
+        alone_too = float(lowest[ends[place + 1]] - lowest[ends[place]])
         found = best[place][0] + alone_too, place, _ROOT
         for back in range(place, max(-1, place - _TOGETHER), -1):
             if budget.over and place > 0:

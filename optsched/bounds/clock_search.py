@@ -142,20 +142,20 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
         before = 0.0
         for k in range(n):
             before = max(before, _level(piece, k, begins, decided, False))
-            least = before
+            earliest = before
             for i in range(n):
                 if decided[k, i] == _AFTER:
-                    least = max(least, begins[i] + need[i])
+                    earliest = max(earliest, begins[i] + need[i])
 
-            if least > begins[k] + _SAFETY:
-                begins[k] = least
+            if earliest > begins[k] + _SAFETY:
+                begins[k] = earliest
                 changed = True
 
         if not changed:
             break
 
     ends = begins + need
-    total = completions = most = 0.0
+    total = completions = largest = 0.0
     first = second = -1
 
     for i in range(n):
@@ -168,7 +168,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
         total += alone + at_once - gain - arrival[i]
         completions += alone + at_once
 
-        if gain > most + _EPSILON:
+        if gain > largest + _EPSILON:
             last = -1
             for k in range(n):
                 open_pair = k != i and decided[i, k] == 0 and ends[k] > base + _EPSILON
@@ -176,7 +176,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
                     last = k if last < 0 or ends[k] > ends[last] else last
 
             if last >= 0:
-                most, first, second = gain, i, last
+                largest, first, second = gain, i, last
 
     return total - _SAFETY * completions, first, second
 

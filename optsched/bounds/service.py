@@ -151,21 +151,21 @@ def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Fl
     def later(tokens: Floats) -> Floats:
         return np.bincount(owner, weights=tokens, minlength=instance.n).astype(np.float64)
 
-    most = later(np.minimum(decode, refill))
+    largest = later(np.minimum(decode, refill))
     finite = np.isfinite(step) & (instance.output_tokens > 1)
     fixed = cost["base"] + cost["decode_base"]
     p = float(step[finite].max()) / second if finite.any() else 0.0
 
     if p > fixed > 0:
         k, c = fixed / (p - fixed) ** 2, fixed / (p - fixed)
-        least = np.full(instance.n, np.inf)
-        np.minimum.at(least, owner, decode)
-        u = np.where(finite, least, 0.0)[owner]
+        smallest = np.full(instance.n, np.inf)
+        np.minimum.at(smallest, owner, decode)
+        u = np.where(finite, smallest, 0.0)[owner]
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
         # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
-        most = np.maximum(most, later(np.minimum(decode + c * u, refill - k * p * u)))
+        largest = np.maximum(largest, later(np.minimum(decode + c * u, refill - k * p * u)))
 
-    return np.asarray(work.own_prefill + work.first_shares + most * second)
+    return np.asarray(work.own_prefill + work.first_shares + largest * second)
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
@@ -192,9 +192,9 @@ def _loads(
     yield first, s + instance.kv_offset, instance.kv_capacity
     yield last, instance.volume, instance.kv_capacity
 
-    for most in (limits.max_batch_tokens, limits.max_prefill_tokens):
-        if most is not None:
-            yield first, s, most
+    for largest in (limits.max_batch_tokens, limits.max_prefill_tokens):
+        if largest is not None:
+            yield first, s, largest
 
     if limits.max_batch_tokens is not None:
         yield last, s + o - 1, limits.max_batch_tokens
@@ -253,8 +253,8 @@ def within_share(task: BoundTask, budget: Budget) -> Proof:
         A share that no schedule exceeds.
     """
     given = dict(task.objective.parameters)
-    most = most_within(task.instance, task.cost_model, given, task.workers)
-    return Proof(most / task.instance.n)
+    largest = most_within(task.instance, task.cost_model, given, task.workers)
+    return Proof(largest / task.instance.n)
 
 
 def within_rate(task: BoundTask, budget: Budget) -> Proof:
@@ -275,12 +275,12 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     given = dict(task.objective.parameters)
-    most = most_within(instance, task.cost_model, given, task.workers)
+    largest = most_within(instance, task.cost_model, given, task.workers)
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
         alone = unavoidable_work(instance, task.batch_cost).chain * (1 - _MARGIN)
 
-    return Proof(most / float((instance.release + alone).max()))
+    return Proof(largest / float((instance.release + alone).max()))
 
 
 _WORK = "work of prefills and of requests in the windows of their SLOs"

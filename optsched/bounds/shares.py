@@ -96,7 +96,7 @@ _PATIENCE, _STALE = 5, 25
 class Start(NamedTuple):
     """First prices p2 and p3 on cells of so many seconds, and shares.
 
-    ``cell`` is that of each arrival. Prices do not fall below ``least``, and ``steps`` are the
+    ``cell`` is that of each arrival. Prices do not fall below ``floor``, and ``steps`` are the
     first steps of the logarithms of prices, and of shares.
     """
 
@@ -104,7 +104,7 @@ class Start(NamedTuple):
     price: Floats
     shared: Shared
     cell: NDArray[np.int64]
-    least: Floats
+    floor: Floats
     steps: Sequence[float]
 
 
@@ -195,10 +195,10 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     share = np.where(past < 0, 1.0, _TAIL * np.exp(-_FADES * np.maximum(past, 0.0)))
     shared = Shared(part * whole, begin, share)
     scale_to_one(shared, cell, cells)
-    least = np.where(number > 0, _FLOOR * steady, 0.0)
-    np.maximum(shared.price, least, out=shared.price)
+    floor = np.where(number > 0, _FLOOR * steady, 0.0)
+    np.maximum(shared.price, floor, out=shared.price)
 
-    return Start(float(width), np.maximum((1 - part) * whole, least), shared, cell, least, steps)
+    return Start(float(width), np.maximum((1 - part) * whole, floor), shared, cell, floor, steps)
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
@@ -211,11 +211,11 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     instance = task.instance.subset(np.argsort(task.instance.arrival, kind="stable"))
     tokens = tokens_of(instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
-    least = float(chain.sum()) * (1 - margin(instance.n))
-    least = (1 - weight) * least + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
+    floor = float(chain.sum()) * (1 - margin(instance.n))
+    floor = (1 - weight) * floor + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
     finish = completions_of(task, instance, chain)
     latency = finish - tokens.arrival
-    best, tree = least, work_leaf()
+    best, tree = floor, work_leaf()
 
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
         found, leaf = ascend(tokens, start_from(tokens, finish, weight), weight, budget)
@@ -232,7 +232,7 @@ def ascend(
     A price moves by the mean of its earlier gradients over their root mean square. After some steps
     without a better value all goes back to the best one, and steps are shorter from then on.
     """
-    width, price, shared, cell, least, (price_step, share_step) = start
+    width, price, shared, cell, floor, (price_step, share_step) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
     state = (price, shared.price, shared.share, centre, *use)
@@ -264,7 +264,7 @@ def ascend(
             square[k] = _KEPT_LONG * square[k] + (1 - _KEPT_LONG) * (used - 1) ** 2
             size = np.sqrt(square[k] / (1 - _KEPT_LONG**step)) + _SMALL
             rise = mean[k] / (1 - _KEPT**step) / size
-            p[:] = np.maximum(p * np.exp(price_step * slower * rise), least)
+            p[:] = np.maximum(p * np.exp(price_step * slower * rise), floor)
 
         fixed = _KEPT_LONG * fixed + (1 - _KEPT_LONG) * use.fixed
         improve_shares(shared, fixed, cell, len(price), share_step * np.sqrt(slower))

@@ -84,8 +84,8 @@ class Window(NamedTuple):
     ``after``, ``slope_after``), and the numbers of the multipliers that gave them; the min cost of
     a prefill that ends in or before each cell, with the weight of the first token (``soonest``);
     the cell where the steps begin, or -1 - cell if they pay nothing; the min price since the
-    arrival (``least``); g of one multiplier and its integral; starts of the steps that may be best
-    and what they cost (``queue``, ``key``); price p2, the root of p2 w and what p3 asks for.
+    arrival (``cheapest``); g of one multiplier and its integral; starts of the steps that may be
+    best and what they cost (``queue``, ``key``); price p2, the root of p2 w and what p3 asks for.
     """
 
     ahead: Floats
@@ -96,7 +96,7 @@ class Window(NamedTuple):
     level: NDArray[np.int64]
     level_after: NDArray[np.int64]
     begin: NDArray[np.int64]
-    least: Floats
+    cheapest: Floats
     gains: Floats
     area: Floats
     queue: NDArray[np.int64]
@@ -200,14 +200,14 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
 def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> None:
     """Add the weight of the first token to V and s of the prefill."""
     ahead, slope, soonest = window.ahead, window.slope, window.soonest
-    least = np.inf
+    cheapest = np.inf
     for j in range(span):
         if phase.weight > 0:
             ahead[j] += phase.weight * ((phase.c0 + j + 1) * width - phase.arrival)
             slope[j] -= phase.weight
 
-        least = min(least, ahead[j] + min(0.0, slope[j]) * _reach(phase, width, j))
-        soonest[j] = least
+        cheapest = min(cheapest, ahead[j] + min(0.0, slope[j]) * _reach(phase, width, j))
+        soonest[j] = cheapest
 
 
 @njit(forceinline=True)
@@ -260,7 +260,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
         else:
             value, s, start = nothing, 0.0, -1 - free
 
-        value += extra * window.least[j]
+        value += extra * window.cheapest[j]
         if k == 0 or value > after[j]:
             after[j], window.slope_after[j], window.level_after[j] = value, s, k
             window.begin[j] = start
@@ -341,7 +341,7 @@ def costs_of_paths(
             low = np.inf
             for j in range(span):
                 low = min(low, whole[c0 + j] if c0 + j < cells else 0.0)
-                window.least[j] = low
+                window.cheapest[j] = low
 
             for k in range(levels.shape[0]):
                 phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early, i)

@@ -106,8 +106,8 @@ def chunk_share(rates: Rates, request: Request) -> int:
 
     steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
     token = cost["token"] + cost["prefill_token"]
-    most = (token + steepest * s + cost["prefill_request"]) * s
-    return request.own * share // most if most > 0 else 0
+    largest = (token + steepest * s + cost["prefill_request"]) * s
+    return request.own * share // largest if largest > 0 else 0
 
 
 def _read(leaf: dict[str, Any]) -> Prices:
@@ -151,18 +151,18 @@ class _Ends:
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
 
-        most = 1 << _TOP
+        ceiling = 1 << _TOP
         lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // theta[1]
         every = ((theta[0] * width) << bits) // theta[1]
-        l1 = min(most, ((paid * ticks) << bits) // scale) if highest[0] else 0
-        l2 = min(most, ((work * ticks) << bits) // scale) if highest[1] else 0
+        l1 = min(ceiling, ((paid * ticks) << bits) // scale) if highest[0] else 0
+        l2 = min(ceiling, ((work * ticks) << bits) // scale) if highest[1] else 0
         root = isqrt((square << 2 * bits) // (below << 2 * shift)) if highest[2] else 0
-        paid_most = highest[0] * l1 + highest[1] * l2 + highest[2] * root
-        if paid_most > most:
+        highest_paid = highest[0] * l1 + highest[1] * l2 + highest[2] * root
+        if highest_paid > ceiling:
             raise TooLarge("busy-time: found costs that overflow; too large to check")
 
         cell = min(cell, _CELLS)
-        self.rows.append((cell, min(most, lead), min(most, every), l1, l2, root))
+        self.rows.append((cell, min(ceiling, lead), min(ceiling, every), l1, l2, root))
         self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
             self.find()

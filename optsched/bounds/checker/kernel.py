@@ -160,7 +160,7 @@ def _end_prefill(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any,
 def _end_steps(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
     """Find the least that prefill and steps pay if they end in each cell, and its slope."""
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
-    after, slope_after, least, queue, key = w[4], w[5], w[6], w[7], w[8]
+    after, slope_after, cheapest, queue, key = w[4], w[5], w[6], w[7], w[8]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
     _charge(w, phase, request, market, span)
 
@@ -202,7 +202,7 @@ def _end_steps(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any, s
                 value, s = nothing, 0
 
             if value < NEVER:
-                value += (extra * least[j]) >> 16
+                value += (extra * cheapest[j]) >> 16
             if k == 0 or value > after[j]:
                 after[j], slope_after[j] = value, s
 
@@ -222,7 +222,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
     """
     found = np.zeros(len(requests), np.int64)
     window = np.empty((11, WINDOW + 1), np.int64)
-    least, p2, p3, taken = window[6], market[0], market[1], 0
+    cheapest, p2, p3, taken = window[6], market[0], market[1], 0
 
     for i in range(len(requests)):
         request = requests[i]
@@ -237,7 +237,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
             lowest = NEVER
             for j in range(span):
                 lowest = min(lowest, p2[cell + j] + p3[cell + j] if cell + j < len(p2) else 0)
-                least[j] = lowest
+                cheapest[j] = lowest
 
             _end_prefill(window, levels, phases[i, 0], request, market, span)
             if steps > 0:

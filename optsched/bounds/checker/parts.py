@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -159,11 +159,15 @@ def expect(right: bool, message: str) -> None:
         raise Rejected(message)
 
 
-def expect_fields(found: Any, place: str, names: Iterable[str]) -> None:
+def expect_fields(found: Any, place: str, names: Collection[str]) -> None:
     """Reject the certificate unless a value is an object of just these fields."""
-    right = isinstance(found, dict) and set(found) == set(names)
+    *others, last = names
+    right, expected = isinstance(found, dict) and set(found) == {*names}, f"{last} alone"
+    if others:
+        expected = f"{', '.join(others)} and {last}"
+
     at = f"{place}: " if place else ""
-    expect(right, f"{at}found other fields; expected {', '.join(names)}")
+    expect(right, f"{at}found other fields; expected {expected}")
 
 
 def expect_known(instance: Any) -> None:

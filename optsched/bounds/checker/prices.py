@@ -77,12 +77,12 @@ def priced_total(
         wrapped: list[Any] = [
             np.array([v & _WRAP for v in c], np.uint64).view(np.int64) for c in pieces
         ]
-        least = np.zeros(len(runs.arrival), np.int64)
+        lowest = np.zeros(len(runs.arrival), np.int64)
         columns: list[Any] = [np.array(c, np.int64) for c in runs]
         budget.spend_compiled(
-            _minima(Runs(*columns), _Pieces(*wrapped), unit, least, budget.compiled)
+            _minima(Runs(*columns), _Pieces(*wrapped), unit, lowest, budget.compiled)
         )
-        minima = least.tolist()
+        minima = lowest.tolist()
     else:
         minima = [0] * len(runs.arrival)
         steps = _minima.py_func(runs, pieces, unit, minima, budget.left // _EXACT)
@@ -105,7 +105,7 @@ def _minima(runs: Any, pieces: Any, unit: Any, minima: Any, allowed: int) -> int
 
     for i in range(len(arrival)):
         a, o, held = arrival[i], output[i], q[i]
-        least = -1
+        lowest = -1
         k = a
         low, high = 0, len(begin) - 1
 
@@ -136,10 +136,10 @@ def _minima(runs: Any, pieces: Any, unit: Any, minima: Any, allowed: int) -> int
             half = m // 2 * (m - 1) if m % 2 == 0 else (m - 1) // 2 * m
             moment_o = moments[right] + price[right] * (m * begin[right] + half)
             value = unit * (k + o - a) + moment_o - moment_k + (held - k) * (sum_o - sum_k)
-            if least < 0 or value < least:
-                least = value
+            if lowest < 0 or value < lowest:
+                lowest = value
 
-            last = min(last, a - o + least // unit)
+            last = min(last, a - o + lowest // unit)
             if last > k:
                 bend = price[left] - price[right]
                 rise = unit - (sum_o - sum_k - price[left])
@@ -149,16 +149,16 @@ def _minima(runs: Any, pieces: Any, unit: Any, minima: Any, allowed: int) -> int
                     ahead = min(ahead, (-rise + bend - 1) // bend)
 
                 value += ahead * rise + bend * (ahead * (ahead - 1) // 2)
-                if value < least:
-                    least = value
+                if value < lowest:
+                    lowest = value
 
-            delay = least // unit
+            delay = lowest // unit
             if delay < end[left] - 1 + o - a and delay < end[right] - a:
                 break
 
             k = min(end[left] - 1, end[right] - o)
 
-        minima[i] = least
+        minima[i] = lowest
         steps += 40 + 8 * (right - low)
         if steps > allowed:
             break

@@ -205,7 +205,7 @@ def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: 
     ]  # fmt: skip
 
 
-def _mantissa(value: int, bits: int, most: int) -> tuple[int, int]:
+def _mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:
     """Return m and e with m < 2**most, e <= bits and m 2**-e <= value 2**-bits."""
-    cut = max(0, value.bit_length() - most)
+    cut = max(0, value.bit_length() - max_bits)
     return value >> cut, bits - cut

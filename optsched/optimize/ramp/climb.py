@@ -27,27 +27,19 @@ CLOCKED_SHARE = 0.35
 class Seen:
     """What was seen of the growth at one step of the ladder.
 
-    Attributes
-    ----------
-    least : float
-        The next time, the nodes of all paths below the known schedule are expected to grow by this
-        factor at least.
-    growth : float
-        What the last time says of this factor. It is expected to be at most `_CAUTION` times as
-        large.
-    bend : float
-        See `Growth`.
+    The next time, the nodes of all paths below the known schedule are expected to grow by
+    ``lowest`` at least, and by at most `_CAUTION` times ``growth``. For ``bend`` see `Growth`.
     """
 
-    least: float = 1.0
+    lowest: float = 1.0
     growth: float = math.inf
     bend: float = 1.0
 
     def learn(self, measured: float, expected: float, part: float) -> None:
         """Learn from one step."""
-        self.least, self.bend = 1.0, 1.0
+        self.lowest, self.bend = 1.0, 1.0
         if measured >= expected:
-            self.least, self.growth = measured, measured
+            self.lowest, self.growth = measured, measured
             self.bend = 0.0 if part < 1.0 else 1.0
         elif measured > expected**part:
             self.growth = expected
@@ -123,7 +115,7 @@ class Climb:
             r.use_floors(floors, max_nodes)
         except TooLarge:
             seen.learn(max_nodes / before, expected, part)
-            seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
+            seen.lowest, seen.bend = _CAUTION * seen.lowest, seen.bend / 2.0
             raise
 
         seen.learn(r.made / before, expected, part)
@@ -140,7 +132,7 @@ class Climb:
     def _expected(self, to: int) -> float:
         """Return the growth up to a rung, after what was seen there."""
         seen = self._seen(to)
-        return min(max(self._predicted(to), seen.least), _CAUTION * seen.growth)
+        return min(max(self._predicted(to), seen.lowest), _CAUTION * seen.growth)
 
 
 def _first_nodes(relaxation: Relaxation) -> float:

@@ -169,7 +169,7 @@ def _clock(
     coarse = Relaxation(jobs, value, stop, horizon=clock, tuning=tuning)
     ladder = Ladder(coarse)
     floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
-    least = -math.inf
+    lowest = -math.inf
 
     while clock and not over():
         try:
@@ -178,10 +178,10 @@ def _clock(
             break
 
         coarse.ascend()
-        if coarse.graph_bound < least:
+        if coarse.graph_bound < lowest:
             break
 
-        least = max(least, coarse.graph_bound - tuning.lost * value)
+        lowest = max(lowest, coarse.graph_bound - tuning.lost * value)
         clock, pi = coarse.clock, coarse.pi
         coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock), tuning=tuning)
         coarse.pi = pi

@@ -318,7 +318,7 @@ class Refinement:
             return
 
         found = samples(relaxation, self.session.over)
-        next(found)
+        next(found, None)  # the tables, unless time is up before
         begin = before = work_time()
 
         for starts in found:
