@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,27 +83,40 @@ def busy_prices(model: Model) -> Floats:
 
 @njit(nogil=True)
 def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
-    """Return the pieces (begin, end, job) of the preemptive schedule, least work first."""
+    """Return the pieces (begin, end, job) of the preemptive schedule, least work first.
+
+    Among equals its heap takes another one than `heapq` would, and prices would not be the same.
+    """
     n = len(release)
     begin, end = np.empty(3 * n + 3), np.empty(3 * n + 3)
     job = np.empty(3 * n + 3, np.int64)
     left = work.copy()
-    waiting = [(0.0, 0) for _ in range(0)]
-    count = coming = 0
+    heap = np.empty(n, np.int64)
+    size = count = nxt = 0
     now = 0.0
 
-    while coming < n or len(waiting) > 0:
-        if len(waiting) == 0 and release[coming] > now:
-            now = release[coming]
-        while coming < n and release[coming] <= now:
-            heappush(waiting, (work[coming], coming))
-            coming += 1
+    while nxt < n or size:
+        if size == 0 and nxt < n and release[nxt] > now:
+            now = release[nxt]
+        while nxt < n and release[nxt] <= now:
+            at = size
+            size += 1
+            heap[at] = nxt
 
-        j = waiting[0][1]
+            while at > 0 and work[heap[(at - 1) // 2]] > work[heap[at]]:
+                up = (at - 1) // 2
+                heap[at], heap[up] = heap[up], heap[at]
+                at = up
+
+            nxt += 1
+
+        j = heap[0]
         until = now + left[j] / speed
-        done = coming == n or until <= release[coming]
-        if not done:
-            until = release[coming]
+        done = True
+
+        if nxt < n and until > release[nxt]:
+            until = release[nxt]
+            done = False
 
         left[j] -= (until - now) * speed
         if count and job[count - 1] == j and end[count - 1] == now:
@@ -115,7 +127,21 @@ def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
 
         now = until
         if done:
-            heappop(waiting)
+            size -= 1
+            heap[0] = heap[size]
+            at = 0
+
+            while True:
+                low = 2 * at + 1
+                if low >= size:
+                    break
+                if low + 1 < size and work[heap[low + 1]] < work[heap[low]]:
+                    low += 1
+                if work[heap[low]] >= work[heap[at]]:
+                    break
+
+                heap[at], heap[low] = heap[low], heap[at]
+                at = low
 
     return begin, end, job, count
 
