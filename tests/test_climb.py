@@ -26,7 +26,7 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
 
 
 @pytest.mark.parametrize(
-    ("measured", "part", "least", "growth", "bend"),
+    ("measured", "part", "lowest", "growth", "bend"),
     [
         (4.0, 0.5, 1.0, 16.0, 1.0),  # as expected: 16^0.5
         (2.0, 0.5, 1.0, 4.0, 1.0),  # less: all paths should grow by 2^(1 / 0.5)

@@ -20,10 +20,8 @@ from optsched.bounds.dual import Prices, prices_in_rounds
 from optsched.bounds.timeline import Floats, Ints, Model, busy_prices
 from optsched.problem.kernel import njit
 
-_PLAN = (
-    (16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1), (1, 0.03),
-    (1, 0.01), (1, 0.003),
-)  # fmt: skip
+_COARSE, _FINE = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3)), (0.3, 0.1, 0.03)
+_PLAN = (*_COARSE, *((1, tau) for tau in (*_FINE, 0.01, 0.003)))
 """Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
 _ROUNDS = 8
 """Max climbs per entry of the plan."""

@@ -189,9 +189,8 @@ class Bound:
         return priced and same_unit and task.objective.name in self.objectives
 
 
-ANY_INSTANCE = LIMITS | {
-    "arrivals", "chunked_prefill", "evictions", "hybrid_batching_off", "kv_cached", "kv_generated",
-}  # fmt: skip
+ANY_INSTANCE = LIMITS | {"arrivals", "evictions", "kv_cached", "kv_generated"}
+ANY_INSTANCE |= {"chunked_prefill", "hybrid_batching_off"}
 """Features that only rule schedules out, or that every proof of this package allows for."""
 
 WHOLE_BLOCKS = LESS_ROOM

@@ -126,6 +126,16 @@ def _read(leaf: dict[str, Any]) -> Prices:
     return Prices(width, unit, one, two, third, (max(p1), max(p2), max(root)), shift)
 
 
+class _End(NamedTuple):
+    """An end of a chord: weights theta and Theta, as fractions, and what the token costs."""
+
+    theta: tuple[int, int]
+    later: tuple[int, int]
+    paid: int
+    work: int
+    fixed: int
+
+
 class _Ends:
     """The ends of chords whose least costs are still to be found."""
 
@@ -135,11 +145,9 @@ class _Ends:
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.weights: list[tuple[int, int]] = []
 
-    def add(
-        self, count: int, earliest: int, theta: tuple[int, int], later: tuple[int, int],
-        paid: int, work: int, fixed: int,
-    ) -> None:  # fmt: skip
-        """Add half of ``count`` tokens of weight theta, and later weight Theta, as fractions."""
+    def add(self, count: int, earliest: int, end: _End) -> None:
+        """Add half of ``count`` tokens, which no moment before ``earliest`` has."""
+        theta, later, paid, work, fixed = end
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         cell = earliest // width
@@ -196,7 +204,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         paid = own + chunk_share(rates, request)
         whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
         theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
-        ends.add(2, arrival, (theta, one), (theta, 2 * one), paid, own, refill)
+        ends.add(2, arrival, _End((theta, one), (theta, 2 * one), paid, own, refill))
         fixed += theta * refill
         if m == 0:
             continue
@@ -209,11 +217,9 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
             low, high = m * b // CHORDS, m * (b + 1) // CHORDS
             for k in {low, high - 1} if high > low else ():
                 later = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
-                ends.add(
-                    high - low if high - low > 1 else 2,
-                    arrival + first, (one - theta, m * one), later,
-                    line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode,
-                )  # fmt: skip
+                costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
+                end = _End((one - theta, m * one), later, *costs)
+                ends.add(high - low if high - low > 1 else 2, arrival + first, end)
 
     ends.find()
     fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)

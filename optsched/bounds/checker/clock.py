@@ -84,11 +84,11 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
     top += n * max(row[0] + row[3] + row[4] for row in rows)
     shift = max(0, top.bit_length() - _TOP)
-    table = np.array(
-        [[a >> shift, row[0] >> shift, row[1] >> shift, row[2], -(-row[3] >> shift)]
-         for a, row in zip(part.arrival, rows, strict=True)],
-        dtype=np.int64,
-    )  # fmt: skip
+    columns = [
+        [a >> shift, own >> shift, progress >> shift, rate, -(-slack >> shift)]
+        for a, (own, progress, rate, slack, _) in zip(part.arrival, rows, strict=True)
+    ]
+    table = np.array(columns, dtype=np.int64)
     value, used = tree_value(table, fixed >> shift, np.array(branches, dtype=np.int64), budget.left)
     budget.spend(used)
     if value == TOO_LONG:

@@ -114,11 +114,9 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
         some = range(at, min(n, at + _BATCH))
         rows = [(*_row(part, i, prices), begin[i], many[i]) for i in some]
         tables = [_phases(part, i, prices, nus) for i in some]
-        found, steps = path_costs(
-            np.array(rows, dtype=np.int64), np.array(tables, dtype=np.int64),
-            np.array(levels, dtype=np.int64),
-            (prices.p2, prices.p3, prices.root, share, prices.bits), 50 * budget.left,
-        )  # fmt: skip
+        numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
+        market = prices.p2, prices.p3, prices.root, share, prices.bits
+        found, steps = path_costs(*numbers, market, 50 * budget.left)
         budget.spend(steps // 50 + 1)
         total += sum(found.tolist())
 
@@ -198,14 +196,12 @@ def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: 
         root, cut = (1 << 31) - 1, 0
 
     time, wide = _mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
-    return [
-        min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1), taken, fine,
-        30 - fine if fixed else 40, (unit * own << 30) // long**2, -((-unit << 30) // long),
-        root, cut, time, wide,
-    ]  # fmt: skip
+    multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
+    coarse, slow, low = 30 - fine if fixed else 40, -((-unit << 30) // long), unit * own << 30
+    return [multiplier, taken, fine, coarse, low // long**2, slow, root, cut, time, wide]
 
 
 def _mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:
-    """Return m and e with m < 2**most, e <= bits and m 2**-e <= value 2**-bits."""
+    """Return m and e with m < 2**max_bits, e <= bits and m 2**-e <= value 2**-bits."""
     cut = max(0, value.bit_length() - max_bits)
     return value >> cut, bits - cut

@@ -40,8 +40,14 @@ def suits_ramp(instance: Instance) -> bool:
 RAMP = REGISTRY.add(
     "ramp",
     Bound(
-        "ramp", "reverse-time ramp relaxation; for up to about 60 requests", "round", ("tel",),
-        prove_by_ramp, ANY_INSTANCE, searches=True, certifies=True,
+        "ramp",
+        "reverse-time ramp relaxation; for up to about 60 requests",
+        "round",
+        ("tel",),
+        prove_by_ramp,
+        ANY_INSTANCE,
+        searches=True,
+        certifies=True,
         suits=lambda task: suits_ramp(task.instance),
     ),
-)  # fmt: skip
+)
