@@ -536,10 +536,10 @@ def test_the_command_refuses_forgeries_and_large_files_in_one_line(
 
 def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
     runner = CliRunner()
-    instance = generate("jaillet-model-2", seed=3, n=12)
+    instance = generate("jaillet-model-2", seed=3, n=6)
     path, out = tmp_path / "i.json", tmp_path / "c.json"
     write_instance(instance, path)
-    words = ["bound", str(path), "--time-limit", "2", "--certificate-out", str(out)]
+    words = ["bound", str(path), "--time-limit", "0.5", "--certificate-out", str(out)]
     assert runner.invoke(app, words).exit_code == 0
     assert runner.invoke(app, ["verify", str(path), str(out)]).exit_code == 0
     certificate = json.loads(out.read_text())

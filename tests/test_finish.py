@@ -114,13 +114,13 @@ def check_enumeration(
 
 
 def test_the_optimum_or_the_target_is_proved_and_certified_for_tiny_instances() -> None:
-    seen = check_enumeration(1, 150, 5, 3)
+    seen = check_enumeration(1, 100, 5, 3)
     assert min(seen["found"], seen["proved"], seen["as the twin"]) > 10
     assert seen["short clocks"] > 5
 
 
 def test_the_optimum_or_the_target_is_proved_without_memory_for_tables() -> None:
-    seen = check_enumeration(7, 120, 5, 2, table_bytes=0)
+    seen = check_enumeration(7, 80, 5, 2, table_bytes=0)
     assert seen["as the twin"] > 10
 
 

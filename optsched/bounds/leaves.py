@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from optsched.bounds.dual import Prices
-    from optsched.bounds.shares_kernel import Shared
+from optsched.bounds.dual import Prices
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
@@ -53,11 +51,16 @@ def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
 
 
 def shares_leaf(
-    width: float, price: Floats, levels: Floats, shared: Shared, centre: Floats, cell: Integers
+    width: float,
+    price: Floats,
+    levels: Floats,
+    shared: tuple[Floats, Integers, Floats],
+    centre: Floats,
+    cell: Integers,
 ) -> dict[str, Any]:
     """Return the leaf of prices and shares on cells of so many seconds.
 
-    `price` and those in `shared` are held as multiples of a power of 2, and shares as weights,
+    `shared` is a `Shared` of `shares_kernel`. Its prices and `price` are held as multiples of a power of 2, and shares as weights,
     rounded. `centre` (shape (n, 2)) has multipliers for the prefill and for the steps of each
     request, in seconds, and `levels` says which multiples the checker tries. `cell` is that of each
     arrival.
