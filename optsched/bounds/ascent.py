@@ -197,24 +197,11 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
 
 
 class Ascent:
-    """Prices of one model, constant on buckets, and the steps that improve them.
+    """Prices of one model, constant on buckets of units, and the steps that improve them.
 
-    Parameters
-    ----------
-    model : Model
-    prices : ndarray of float64, shape (units,)
-        Prices to start from, per token and unit of time. Afterwards the price is 0.
-    bucket : int
-        Units per bucket.
-    stop : callable
-        ``stop() -> bool``: whether to stop.
-
-    Attributes
-    ----------
-    price : ndarray of float64, shape (buckets,)
-        The present prices.
-    mean : ndarray of float64, shape (n,)
-        Mean start of each request under the soft min, in units.
+    It begins with ``prices`` by unit, after which the price is 0, and ends where ``stop`` says so.
+    ``price`` has the present prices, and ``mean`` the mean start of each request under the soft
+    min, in units.
     """
 
     def __init__(

@@ -3,15 +3,8 @@
 The batch times are those of Kim et al. 2024, and the rules those of the judge. On one worker every
 request costs the following, whatever the schedule.
 
-*Own work.* Its first token needs its whole prompt prefilled since its last eviction. Its k-th token
-(k >= 2) needs a decode step with s + k - 2 tokens cached, or a refill of s + k - 1 tokens. These
-are disjoint parts of batches, so their marginal times add up.
-
-*Shares of fixed costs.* The requests of a batch hold at most M KV tokens after it, and prefill at
-most P tokens. So its fixed cost, base + [decode] decode_base + [prefill] prefill_base, is at
-least the sum over its requests of ``base * held / M``, plus ``decode_base * held / M`` over those
-that decode, plus ``prefill_base * c / P`` over those that prefill: each of the three sums is at
-most its full coefficient, and is empty where the batch lacks the phase.
+*Own work* and *shares of fixed costs* are those of `optsched.bounds.checker.requests`, which has
+the proof. Here they are computed in floating point, and for other bounds, too.
 
 A batch of length T thus has room for at most T of own work and shares of its requests, and a
 schedule is a single preemptive machine on which request i has received at least w_i by its
@@ -82,15 +75,7 @@ class Work:
 
 
 def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
-    """Return the work that no schedule can avoid (see the module's text for the proof).
-
-    With chunks c_r of a prompt of s tokens, m_r tokens cached before, the squared terms are
-    ``square * sum c^2 + cross * sum c m``. Since ``sum c_r m_r = (s^2 - sum c_r^2) / 2`` they
-    equal ``cross/2 * s^2 + (square - cross/2) * sum c_r^2``, and sum c_r^2 lies between s^2 / K
-    for K chunks and s^2. With at most ``cap`` tokens a chunk there are K >= ceil(s / cap) of
-    them, and the r-th from the end starts with at least s - r cap tokens cached and leaves at
-    least s - (r - 1) cap.
-    """
+    """Return the work that no schedule can avoid (see the module's text for the proof)."""
     token, base = cost["token"], cost["base"]
     decode_base, prefill_base = cost["decode_base"], cost["prefill_base"]
     square, cross = cost["prefill_square"], cost["prefill_cross"]

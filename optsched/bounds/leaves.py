@@ -60,10 +60,10 @@ def shares_leaf(
 ) -> dict[str, Any]:
     """Return the leaf of prices and shares on cells of so many seconds.
 
-    `shared` is a `Shared` of `shares_kernel`. Its prices and `price` are held as multiples of a power of 2, and shares as weights,
-    rounded. `centre` (shape (n, 2)) has multipliers for the prefill and for the steps of each
-    request, in seconds, and `levels` says which multiples the checker tries. `cell` is that of each
-    arrival.
+    `shared` is a `Shared` of `shares_kernel`. Its prices and `price` are held as multiples of a
+    power of 2, and shares as weights, rounded. `centre` (shape (n, 2)) has multipliers for the
+    prefill and for the steps of each request, in seconds, and `levels` says which multiples the
+    checker tries. `cell` is that of each arrival.
     """
     p3, begin, share = shared
     # A path's prices need so many bits less than one token's.

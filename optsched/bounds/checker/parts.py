@@ -75,22 +75,10 @@ class Unlimited(Budget):
 class Limits:
     """How large what is made of a period of a ramp leaf may become.
 
-    Parameters
-    ----------
-    nodes, arcs : int
-        Of a level.
-    cells : int
-        Of 4 bytes each, for the states of its tracker.
-    labels : int
-        Different sets of kinds on the arcs of the levels so far.
-    rest : int
-        Arcs that are made until `Period.refine` looks whether to go on.
-    layer, layer_bytes : int
-        Labels of a layer of an enumeration before any is deleted, and what they take.
-    table_bytes : int
-        What the tables of an enumeration take.
-    ways : (int, int)
-        Ways to join the clock that an enumeration's label has at first, and at most.
+    Nodes and arcs are of a level, and cells of 4 bytes each of its tracker's states. ``labels`` are
+    different sets of kinds on the arcs of the levels so far, and ``rest`` arcs that are made until
+    `Period.refine` looks whether to go on. A ``layer`` of an enumeration has so many labels before
+    any is deleted. ``ways`` to join the clock has a label at first, and at most.
     """
 
     nodes: int = 60_000_000

@@ -1,43 +1,10 @@
 """Finishing a proof by enumeration: every schedule below a target, placement by placement.
 
 Once the graph of `optsched.optimize.ramp.relaxation` is small, its paths can be followed with exact
-memory. A **label** is a graph node together with the requests placed on the way there and the
-tokens of the live ones in this and each earlier round. Labels are made layer by layer: after one
-placement, after two, and so on. A placement that a schedule cannot make is left out: of a request
-that is placed already, one that does not fit, one before its arrival. If no label is left, no
-schedule is below the target. The labels of the last layer are schedules.
-
-**Every schedule below the target is in the graph**, since the graph lost only paths that cost the
-target or more. So labels and bounds may use the graph, and dominance may argue with schedules.
-
-**Counters.** A label costs at least the graph's cost to the end, and what this rises by if a few
-kinds of requests are placed exactly as often as they are left: `optsched.bounds.checker.groups`.
-
-**Dominance.** Let A and B be labels of one layer with m requests placed, of cost F_A and F_B in
-rounds. Let A pass k more rounds, so that its cost is F_A + k m <= F_B. Let w_A(j) be A's tokens j
-rounds earlier. Then A deletes B if
-
-1. w_A(k + j) <= w_B(j) for all j >= 0;
-2. A's clock after the k rounds equals B's. If neither has a clock, A's need after the k rounds is
-   at most B's. The need of a label without a clock is the least round at which it may join the
-   clock: max over the requests placed of (arrival + output, less the rounds passed since), and at
-   least the first round of the clock. A round that passes lowers it by one. A label without a clock
-   may pass rounds, then join, then pass more. If only A has a clock, it deletes nothing;
-3. A and B have placed the same requests, or A has placed i where B has placed j, with i at least j
-   in peak, output and earliest completion (arrival + output).
-
-*Proof.* Take a completion of B: the rounds before now in which the others are placed. A passes k
-rounds and then does the same, with j where B places i. By 1 the tokens of those placed before are
-no more than B's, and by 3 those of j are at each round at most those of i: p_j - x <= p_i - x,
-over a shorter run. So all fits. By 2 the clocks agree, so that each request completes as late as in
-B's schedule, and j may complete wherever i may. The steps left are the same, with the same numbers
-placed, or fewer if the start of the schedule became empty. So A has a completion of at most B's
-total.
-
-*No circle.* Labels are deleted one after another, each by a label that is there at that moment. Of
-a label that is deleted follow the one that deleted it, and so on. The moments ascend, so this ends
-at a label that stays. If any label of a layer has a completion below the target, so has one that
-stays. The next label of this schedule is made in the next layer, because its path is in the graph.
+memory: `optsched.bounds.checker.enumeration` has the labels, and the proof that those that are
+deleted do not matter. Every schedule below the target is in the graph, since the graph lost only
+paths that cost the target or more. If no label is left, no schedule is below the target. The labels
+of the last layer are schedules.
 
 **Targets from below.** The labels below a target grow exponentially with it. So targets are proved
 one above another (`finish`): the first costs next to nothing, each is a bound, and they say how far
@@ -45,7 +12,8 @@ the labels that are allowed will reach.
 
 **A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
 proved, but what remains in the last layer is a schedule. The best are those that may be completed
-at the least cost, by the graph and counters. Of the placements only some times as many are tried.
+at the least cost, by the graph and the tables of groups. Of the placements only some times as many
+are tried.
 
 **Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
 to wait to join the clock. In all other cases they are not followed: without them the schedule is
@@ -113,16 +81,10 @@ def refused(relaxation: Relaxation) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """What the enumeration has shown.
+    """What the enumeration has shown: no schedule has a total latency below ``bound``, in rounds.
 
-    Parameters
-    ----------
-    bound : int
-        No schedule has a lower total latency, in rounds.
-    starts : ndarray of int64, shape (n,), or None
-        A schedule of that value, unless the bound is the target.
-    labels : list of int
-        The number of labels that were kept, by layer.
+    ``starts`` is a schedule of that value, unless the bound is the target. ``labels`` has the
+    numbers of labels that were kept, by layer.
     """
 
     bound: int

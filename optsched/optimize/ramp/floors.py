@@ -112,17 +112,9 @@ def count_multisets(
 
 @dataclass(eq=False)
 class Ladder:
-    """Floors from coarse to exact, step by step.
+    """Floors of the kinds of a relaxation from coarse to exact, step by step.
 
-    Parameters
-    ----------
-    relaxation : Relaxation
-        Only its kinds are used.
-
-    Attributes
-    ----------
-    steps : list of ndarray of int64, shape (kinds,)
-        Floors; none rises from one step to the next, and those of the last are exact.
+    None rises from one step to the next, and those of the last are exact.
     """
 
     relaxation: Relaxation
