@@ -213,7 +213,6 @@ class Ascent:
         self._resize(prices, bucket)
         self._requests = _Requests(model.arrival, model.output, model.first_kv, float(model.unit))
         self._windows = _Windows(model.arrival.copy(), model.arrival.copy())
-        self.evaluations = 0
         self.trust = 1.0
         self.value = -math.inf
 
@@ -263,7 +262,6 @@ class Ascent:
         use = np.cumsum(np.cumsum(ends))[1 : self.units + 1]
         per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
         capacity = model.instance.kv_capacity * self.bucket
-        self.evaluations += 1
 
         return float(total - capacity * price.sum()), per_bucket - capacity
 

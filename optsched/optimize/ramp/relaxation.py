@@ -177,9 +177,7 @@ class Relaxation:
         self.found: list[Ints] = []
         self.shown: list[tuple[int, Any]] = []
         self._known = self.upper
-        self.violation = np.ones(len(self.copies))
         self.made = 0
-        self.evaluations = 0
         self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._step = 1.0
         self.bound = max(self.bound, int(jobs.output.sum()))
@@ -333,7 +331,6 @@ class Relaxation:
         kernels, period, graph = self._kernels, self.period, self.graph
         value, kind = self.values(pi)
         backward = kernels.sweep_backward(graph, value)
-        self.evaluations += 1
         if backward[0] >= kernels.INFINITE:
             return 0, backward, None
 
@@ -423,7 +420,6 @@ class Relaxation:
 
         self._paths = self._paths[-_PATHS:]
         self._step = max(bundle.step, 0.01)
-        self.violation = bundle.weight @ np.abs(bundle.slopes) / max(bundle.weight.sum(), 1e-9)
 
     def _ascend_on_part(self) -> None:
         """Improve the multipliers on the nodes of the cheapest paths, then take them if they pay.
