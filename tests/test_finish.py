@@ -38,6 +38,7 @@ from optsched.bounds.checker.product import (
     PARTS,
     STATES,
     Graph,
+    Level as Product,
 )
 from optsched.bounds.checker.ramp import check_ramp, compiled
 from optsched.bounds.checker.replay import Compiled
@@ -674,16 +675,15 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
     product, graphs = checker_period.product, graphs_met(monkeypatch)
     rng, stops = np.random.default_rng(8), Counter()
 
-    def short(
-        v: int, graph: Any, labels: Any, p: Any, t: Any, f: Any, count: Any, room: Any
-    ) -> int:
+    def short(v: int, level: Product, count: Any, room: Any) -> int:
         # More room is there than the product is told of, so it may go on where it stopped.
-        while v < len(graph.loop):
+        while v < len(level.graph.loop):
             tried, few = v, room.copy()
             which = (NODES, ARCS, LABELS, PARTS, CELLS, STATES)[int(rng.integers(6))]
-            used = [f.first[v], count[KEPT], count[LABELS], count[PARTS], 0, *t.made]
+            nodes, made = level.fine.first[v], level.states.made
+            used = [nodes, count[KEPT], count[LABELS], count[PARTS], 0, *made]
             few[which] = min(room[which], used[which] + int(rng.integers(0, 60)))
-            v = product(v, graph, labels, p, t, f, count, few)
+            v = product(v, level, count, few)
             stops[which] += v == tried
             if v == tried and rng.integers(4) == 0:
                 break  # it may be short of what there is
