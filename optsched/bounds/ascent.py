@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from optsched.bounds.dual import Prices, prices_in_rounds
-from optsched.bounds.timeline import Floats, Ints, Model, busy_prices
+from optsched.bounds.timeline import Floats, Model, busy_prices
 from optsched.problem.kernel import njit
 
 _COARSE, _FINE = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3)), (0.3, 0.1, 0.03)
@@ -69,29 +68,6 @@ def raise_dual(
         report(prices_in_rounds(model, ascent.dense()))
 
     return ascent.mean
-
-
-class _Requests(NamedTuple):
-    """The columns of a `Model`, for compiled code."""
-
-    arrival: Ints
-    output: Ints
-    first_kv: Floats
-    unit: float
-
-
-class _Windows(NamedTuple):
-    """First and last start of every request that is evaluated."""
-
-    lo: Ints
-    hi: Ints
-
-
-class _Sums(NamedTuple):
-    """Sums of price, and of price * time, up to each unit."""
-
-    price: Floats
-    moment: Floats
 
 
 @njit(nogil=True, error_model="numpy")
@@ -211,8 +187,8 @@ class Ascent:
         self.stop = stop
         self.mean = model.arrival.astype(np.float64)
         self._resize(prices, bucket)
-        self._requests = _Requests(model.arrival, model.output, model.first_kv, float(model.unit))
-        self._windows = _Windows(model.arrival.copy(), model.arrival.copy())
+        self._requests = model.arrival, model.output, model.first_kv, float(model.unit)
+        self._windows = model.arrival.copy(), model.arrival.copy()  # of starts: first and last
         self.trust = 1.0
         self.value = -math.inf
 
@@ -233,7 +209,8 @@ class Ascent:
         """Return the prices, one per unit."""
         return np.repeat(self.price, self.bucket)
 
-    def _sums(self, price: Floats) -> _Sums:
+    def _sums(self, price: Floats) -> tuple[Floats, Floats]:
+        """Return the sums of price, and of price * time, up to each unit."""
         lam = np.zeros(self.size)
         gam = np.zeros(self.size)
         dense = np.repeat(price, self.bucket)
@@ -242,14 +219,14 @@ class Ascent:
         lam[self.units + 1 :] = lam[self.units]
         gam[self.units + 1 :] = gam[self.units]
 
-        return _Sums(lam, gam)
+        return lam, gam
 
     def refresh(self, margin: float, pad: int) -> float:
         """Set the windows to starts near the best ones; return the dual value over all starts."""
-        model, windows = self.model, self._windows
-        total = _minima(self._requests, self.reach, self._sums(self.price), margin, windows)
-        np.maximum(windows.lo - pad, model.arrival, out=windows.lo)
-        np.minimum(windows.hi + pad, self.reach, out=windows.hi)
+        model, (lo, hi) = self.model, self._windows
+        total = _minima(self._requests, self.reach, self._sums(self.price), margin, (lo, hi))
+        np.maximum(lo - pad, model.arrival, out=lo)
+        np.minimum(hi + pad, self.reach, out=hi)
         self.value = float(total - model.instance.kv_capacity * self.bucket * self.price.sum())
 
         return self.value

@@ -73,6 +73,7 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
     # Of all requests before each cut: the bound, where their last piece begins, and its tree.
     best: list[tuple[float, int, Branches]] = [(0.0, 0, _ROOT)]
 
+    # Bounds of disjoint pieces add up, so the best division of what is before a cut is kept.
     for place in range(len(cuts)):
         alone_too = float(lowest[ends[place + 1]] - lowest[ends[place]])
         found = best[place][0] + alone_too, place, _ROOT

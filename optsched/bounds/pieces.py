@@ -68,6 +68,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     # Each thread silences warnings for a while, and the last to end would leave them silenced.
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
         warnings.simplefilter("ignore")
+        # Each piece's requests alone cost no more than they do in any schedule of all.
         for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
             best = max(proofs, key=lambda one: one.value)
             total += best.value * (last - first if joint else 1)

@@ -128,6 +128,7 @@ def _in_seconds(
     slack = _CLOCK * (1 + instance.release)
     best = int(able.sum())
 
+    # Whatever is within its limits does this work in its window, and so do all of them together.
     priced = _priced(instance, cost, work, step)
     for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
         begin = np.maximum(instance.release - slack, 0.0)[able]

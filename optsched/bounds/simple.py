@@ -44,6 +44,7 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     total = 0
     release = [a * capacity for a in instance.arrival.tolist()]
     completions = srpt_completions(release, instance.volume.tolist())
+    # The k-th smallest completion of any schedule is at least either of these.
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(-(-completion // capacity), floor)
 

@@ -51,6 +51,7 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
         slos, workers = {slo: limit}, task.workers
         return most_within(instance, task.cost_model, slos, workers, columns=False) <= k
 
+    # Where at most k requests can be within a limit, the k-th smallest time, from 0, is above it.
     whole = instance.in_rounds
     low, high = 0.0, 1.0
     while not budget.over and few(high):

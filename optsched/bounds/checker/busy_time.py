@@ -213,6 +213,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         waits += (one - theta) * first
         fixed += (one + theta) * m * decode
 
+        # F is concave in k: so many tokens cost at least as often the mean of those at the ends.
         for b in range(CHORDS):
             low, high = m * b // CHORDS, m * (b + 1) // CHORDS
             for k in {low, high - 1} if high > low else ():

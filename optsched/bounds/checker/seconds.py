@@ -58,6 +58,7 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     order = sorted(range(len(arrival)), key=lambda i: (arrival[i], i))
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
 
+    # Latencies of disjoint sets add up, and a makespan is at least that of any set.
     latest = objective == "makespan"
     values = []
     for first, last, leaf in _parts(certificate["tree"], len(order), "max" if latest else "sum"):
@@ -133,6 +134,7 @@ def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> i
         busy = max(map(sum, zip(reversed(part.arrival), rest, strict=True)))
         return max(busy, ends[-1])
 
+    # The k-th smallest completion is at least the k-th of the machine, and of requests alone.
     machine = srpt_completions(part.arrival, length)
     waited = sum(map(max, machine, ends)) - sum(part.arrival) - n
     return max(waited, sum(alone))

@@ -223,6 +223,7 @@ def enumerate_below(
         labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
         steps, sizes = [], []
 
+        # If no label is left after some placements, no schedule is below the target.
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
             layer, found = labels.layer, labels.placements

@@ -180,6 +180,7 @@ class Refinement:
 
     def run(self) -> str:
         """Prove targets. Return why the last one is not the known value, or an empty string."""
+        # Every target that is proved is a bound, whether or not the known value is.
         while True:
             self._climb_on()
             if self.session.over():
