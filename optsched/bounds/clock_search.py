@@ -193,6 +193,7 @@ def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
     open_nodes = [(value, 0)]
     used = 1
 
+    # Every schedule belongs to an open node, so the least of their values is a bound.
     while True:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at]

@@ -169,6 +169,7 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
             depth += 1
             continue
 
+        # A schedule belongs to one of two children, so the smaller bound holds, and the node's own.
         while depth > 0:
             i, k = pairs[depth - 1] // n, pairs[depth - 1] % n
             if decided[i, k] == _BEFORE:

@@ -243,6 +243,7 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
         node, passed = stack[depth, 0], stack[depth, 1]
         clock, total = stack[depth, 2], stack[depth, 3]
 
+        # What the graph or the table prices beyond the cutoff is in no schedule that is looked for.
         while node >= 0:
             number[_STEPS] += 1
             if number[_STEPS] > number[_ALLOWED]:

@@ -96,6 +96,7 @@ def _costs_to_end(graph: Graph, price: Ints, rest: Ints) -> None:
     """Set each node's min cost to the end, where `NEVER` stands."""
     into, source, label = graph.into, graph.source, graph.label
     rest[-1] = 0
+    # Nodes are in topological order: from the end backward each cost is known when it is passed on.
     for after in range(np.uint64(len(rest))):
         v = np.uint64(len(rest)) - _ONE - after
         if rest[v] < NEVER:
