@@ -19,10 +19,15 @@ from optsched.bounds.certificate import make_certificate, verify_certificate
 from optsched.bounds.checker import (
     check as checker,
     check_certificate,
-    parts as checker_parts,
     schedule_value,
 )
-from optsched.bounds.checker.parts import Limits as LevelLimits, Rejected, TooLarge, columns_of
+from optsched.bounds.checker.parts import (
+    Budget as Steps,
+    Limits as LevelLimits,
+    Rejected,
+    TooLarge,
+    columns_of,
+)
 from optsched.bounds.checker.ramp import check_ramp
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.dual import Prices, dual_value
@@ -425,7 +430,7 @@ def test_what_a_check_would_take_is_refused_in_one_line() -> None:
             check_ramp(columns_of(instance), ramp(instance, 10**7), replays=replays)
 
 
-def test_steps_are_counted_over_the_whole_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_counted_over_the_whole_certificate() -> None:
     # One period is cheap enough; 200 of them are not. So are few prices, and not 4,000.
     def periods(times: int) -> Instance:
         arrival = np.repeat(np.arange(times) * 10**4, 8)
@@ -436,20 +441,19 @@ def test_steps_are_counted_over_the_whole_certificate(monkeypatch: pytest.Monkey
     leaf["periods"][0]["clock"] = 12
     free = [prices_leaf(Prices(np.arange(1, k + 1), np.zeros(k, int), 1)) for k in (1, 4000)]
     proved = check_ramp(columns_of(one), leaf)
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 10**6)
-    assert check_ramp(columns_of(one), leaf) == proved
+    assert check_ramp(columns_of(one), leaf, Steps(10**6)) == proved
     with pytest.raises(TooLarge, match="more than 1000000 steps"):
-        check_ramp(columns_of(many), {**leaf, "periods": leaf["periods"] * 200})
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 3000)
+        check_ramp(columns_of(many), {**leaf, "periods": leaf["periods"] * 200}, Steps(10**6))
     outputs = int(one.output_tokens.sum())
-    assert check_certificate(one, make_certificate(one, free[0], value=outputs)) == outputs
+    few, more = (make_certificate(one, prices, value=outputs) for prices in free)
+    assert check_certificate(one, few, Steps(3000)) == outputs
     with pytest.raises(Rejected, match="steps; too large to check"):
-        check_certificate(one, make_certificate(one, free[1], value=outputs))
+        check_certificate(one, more, Steps(3000))
 
 
 @pytest.mark.parametrize("scale", [1, 10**17])
 def test_a_search_through_prices_that_runs_out_of_steps_is_refused_wherever_it_stops(
-    scale: int, monkeypatch: pytest.MonkeyPatch
+    scale: int,
 ) -> None:
     # A claim of 10 above what is proved: with the minima of the last requests left out, the sum
     # would be smaller or larger, and no count of steps may let it through.
@@ -458,13 +462,11 @@ def test_a_search_through_prices_that_runs_out_of_steps_is_refused_wherever_it_s
     good = claim(instance, prices)
     stopped = 0
     for steps in range(0, 9000, 21):
-        monkeypatch.setattr(checker_parts, "MAX_STEPS", steps)
         try:
-            assert check_certificate(instance, good) == good["value"]
+            assert check_certificate(instance, good, Steps(steps)) == good["value"]
         except TooLarge:
             stopped += 1
     assert 0 < stopped < 9000 // 21
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 10**9)
     with pytest.raises(Rejected, match="is proved"):
         check_certificate(instance, sealed({**good, "value": good["value"] + 10}))
 

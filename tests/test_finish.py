@@ -22,7 +22,6 @@ from test_ramp import certified, coarse_to_fine, replayed, tiny_instance
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker import (
     check_certificate,
-    parts as checker_parts,
     period as checker_period,
 )
 from optsched.bounds.checker.enumeration import larger_kinds
@@ -455,31 +454,25 @@ def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops() -> None:
             check_ramp(columns_of(instance), leaf, budget)
         taken = Budget().left - budget.left
         for few in range(max(0, taken - 7), taken + 1):
-            budget = Budget()
-            budget.left = few
             with pytest.raises(Rejected) as found:
-                check_ramp(columns_of(instance), leaf, budget)
+                check_ramp(columns_of(instance), leaf, Budget(few))
             stopped += isinstance(found.value, TooLarge)
             ended += str(found.value) == str(full.value)
     assert stopped > 100
     assert ended > 10
 
 
-def test_labels_that_are_compared_count_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_that_are_compared_count_as_steps() -> None:
     # Labels of equal requests have all placed the same. Up to 1,287 of them are in a layer here,
     # and each is compared with those before it: millions of times, though 47,000 labels are made.
     # Eight compiled steps count as one.
     instance, leaf = forged(13, 6, 40)
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 1_000_000)
     with pytest.raises(Rejected, match="found a schedule below 10000"):
-        check_ramp(columns_of(instance), leaf)
-    monkeypatch.setattr(checker_parts, "COMPILED", 1)
+        check_ramp(columns_of(instance), leaf, Budget(1_000_000))
     with pytest.raises(TooLarge, match="more than 1000000 steps"):
-        check_ramp(columns_of(instance), leaf)
-    monkeypatch.undo()
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 200_000)
+        check_ramp(columns_of(instance), leaf, Budget(1_000_000, per_step=1))
     with pytest.raises(TooLarge, match="more than 200000 steps"):
-        check_ramp(columns_of(instance), leaf)
+        check_ramp(columns_of(instance), leaf, Budget(200_000))
 
 
 def test_ways_into_the_clock_and_labels_are_limited_apart() -> None:

@@ -33,7 +33,9 @@ from optsched.bounds.checker.seconds import FIELDS, proved_ticks
 _FIELDS = {*FIELDS, "denominator"} - {"cost_model", "ticks_per_second"}
 
 
-def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
+def check_certificate(
+    instance: Any, certificate: dict[str, Any], budget: Budget | None = None
+) -> int:
     """Return the value that a certificate proves for an instance.
 
     Parameters
@@ -42,6 +44,8 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
         An instance in rounds, or in seconds if the certificate is.
     certificate : dict
         The JSON object of a certificate file.
+    budget : Budget, optional
+        The steps that the check may take. Default: a billion.
 
     Returns
     -------
@@ -58,7 +62,7 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
         If the check would take too much.
     """
     try:
-        return _check(instance, certificate)
+        return _check(instance, certificate, budget or Budget())
     except Rejected:
         raise
     except (MemoryError, RecursionError) as error:
@@ -68,7 +72,7 @@ def check_certificate(instance: Any, certificate: dict[str, Any]) -> int:
         raise Rejected(f"cannot be checked: {type(error).__name__}: {reason:.200}") from None
 
 
-def _check(instance: Any, certificate: Any) -> int:
+def _check(instance: Any, certificate: Any, budget: Budget) -> int:
     kind = type(certificate).__name__
     expect(kind == "dict", f"certificate: found {kind}; expected a JSON object")
     claim = certificate.get("claim")
@@ -84,7 +88,7 @@ def _check(instance: Any, certificate: Any) -> int:
         same(certificate[name], expected, name)
 
     value = integer(certificate["value"], "value")
-    proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, Budget())
+    proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, budget)
     expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
 
     if claim == "optimal":

@@ -21,7 +21,7 @@ MAX_BITS = 1024
 MAX_STEPS = 1_000_000_000
 """Max steps of a check. A second allows a million steps or more."""
 COMPILED = 8
-"""The number of compiled steps that count as one, rounded up."""
+"""The number of compiled steps that count as one, rounded up, by default."""
 
 
 class Rejected(ValueError):
@@ -38,19 +38,20 @@ class TooLarge(Rejected):
 class Budget:
     """The steps that a check may still take."""
 
-    def __init__(self) -> None:
-        self.left = MAX_STEPS
+    def __init__(self, steps: int | None = None, per_step: int = COMPILED) -> None:
+        self.steps = self.left = MAX_STEPS if steps is None else steps
+        self.per_step = per_step  # compiled ones
 
     def spend(self, steps: int) -> None:
         """Count some steps, if possible before they are taken."""
         self.left -= steps
         if self.left < 0:
-            raise TooLarge(f"found more than {MAX_STEPS} steps; too large to check")
+            raise TooLarge(f"found more than {self.steps} steps; too large to check")
 
     @property
     def compiled(self) -> int:
         """The compiled steps that a check may still take. A loop that takes more must end."""
-        return COMPILED * self.left
+        return self.per_step * self.left
 
     def spend_compiled(self, steps: int) -> None:
         """Count some compiled steps that were taken, since they are known only afterwards.
@@ -58,14 +59,14 @@ class Budget:
         They count rounded up: one more than `compiled` rejects the certificate, and so what a loop
         that ended early has left undone is never taken for a result.
         """
-        self.spend(-(-steps // COMPILED))
+        self.spend(-(-steps // self.per_step))
 
 
 class Unlimited(Budget):
     """What a prover may take: as many steps as its time allows."""
 
     def __init__(self) -> None:
-        self.left = 1 << 58
+        super().__init__(1 << 58)
 
     def spend(self, steps: int) -> None:
         """Count nothing."""
