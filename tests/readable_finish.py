@@ -44,7 +44,7 @@ class Readable:
 
     def arcs(self, u: int) -> list[tuple[int, int, str, list[int]]]:
         """Return target, fixed rounds, what it is, and kinds of the arcs of a node."""
-        (start, targets, numbers), period = self.r.arcs, self.r.period
+        (start, targets, numbers, _), period = self.r.graph, self.r.period
         labels, out = period.labels, []
         for a in range(start[u], start[u + 1]):
             label, v = int(numbers[a]), int(targets[a])

@@ -23,9 +23,8 @@ from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_price
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.paths import completions_of, value_at
-from optsched.bounds.paths_kernel import Shared
-from optsched.bounds.shares_kernel import scale_to_one
+from optsched.bounds.shares import completions_of, value_at
+from optsched.bounds.shares_kernel import Shared, scale_to_one
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.optimize.strategies import allowed_policies
@@ -222,6 +221,11 @@ def wild_shares(
     return shared, np.zeros((len(cell), 2))
 
 
+def nothing_shared(tokens: Tokens, price: np.ndarray) -> Shared:
+    """Prices p3 of 0, and no shares."""
+    return Shared(np.zeros(len(price)), np.zeros(len(tokens.arrival) + 1, np.int64), np.zeros(0))
+
+
 def check_tiny(seed: int, count: int) -> None:
     generator = np.random.default_rng(seed)
     for _ in range(count):
@@ -240,10 +244,11 @@ def check_tiny(seed: int, count: int) -> None:
             assert busy.value_at(tokens, width, p1, p2) <= tel * (1 + 1e-12), about
             if not p1.any():
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
-                assert value_at(tokens, width, p2, levels) <= tel * (1 + 1e-12), about
+                none = nothing_shared(tokens, p2)
+                assert value_at(tokens, width, p2, levels, none) <= tel * (1 + 1e-12), about
                 shared, centre = wild_shares(generator, tokens, width, len(p2))
                 for _ in range(2):  # the second time around the multipliers that were best
-                    found = value_at(tokens, width, p2, levels, shared=shared, centre=centre)
+                    found = value_at(tokens, width, p2, levels, shared, centre=centre)
                     assert found <= tel * (1 + 1e-12), about
         piece = piece_of(BoundTask(instance, cost))
         for nodes in (1, 4, 40):
@@ -301,8 +306,9 @@ def check_joint(seed: int, count: int) -> None:
                 if not p1.any():
                     levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                     shared, centre = wild_shares(generator, tokens, width, len(p2))
-                    for given in ({}, {"shared": shared, "centre": centre}):
-                        found = value_at(tokens, width, p2, levels, **weight, **given)
+                    for given in ((nothing_shared(tokens, p2),), (shared, centre)):
+                        way = dict(zip(("shared", "centre"), given, strict=False))
+                        found = value_at(tokens, width, p2, levels, **weight, **way)
                         assert found <= most, f"{a}: {about}"
 
 
@@ -489,7 +495,7 @@ def test_requests_that_share_a_fixed_cost_pay_all_of_it() -> None:
     for share, expected in ((0.5, 0.103), (0.0, 0.056)):
         shared = Shared(price, begin, np.full(2 * cells, share))
         levels = np.linspace(0.02, 30, 200)
-        value = value_at(tokens, width, np.zeros(cells), levels, shared=shared)
+        value = value_at(tokens, width, np.zeros(cells), levels, shared)
         assert value == pytest.approx(expected, rel=0.01)
         assert value <= expected
 

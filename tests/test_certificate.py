@@ -15,17 +15,23 @@ from brute_force import brute_force_tel
 from test_dual import random_instance, random_prices
 from typer.testing import CliRunner
 
-from optsched.bounds.certificate import branch, make_certificate, prices_leaf, verify_certificate
+from optsched.bounds.certificate import make_certificate, verify_certificate
 from optsched.bounds.checker import (
     check as checker,
     check_certificate,
-    parts as checker_parts,
     schedule_value,
 )
-from optsched.bounds.checker.parts import Limits as LevelLimits, Rejected, TooLarge, columns_of
+from optsched.bounds.checker.parts import (
+    Budget as Steps,
+    Limits as LevelLimits,
+    Rejected,
+    TooLarge,
+    columns_of,
+)
 from optsched.bounds.checker.ramp import check_ramp
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.leaves import prices_leaf
 from optsched.bounds.shadow import best_prices
 from optsched.cli import app
 from optsched.files.read_write import read_instance, write_instance, write_json
@@ -102,54 +108,6 @@ def leaf_value(
             for k in range(first, last + 1)
         )
     return -(-total // denominator)
-
-
-def test_a_branch_proves_the_least_of_its_leaves() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(400):
-        instance = random_instance(rng, 4)
-        i = int(rng.integers(instance.n))
-        a = int(instance.arrival[i])
-        denominator = int(rng.integers(1, 9))
-        cuts = np.sort(rng.choice(np.arange(a + 1, a + 9), int(rng.integers(1, 4)), replace=False))
-        begins = [a, *cuts.tolist()]
-        ends = [*(cuts - 1).tolist(), None]
-        children, values = [], []
-        for low, high in zip(begins, ends, strict=True):
-            prices = random_prices(rng, denominator)
-            children.append((low, high, prices_leaf(prices)))
-            pieces = prices.from_round.tolist(), prices.price.tolist()
-            values.append(leaf_value(instance, *pieces, denominator, low, high, i))
-        tree = branch(i, children)
-        good = make_certificate(instance, tree, value=min(values), denominator=denominator)
-        assert check_certificate(instance, good) == min(values)
-        assert min(values) <= brute_force_tel(instance)[0]
-        for spoil in range(len(children)):
-            bad = copy.deepcopy(good)
-            del bad["tree"]["children"][spoil]
-            with pytest.raises(Rejected, match=r"tree: request|without children"):
-                check_certificate(instance, sealed(bad))
-
-
-def test_nested_branches_inherit_their_ranges() -> None:
-    instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4)
-    leaf = prices_leaf(Prices(np.array([1]), np.array([0]), 1))
-    inner = branch(0, [(3, 3, leaf), (4, 5, leaf)])
-    tree = branch(0, [(0, 2, leaf), (3, 5, inner), (6, None, leaf)])
-    assert check_certificate(instance, make_certificate(instance, tree, value=4)) == 4
-    for wrong in (
-        branch(0, [(3, 3, leaf), (4, 6, leaf)]),  # beyond the parent's range
-        branch(0, [(3, 3, leaf), (4, None, leaf)]),
-        branch(0, [(3, 4, leaf)]),  # 5 is missing
-        branch(0, [(2, 3, leaf), (4, 5, leaf)]),
-        branch(0, [(3, 4, leaf), (4, 5, leaf)]),  # overlap
-        branch(0, [(3, 2, leaf), (3, 5, leaf)]),  # empty
-        branch(2, [(0, None, leaf)]),  # no such request
-        branch(0, []),
-    ):
-        tree = branch(0, [(0, 2, leaf), (3, 5, wrong), (6, None, leaf)])
-        with pytest.raises(Rejected, match="tree"):
-            check_certificate(instance, make_certificate(instance, tree, value=4))
 
 
 def test_optimality_needs_a_schedule_of_the_value_and_within_the_limits() -> None:
@@ -472,20 +430,54 @@ def test_what_a_check_would_take_is_refused_in_one_line() -> None:
             check_ramp(columns_of(instance), ramp(instance, 10**7), replays=replays)
 
 
-def test_steps_are_counted_over_the_whole_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One leaf is cheap enough; 200 of them, in a tree, are not. The same of prices.
-    wide = Instance([0] * 8, [1] * 8, range(5, 13), kv_capacity=30)
-    outputs = int(wide.output_tokens.sum())
-    free = prices_leaf(Prices(np.array([1]), np.array([0]), 1))
-    of_ramp = ramp(wide, outputs)
-    proved = check_ramp(columns_of(wide), of_ramp)
-    for leaf, value, steps in ((of_ramp, proved, 10**6), (free, outputs, 10**4)):
-        monkeypatch.setattr(checker_parts, "MAX_STEPS", steps)
-        assert check_certificate(wide, make_certificate(wide, leaf, value=value)) == value
-        children = [(t, t, leaf) for t in range(200)]
-        tree = branch(0, [*children, (200, None, leaf)])
-        with pytest.raises(Rejected, match="steps; too large to check"):
-            check_certificate(wide, make_certificate(wide, tree, value=value))
+def test_steps_are_counted_over_the_whole_certificate() -> None:
+    # One period is cheap enough; 200 of them are not. So are few prices, and not 4,000.
+    def periods(times: int) -> Instance:
+        arrival = np.repeat(np.arange(times) * 10**4, 8)
+        return Instance(arrival, [1] * 8 * times, [*range(5, 13)] * times, kv_capacity=30)
+
+    one, many = periods(1), periods(200)
+    leaf = ramp(one, 10**6)
+    leaf["periods"][0]["clock"] = 12
+    free = [prices_leaf(Prices(np.arange(1, k + 1), np.zeros(k, int), 1)) for k in (1, 4000)]
+    proved = check_ramp(columns_of(one), leaf)
+    assert check_ramp(columns_of(one), leaf, Steps(10**6)) == proved
+    with pytest.raises(TooLarge, match="more than 1000000 steps"):
+        check_ramp(columns_of(many), {**leaf, "periods": leaf["periods"] * 200}, Steps(10**6))
+    outputs = int(one.output_tokens.sum())
+    few, more = (make_certificate(one, prices, value=outputs) for prices in free)
+    assert check_certificate(one, few, Steps(3000)) == outputs
+    with pytest.raises(Rejected, match="steps; too large to check"):
+        check_certificate(one, more, Steps(3000))
+
+
+@pytest.mark.parametrize("scale", [1, 10**17])
+def test_a_search_through_prices_that_runs_out_of_steps_is_refused_wherever_it_stops(
+    scale: int,
+) -> None:
+    # A claim of 10 above what is proved: with the minima of the last requests left out, the sum
+    # would be smaller or larger, and no count of steps may let it through.
+    instance = Instance(np.arange(6), [2] * 6, [3] * 6, kv_capacity=9)
+    prices = Prices(np.arange(1, 30), np.append(np.arange(28) % 3, 0) * scale, scale)
+    good = claim(instance, prices)
+    stopped = 0
+    for steps in range(0, 9000, 21):
+        try:
+            assert check_certificate(instance, good, Steps(steps)) == good["value"]
+        except TooLarge:
+            stopped += 1
+    assert 0 < stopped < 9000 // 21
+    with pytest.raises(Rejected, match="is proved"):
+        check_certificate(instance, sealed({**good, "value": good["value"] + 10}))
+
+
+def test_a_tree_of_branches_is_refused_by_name() -> None:
+    # No program wrote one.
+    leaf = prices_leaf(Prices(np.array([1]), np.array([0]), 1))
+    children = [{"from": 0, "to": None, "tree": leaf}]
+    tree = {"branch": 0, "children": children}
+    with pytest.raises(Rejected, match="expected 'prices' or 'ramp'"):
+        check_certificate(SIX, make_certificate(SIX, tree, value=20))
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("maximum recursion depth")])
@@ -497,7 +489,7 @@ def test_a_check_without_room_says_nothing_of_the_claim(
 
     instance = Instance([0], [1], [3], kv_capacity=4)
     certificate = make_certificate(instance, ramp(instance, 3), value=3)
-    monkeypatch.setattr(checker, "_leaves", full)
+    monkeypatch.setattr(checker, "_leaf", full)
     with pytest.raises(ViolationError, match=f"no room to check it .{type(error).__name__}") as no:
         verify_certificate(instance, certificate)
     assert no.value.rule == "certificate_size"
@@ -546,10 +538,10 @@ def test_the_command_refuses_forgeries_and_large_files_in_one_line(
 
 def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
     runner = CliRunner()
-    instance = generate("jaillet-model-2", seed=3, n=12)
+    instance = generate("jaillet-model-2", seed=3, n=6)
     path, out = tmp_path / "i.json", tmp_path / "c.json"
     write_instance(instance, path)
-    words = ["bound", str(path), "--time-limit", "2", "--certificate-out", str(out)]
+    words = ["bound", str(path), "--time-limit", "0.5", "--certificate-out", str(out)]
     assert runner.invoke(app, words).exit_code == 0
     assert runner.invoke(app, ["verify", str(path), str(out)]).exit_code == 0
     certificate = json.loads(out.read_text())

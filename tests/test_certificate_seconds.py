@@ -19,18 +19,9 @@ from test_certificate import corrupted, sealed
 from typer.testing import CliRunner
 
 from optsched import BatchCost, Instance, bound, load_cost_model
-from optsched.bounds import busy_time as busy, lower_bound, paths
+from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.base import BoundTask
-from optsched.bounds.certificate import (
-    TICKS_PER_SECOND,
-    busy_time_leaf,
-    certify,
-    clock_leaf,
-    parts,
-    shares_leaf,
-    verify_certificate,
-    work_leaf,
-)
+from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import (
     check_certificate,
     kernel as checker_kernel,
@@ -48,11 +39,20 @@ from optsched.bounds.checker.kernel import (
     times,
 )
 from optsched.bounds.checker.parts import Rejected
-from optsched.bounds.checker.seconds import _completions, proved_ticks
+from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
+from optsched.bounds.leaves import (
+    TICKS_PER_SECOND,
+    busy_time_leaf,
+    clock_leaf,
+    parts,
+    shares_leaf,
+    work_leaf,
+)
 from optsched.bounds.machine import srpt_completions
-from optsched.bounds.paths_kernel import Shared, Use
+from optsched.bounds.shares import value_at
+from optsched.bounds.shares_kernel import Shared, Use
 from optsched.cli import app
 from optsched.files.read_write import write_instance
 from optsched.problem.errors import UsageError, ViolationError
@@ -94,7 +94,7 @@ def wild_leaf(
     tokens = busy.tokens_of(instance.subset(np.argsort(instance.arrival, kind="stable")), cost)
     shared, centre = wild_shares(rng, tokens, width, len(price))
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
-    paths.value_at(tokens, width, price, LEVELS, use, shared=shared, centre=centre)
+    value_at(tokens, width, price, LEVELS, shared, use=use, centre=centre)
     centre *= rng.choice([0, 0.3, 1, 1, 1, 50], centre.shape)
     cell = np.array([busy.cell_at(at, width) for at in tokens.arrival])
     levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
@@ -196,13 +196,23 @@ def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
         assert certify(instance, PLAIN, objective, first)["value"] == less * 10**9
 
 
-def test_the_checkers_machine_is_that_of_the_bounds() -> None:
+def test_the_machine_runs_the_job_with_the_least_left_to_do() -> None:
+    # Moment by moment: of the jobs that are there, the one with the least left runs for one tick.
     rng = np.random.default_rng(3)
     for _ in range(200):
         n = int(rng.integers(1, 30))
         arrival = np.sort(rng.integers(0, 50, n)).tolist()
-        length = rng.integers(0, 12, n).tolist()
-        assert _completions(arrival, length) == list(srpt_completions(arrival, length))
+        length = rng.integers(1, 12, n).tolist()
+        left, ends = dict(enumerate(length)), []
+        for now in range(50 + sum(length)):
+            there = [j for j in left if arrival[j] <= now]
+            if there:
+                job = min(there, key=lambda j: (left[j], j))
+                left[job] -= 1
+                if left[job] == 0:
+                    del left[job]
+                    ends.append(now + 1)
+        assert srpt_completions(arrival, length) == ends
 
 
 def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
@@ -689,12 +699,11 @@ def test_the_clock_is_certified_to_one_part_in_a_million(rate: float) -> None:
         assert found.certified == pytest.approx(found.value, rel=1e-6)
 
 
-def test_what_a_check_may_take_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_check_may_take_is_limited() -> None:
     instance = Instance([0.0] * 9, [3] * 9, [3] * 9, kv_capacity=9, time_unit="second")
     good = certify(instance, PLAIN, "tel", work_leaf())
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
     with pytest.raises(Rejected, match="steps; too large to check"):
-        check_certificate(instance, good)
+        check_certificate(instance, good, checker_parts.Budget(100))
 
 
 def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -706,10 +715,8 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
         1e-3, np.full(cells, 1e5), LEVELS, shared, np.full((9, 2), 50.0), np.zeros(9, np.int64)
     )
     good = certify(instance, PLAIN, "tel", leaf)
-    monkeypatch.setattr(checker_parts, "MAX_STEPS", 250_000)
     with pytest.raises(Rejected, match="steps; too large to check"):
-        check_certificate(instance, good)
-    monkeypatch.undo()
+        check_certificate(instance, good, checker_parts.Budget(250_000))
     monkeypatch.setattr(checker_shares, "_CELLS", cells - 1)
     with pytest.raises(Rejected, match="found 100000 cells; expected 1 to 99999"):
         check_certificate(instance, good)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from optsched import BatchCost, Instance, Limits, bound, compare, read_instance, solve
 from optsched.bounds import bounds
 from optsched.bounds.base import BoundTask, features_of
-from optsched.bounds.certificate import CERTIFIED, certify, verify_certificate, work_leaf
+from optsched.bounds.certificate import CERTIFIED, certify, verify_certificate
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.fields import (
     COST_TERMS,
@@ -29,6 +29,7 @@ from optsched.bounds.checker.fields import (
     unknown_fields,
 )
 from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.leaves import work_leaf
 from optsched.cli import app
 from optsched.costs.batch import COEFFICIENTS
 from optsched.files.read_write import write_instance, write_json

@@ -26,7 +26,7 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
 
 
 @pytest.mark.parametrize(
-    ("measured", "part", "least", "growth", "bend"),
+    ("measured", "part", "lowest", "growth", "bend"),
     [
         (4.0, 0.5, 1.0, 16.0, 1.0),  # as expected: 16^0.5
         (2.0, 0.5, 1.0, 4.0, 1.0),  # less: all paths should grow by 2^(1 / 0.5)
@@ -38,11 +38,11 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
     ],
 )
 def test_what_is_learned_explains_what_was_seen(
-    measured: float, part: float, least: float, growth: float, bend: float
+    measured: float, part: float, lowest: float, growth: float, bend: float
 ) -> None:
     seen = Seen()
     seen.learn(measured, 16.0, part)
-    assert (seen.least, seen.growth, seen.bend) == pytest.approx((least, growth, bend))
+    assert (seen.lowest, seen.growth, seen.bend) == pytest.approx((lowest, growth, bend))
 
 
 def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:
@@ -66,18 +66,3 @@ def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:
         after = again.plan(1.0, 800)
         assert after[0] == to
         assert after[1].below(target, bound) * nodes >= most
-
-
-def test_fewer_kinds_are_counted_if_more_would_not_fit() -> None:
-    jobs = periods(generate("jaillet-model-1", seed=3, n=8))[0]
-    relaxation = Relaxation(jobs, 600)
-    climb = Climb(relaxation, Ladder(relaxation))
-    climb.take(len(climb.ladder.steps) - 1, 10**6, 600)
-    relaxation.ascend()
-    rung, room = climb.rung, 9.0 * climb.nodes
-    assert not climb.ended
-    assert climb.plan(room, 600)[0] == rung + 3  # a counter doubles the nodes at most: 8 < 9
-    # It did not: there are kinds of more than one request.
-    climb.seen[rung, rung + 3] = Seen(least=20.0, growth=20.0)
-    to, growth = climb.plan(room, 600)
-    assert (to, growth.factor) == (rung + 2, 4.0)

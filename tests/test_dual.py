@@ -158,7 +158,7 @@ def test_gaps_of_a_billion_rounds_cost_nothing() -> None:
     # Three at 0 with 7 rounds each, one at a time: 7 + 14 + 21, and 7 + 14.
     assert explore(apart, Budget(2)).objective == 63
     model = model_of(Instance(np.arange(200) * far, [3] * 200, [7] * 200, kv_capacity=10))
-    assert model.block_end[-1] == 1400
+    assert model.blocks.end[-1] == 1400
 
 
 def test_prices_of_a_long_axis_are_kept_on_a_coarse_one() -> None:

@@ -18,8 +18,9 @@ from test_simulate import RULES_SPECS, cost_of, due, run_or_error, same
 from optsched import bound, compare, evaluate, simulate, solve
 from optsched.analysis.ratio import gap_breakdown
 from optsched.bounds import BoundTask, bounds, lower_bound
-from optsched.bounds.certificate import make_certificate, prices_leaf, verify_certificate
+from optsched.bounds.certificate import make_certificate, verify_certificate
 from optsched.bounds.dual import Prices
+from optsched.bounds.leaves import prices_leaf
 from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.timeline import timeline
 from optsched.optimize.search.offline import improve

@@ -52,7 +52,7 @@ def test_placement_in_any_order_is_feasible_and_leaves_no_earlier_start() -> Non
         room = room_of(instance)
         starts = room.real(place(room, rng.permutation(instance.n)))
         value = judged(instance, starts)
-        assert value == room.tel(starts - room.model.shift)
+        assert value == room.tel(starts - room.model.blocks.shift)
     means = rng.random(instance.n)
     assert all(sorted(o) == list(range(instance.n)) for o in orders(room, means))
 

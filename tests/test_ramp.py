@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
@@ -16,13 +17,9 @@ from optsched.bounds.checker import check_certificate, states as checker_states
 from optsched.bounds.checker.parts import TooLarge, columns_of
 from optsched.bounds.checker.ramp import Replays, check_ramp, compiled
 from optsched.optimize.formulations import Task, get
-from optsched.optimize.ramp import (
-    kinds as ramp_kinds,
-    prove,
-    refine,
-    second_thread,
-)
+from optsched.optimize.ramp import prove, refine, second_thread
 from optsched.optimize.ramp.chain import ramp_leaf
+from optsched.optimize.ramp.finish import finish
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
@@ -88,7 +85,7 @@ def test_deletion_before_the_ascent_is_certified_too() -> None:
     check_against_brute_force(3, 150, 4, tuning)
     instance = generate("jaillet-model-2", seed=2, n=7)
     (proof,) = prove_all(instance, tuning=tuning)
-    assert any(level.floors is None and not level.counters for level in proof.levels)
+    assert any(level.floors is None for level in proof.levels[:-1])
     assert certified(instance, [proof]) == proof.value == proof.bound
 
 
@@ -145,9 +142,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
                     relaxation.use_floors(floors)
                     relaxation.ascend(until=int(rng.integers(optimum - 3, optimum + 4)))
                     relaxation.prune()
-            if relaxation.graph is not None and not relaxation.closed:
-                relaxation.count(range(len(relaxation.copies)))
-                relaxation.ascend()
+            finish(relaxation, 10**6)
             least = int(jobs.output.sum())
             assert relaxation.bound == max(least, min(target, optimum))
             if relaxation.levels:
@@ -197,9 +192,7 @@ def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
         other.offer(value)
         other.prune()
         climb(other)
-        other.count(range(len(other.copies)))
         assert relaxation.upper == 10**6
-        assert len(relaxation.counted) == 0
     assert climb(relaxation) == climb(ready())
 
 
@@ -342,7 +335,7 @@ def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     instance = generate("jaillet-model-2", seed=5, n=16, kv_capacity=30)
-    monkeypatch.setattr(prove, "MOST_ORDERS", 100)  # so that the second thread has work to do
+    tuning = Tuning(orders=100)  # so that the second thread has work to do
     helpers = []
     monkeypatch.setattr(prove, "Helper", lambda *a: helpers.append(Helper(*a)) or helpers[-1])
     # Without a deadline there is one thread, and the same result each time.
@@ -352,7 +345,11 @@ def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
     assert not helpers
     told = []
     (both,) = prove_all(
-        instance, threads=2, time_limit_s=300, report=lambda low, high: told.append((low, high))
+        instance,
+        threads=2,
+        time_limit_s=300,
+        report=lambda low, high: told.append((low, high)),
+        tuning=tuning,
     )
     assert (both.bound, both.value) == (alone.value, alone.value) == told[-1]
     assert both.jobs.feasible(both.starts)
@@ -428,22 +425,20 @@ def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
         assert sum(p.bound for p in prove_all(instance)) == exact.objective
 
 
-def test_requests_made_alike_leave_a_valid_bound_and_a_certificate_that_passes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_made_alike_leave_a_valid_bound_and_a_certificate_that_passes() -> None:
     # At most 3 kinds: those of equal floors become one, the smaller and earlier of each pair.
-    monkeypatch.setattr(ramp_kinds, "MAX_KINDS", 3)
+    tuning = Tuning(max_kinds=3)
     rng = np.random.default_rng(21)
     merged = weaker = 0
     for turn in range(250):
         instance = tiny_instance(rng, turn)
         for jobs in periods(instance):
-            if unsupported(jobs):
+            if unsupported(jobs, tuning):
                 assert len(np.unique(jobs.first_kv)) > 3
                 continue
             part = instance.subset(jobs.index)
             optimum, _ = brute_force_tel(part)
-            relaxation = Relaxation(jobs, optimum + 5)
+            relaxation = Relaxation(jobs, optimum + 5, tuning=tuning)
             assert len(relaxation.copies) <= 3
             assert relaxation.copies.sum() == jobs.n
             assert (relaxation.peak[relaxation.kind_of] <= jobs.peak).all()
@@ -454,8 +449,7 @@ def test_requests_made_alike_leave_a_valid_bound_and_a_certificate_that_passes(
                     break
                 relaxation.ascend(evaluations=30)
                 relaxation.prune()
-            if relaxation.graph is not None:
-                relaxation.count(range(len(relaxation.copies)))
+            finish(relaxation, 10**6)
             assert relaxation.bound <= optimum
             assert replayed(part, relaxation) == relaxation.bound
             triples = np.stack([jobs.arrival, jobs.peak, jobs.first_kv])
@@ -595,8 +589,6 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
         relaxation.use_floors(np.maximum(relaxation.floor, floor))
         relaxation.ascend(evaluations=10)
         relaxation.prune()
-    relaxation.count([3, 68])
-    relaxation.ascend(evaluations=5)
     assert jobs.output.sum() < relaxation.bound < annealing.value
     for claim in (relaxation.bound, relaxation.bound + 1):
         leaf = ramp_leaf([(jobs, claim, relaxation.scale, 0, relaxation.levels)])
@@ -631,15 +623,29 @@ def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
     relaxation = Relaxation(jobs, annealing.value)
     proof = refine.Proof(jobs, annealing.starts, annealing.value, 0)
     nothing: Any = len  # it is not called
-    refinement = refine.Refinement(
-        relaxation, proof, annealing, None, nothing, nothing, nothing, 0.0
-    )  # fmt: skip
+    stop = np.zeros(1, dtype=np.int8)
+    session = refine.Session(proof, annealing, 0.0, stop, 0.0, nothing)
+    refinement = refine.Refinement(relaxation, session)
     refinement.climb.take(0, 10**6, annealing.value)
     relaxation.ascend()
     last = relaxation.bound + 1
     for proved in (relaxation.bound, last + 3):
         proof.bound = proved
         assert max(last, proved) < refinement._further(last, 1.0) <= annealing.value
+
+
+def test_what_ends_while_tables_are_made_ends_without_an_error() -> None:
+    jobs = periods(generate("jaillet-model-1", seed=4, n=14))[0]
+    annealing = Annealing(jobs, np.random.default_rng(0))
+    relaxation = Relaxation(jobs, annealing.value)
+    proof = refine.Proof.known(jobs, annealing.starts)
+    stop = np.ones(1, dtype=np.int8)
+    session = refine.Session(proof, annealing, math.inf, stop, 0.0, lambda *_: None)
+    refinement = refine.Refinement(relaxation, session)
+    refinement.climb.take(0, 10**6, annealing.value)
+    relaxation.ascend()
+    refinement._follow_some(relaxation, 1.0)
+    assert proof.value == annealing.value
 
 
 def test_bounds_of_a_stopped_run_are_certified_too() -> None:
@@ -722,8 +728,9 @@ def test_counting_ends_when_it_is_told_to() -> None:
 def test_counters_that_memory_does_not_hold_are_refused_before_they_are_made() -> None:
     # Three kinds of 3000 requests each: 3001^3 states of 40 bytes are a terabyte.
     n = 9000
-    prompt = np.repeat([2, 3, 4], n // 3)
-    jobs = periods(Instance(np.zeros(n, int), prompt, np.ones(n, int), kv_capacity=9))[0]
-    relaxation = Relaxation(jobs, 10**9)
+    instance = Instance(np.zeros(n, int), np.repeat([2, 3, 4], n // 3), np.ones(n, int), 9)
+    counters = [list(range(k * n // 3, (k + 1) * n // 3)) for k in range(3)]
+    level = {"floors": None, "counters": counters, "multipliers": [0] * n}
+    period = {"value": 10**9, "denominator": 1, "clock": 0, "levels": [level]}
     with pytest.raises(TooLarge):
-        relaxation.count([0, 1, 2])
+        check_ramp(columns_of(instance), {"relaxation": "ramp", "periods": [period]})

@@ -21,9 +21,16 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
 __all__ = [
-    "Bound", "BoundTask", "Proof", "bounds", "features_of", "lower_bound", "raise_bound",
-    "shadow_prices", "usable",
-]  # fmt: skip
+    "Bound",
+    "BoundTask",
+    "Proof",
+    "bounds",
+    "features_of",
+    "lower_bound",
+    "raise_bound",
+    "shadow_prices",
+    "usable",
+]
 
 
 def bounds() -> dict[str, Bound]:

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from optsched.bounds.dual import Prices, prices_in_rounds
-from optsched.bounds.timeline import Floats, Ints, Model, busy_prices
+from optsched.bounds.timeline import Floats, Model, busy_prices
 from optsched.problem.kernel import njit
 
-_PLAN = (
-    (16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3), (1, 0.3), (1, 0.1), (1, 0.03),
-    (1, 0.01), (1, 0.003),
-)  # fmt: skip
+_COARSE, _FINE = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3)), (0.3, 0.1, 0.03)
+_PLAN = (*_COARSE, *((1, tau) for tau in (*_FINE, 0.01, 0.003)))
 """Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
 _ROUNDS = 8
 """Max climbs per entry of the plan."""
@@ -73,29 +70,6 @@ def raise_dual(
     return ascent.mean
 
 
-class _Requests(NamedTuple):
-    """The columns of a `Model`, for compiled code."""
-
-    arrival: Ints
-    output: Ints
-    first_kv: Floats
-    unit: float
-
-
-class _Windows(NamedTuple):
-    """First and last start of every request that is evaluated."""
-
-    lo: Ints
-    hi: Ints
-
-
-class _Sums(NamedTuple):
-    """Sums of price, and of price * time, up to each unit."""
-
-    price: Floats
-    moment: Floats
-
-
 @njit(nogil=True, error_model="numpy")
 def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
     """Return the sum of the soft minima over the windows of every request.
@@ -122,27 +96,27 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         kv = first_kv[i]
         q = kv - unit
         last = kv + unit * (o - 1)
-        least = np.inf
+        lowest = np.inf
 
         for j in range(count):
             k = base + j
             value = unit * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
             f[j] = value
-            least = min(least, value)
+            lowest = min(lowest, value)
 
         mass = where = 0.0
-        limit = least + _CUT * tau
+        limit = lowest + _CUT * tau
         for j in range(count):
             if f[j] < limit:
-                p = math.exp((least - f[j]) / tau)
+                p = math.exp((lowest - f[j]) / tau)
                 f[j] = p
                 mass += p
                 where += p * j
             else:
                 f[j] = 0.0
 
-        total += least - tau * math.log(mass)
+        total += lowest - tau * math.log(mass)
         mean[i] = base + where / mass
         for j in range(count):
             if f[j] > 0.0:
@@ -171,52 +145,39 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
 
     for i in range(len(arrival)):
         o, q = output[i], first_kv[i] - unit
-        least = np.inf
+        lowest = np.inf
         stop = reach[i]
 
         for k in range(arrival[i], reach[i] + 1):
             delay = unit * (k + o - arrival[i])
-            if delay > least + margin:
+            if delay > lowest + margin:
                 stop = k
                 break
 
             value = delay + (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
-            least = min(least, value)
+            lowest = min(lowest, value)
 
         first = last = -1
         for k in range(arrival[i], stop + 1):
             value = unit * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
-            if value <= least + margin:
+            if value <= lowest + margin:
                 last = k
                 if first < 0:
                     first = k
 
         lo[i], hi[i] = first, last
-        total += least
+        total += lowest
 
     return total
 
 
 class Ascent:
-    """Prices of one model, constant on buckets, and the steps that improve them.
+    """Prices of one model, constant on buckets of units, and the steps that improve them.
 
-    Parameters
-    ----------
-    model : Model
-    prices : ndarray of float64, shape (units,)
-        Prices to start from, per token and unit of time. Afterwards the price is 0.
-    bucket : int
-        Units per bucket.
-    stop : callable
-        ``stop() -> bool``: whether to stop.
-
-    Attributes
-    ----------
-    price : ndarray of float64, shape (buckets,)
-        The present prices.
-    mean : ndarray of float64, shape (n,)
-        Mean start of each request under the soft min, in units.
+    It begins with ``prices`` by unit, after which the price is 0, and ends where ``stop`` says so.
+    ``price`` has the present prices, and ``mean`` the mean start of each request under the soft
+    min, in units.
     """
 
     def __init__(
@@ -226,9 +187,8 @@ class Ascent:
         self.stop = stop
         self.mean = model.arrival.astype(np.float64)
         self._resize(prices, bucket)
-        self._requests = _Requests(model.arrival, model.output, model.first_kv, float(model.unit))
-        self._windows = _Windows(model.arrival.copy(), model.arrival.copy())
-        self.evaluations = 0
+        self._requests = model.arrival, model.output, model.first_kv, float(model.unit)
+        self._windows = model.arrival.copy(), model.arrival.copy()  # of starts: first and last
         self.trust = 1.0
         self.value = -math.inf
 
@@ -249,7 +209,8 @@ class Ascent:
         """Return the prices, one per unit."""
         return np.repeat(self.price, self.bucket)
 
-    def _sums(self, price: Floats) -> _Sums:
+    def _sums(self, price: Floats) -> tuple[Floats, Floats]:
+        """Return the sums of price, and of price * time, up to each unit."""
         lam = np.zeros(self.size)
         gam = np.zeros(self.size)
         dense = np.repeat(price, self.bucket)
@@ -258,14 +219,14 @@ class Ascent:
         lam[self.units + 1 :] = lam[self.units]
         gam[self.units + 1 :] = gam[self.units]
 
-        return _Sums(lam, gam)
+        return lam, gam
 
     def refresh(self, margin: float, pad: int) -> float:
         """Set the windows to starts near the best ones; return the dual value over all starts."""
-        model, windows = self.model, self._windows
-        total = _minima(self._requests, self.reach, self._sums(self.price), margin, windows)
-        np.maximum(windows.lo - pad, model.arrival, out=windows.lo)
-        np.minimum(windows.hi + pad, self.reach, out=windows.hi)
+        model, (lo, hi) = self.model, self._windows
+        total = _minima(self._requests, self.reach, self._sums(self.price), margin, (lo, hi))
+        np.maximum(lo - pad, model.arrival, out=lo)
+        np.minimum(hi + pad, self.reach, out=hi)
         self.value = float(total - model.instance.kv_capacity * self.bucket * self.price.sum())
 
         return self.value
@@ -278,7 +239,6 @@ class Ascent:
         use = np.cumsum(np.cumsum(ends))[1 : self.units + 1]
         per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
         capacity = model.instance.kv_capacity * self.bucket
-        self.evaluations += 1
 
         return float(total - capacity * price.sum()), per_bucket - capacity
 

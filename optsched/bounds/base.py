@@ -189,14 +189,16 @@ class Bound:
         return priced and same_unit and task.objective.name in self.objectives
 
 
-ANY_INSTANCE = LIMITS | {
-    "arrivals", "chunked_prefill", "evictions", "hybrid_batching_off", "kv_cached", "kv_generated",
-}  # fmt: skip
+ANY_INSTANCE = LIMITS | {"arrivals", "evictions", "kv_cached", "kv_generated"}
+ANY_INSTANCE |= {"chunked_prefill", "hybrid_batching_off"}
 """Features that only rule schedules out, or that every proof of this package allows for."""
 
 WHOLE_BLOCKS = LESS_ROOM
 """The feature of KV in blocks (`Instance.kv_block_tokens`), which only takes room away. A bound
 that uses no schedule of its own allows for it. A method that finds schedules must count blocks."""
+
+IN_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS
+"""Features that bounds in rounds are proved for."""
 
 WORKERS = frozenset({"workers"})
 """The feature of several workers."""

@@ -3,15 +3,8 @@
 The batch times are those of Kim et al. 2024, and the rules those of the judge. On one worker every
 request costs the following, whatever the schedule.
 
-*Own work.* Its first token needs its whole prompt prefilled since its last eviction. Its k-th token
-(k >= 2) needs a decode step with s + k - 2 tokens cached, or a refill of s + k - 1 tokens. These
-are disjoint parts of batches, so their marginal times add up.
-
-*Shares of fixed costs.* The requests of a batch hold at most M KV tokens after it, and prefill at
-most P tokens. So its fixed cost, base + [decode] decode_base + [prefill] prefill_base, is at
-least the sum over its requests of ``base * held / M``, plus ``decode_base * held / M`` over those
-that decode, plus ``prefill_base * c / P`` over those that prefill: each of the three sums is at
-most its full coefficient, and is empty where the batch lacks the phase.
+*Own work* and *shares of fixed costs* are those of `optsched.bounds.checker.requests`, which has
+the proof. Here they are computed in floating point, and for other bounds, too.
 
 A batch of length T thus has room for at most T of own work and shares of its requests, and a
 schedule is a single preemptive machine on which request i has received at least w_i by its
@@ -36,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
-from optsched.bounds.certificate import work_leaf
 from optsched.bounds.checker.fields import COST_TERMS
+from optsched.bounds.leaves import work_leaf
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -46,6 +39,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 from optsched.problem.objective import TOTAL_LATENCY
 
+Floats = NDArray[np.float64]
 _TICKS = 10**12
 """Ticks per second of the integer clock."""
 _SAFETY = 1e-9
@@ -54,61 +48,34 @@ _TOKEN_BYTES = 40
 
 PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERMS}
 """Features that the bounds in seconds are proved for."""
+SUMS = ("tel", "latency_and_ttft")
+"""Objectives of most of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
     """A lower bound on the machine time of each request, in seconds, each of shape (n,).
 
-    Parameters
-    ----------
-    own_prefill : ndarray of float64
-        Own work of the prefill, without shares.
-    prefill, total : ndarray of float64
-        Machine time (own work and shares) until the first token and until the last.
-    first_shares : ndarray of float64
-        Shares of ``prefill_base`` in the prefill, which are part of ``prefill``.
-    first, chain : ndarray of float64
-        Time from a request's first batch to its first and its last token, if it were alone: one
-        batch after another, each with its fixed cost.
-    decode_share : ndarray of float64
-        The least share of own work in the time of a later token's batch, if the request were
-        alone; 0 without such tokens.
-    longest_step : ndarray of float64
-        The longest of these times.
+    ``own_prefill`` is own work of the prefill alone, and ``first_shares`` the shares of
+    ``prefill_base`` in it. ``prefill`` and ``total`` are machine time (own work and shares) until
+    the first token and until the last. ``first`` and ``chain`` are the times to these if the
+    request were alone, one batch after another with its fixed cost. ``decode_share`` is then the
+    least share of own work in the time of a later token's batch, 0 without such tokens, and
+    ``longest_step`` the longest of these times.
     """
 
-    own_prefill: NDArray[np.float64]
-    prefill: NDArray[np.float64]
-    total: NDArray[np.float64]
-    first_shares: NDArray[np.float64]
-    first: NDArray[np.float64]
-    chain: NDArray[np.float64]
-    decode_share: NDArray[np.float64]
-    longest_step: NDArray[np.float64]
+    own_prefill: Floats
+    prefill: Floats
+    total: Floats
+    first_shares: Floats
+    first: Floats
+    chain: Floats
+    decode_share: Floats
+    longest_step: Floats
 
 
 def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
-    """Return the work that no schedule can avoid (see the module's text for the proof).
-
-    With chunks c_r of a prompt of s tokens, m_r tokens cached before, the squared terms are
-    ``square * sum c^2 + cross * sum c m``. Since ``sum c_r m_r = (s^2 - sum c_r^2) / 2`` they
-    equal ``cross/2 * s^2 + (square - cross/2) * sum c_r^2``, and sum c_r^2 lies between s^2 / K
-    for K chunks and s^2. With at most ``cap`` tokens a chunk there are K >= ceil(s / cap) of
-    them, and the r-th from the end starts with at least s - r cap tokens cached and leaves at
-    least s - (r - 1) cap.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    cost : BatchCost
-        The batch times.
-
-    Returns
-    -------
-    Work
-    """
+    """Return the work that no schedule can avoid (see the module's text for the proof)."""
     token, base = cost["token"], cost["base"]
     decode_base, prefill_base = cost["decode_base"], cost["prefill_base"]
     square, cross = cost["prefill_square"], cost["prefill_cross"]
@@ -154,7 +121,7 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
     alone = np.minimum(decode + base + decode_base, refill + base + prefill_base)
     seconds = cost.layers / 1000.0 * (1 - _SAFETY)
 
-    def per_request(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def per_request(values: Floats) -> Floats:
         return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
 
     steps = instance.output_tokens - 1
@@ -181,27 +148,8 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
 
 def later_tokens(
     instance: Instance, cost: BatchCost
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return what tokens 2 to o of every request take, flat, in ms per layer.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    cost : BatchCost
-
-    Returns
-    -------
-    owner : ndarray of int64
-        The request of each token.
-    after, decode, refill : ndarray of float64
-        The tokens cached after it, and the own work of a decode step and of a refill.
-
-    Raises
-    ------
-    TooLargeError
-        There are too many tokens.
-    """
+) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
+    """Return what tokens 2 to o of every request take, flat, in ms per layer."""
     check_size(
         float(instance.output_tokens.sum()),
         _TOKEN_BYTES,
@@ -219,7 +167,7 @@ def later_tokens(
     return owner, after, decode, refill
 
 
-def _ticks(values: NDArray[np.float64]) -> list[int]:
+def _ticks(values: Floats) -> list[int]:
     ticks = np.floor(values * _TICKS)
     if ticks.max() < 2.0**62:
         return list(ticks.astype(np.int64).tolist())
@@ -227,9 +175,7 @@ def _ticks(values: NDArray[np.float64]) -> list[int]:
     return [int(tick) for tick in ticks.tolist()]
 
 
-def _on_one_machine(
-    instance: Instance, length: NDArray[np.float64], alone: NDArray[np.float64]
-) -> float:
+def _on_one_machine(instance: Instance, length: Floats, alone: Floats) -> float:
     """Return a lower bound on the sum of (time - arrival) from machine lengths and chains.
 
     The k-th smallest completion is at least SRPT's k-th, and at least the k-th smallest
@@ -251,17 +197,7 @@ def _leaf(task: BoundTask) -> dict[str, Any] | None:
 
 
 def scale_of(task: BoundTask) -> int:
-    """Return by how much a sum over requests is larger than the task's objective.
-
-    Parameters
-    ----------
-    task : BoundTask
-
-    Returns
-    -------
-    int
-        The number of requests for a mean, and 1 for total latency.
-    """
+    """Return by how much a sum over requests is larger than the task's objective."""
     return 1 if task.objective == TOTAL_LATENCY else task.instance.n
 
 
@@ -269,18 +205,6 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds (see the module's text for the proof).
 
     With a weight of first tokens it is the weighted sum of this bound and of that on TTFT.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
     """
     weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
     length = work.total / task.workers
@@ -295,20 +219,7 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
-    """Return the SRPT bound on mean TTFT in seconds, for which only prefills count.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
-    """
+    """Return the SRPT bound on mean TTFT in seconds, for which only prefills count."""
     work = unavoidable_work(task.instance, task.batch_cost)
     total = _on_one_machine(task.instance, work.prefill / task.workers, work.first)
     value = max(total, float(work.first.sum())) / task.instance.n
@@ -320,18 +231,6 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
 
     It is the max over t of t plus the work that arrives from t on, and at least the max over
     requests of the arrival plus the chain.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
     """
     instance = task.instance
     work = unavoidable_work(instance, task.batch_cost)
@@ -344,15 +243,14 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     return Proof(latest + float(instance.first_arrival), tree=_leaf(task))
 
 
-WORK_TEL = Bound(
-    "work", "unavoidable GPU work on one preemptive machine", "second",
-    ("tel", "latency_and_ttft"), work_tel, PROVED_FOR | WORKERS, certifies=True,
-)  # fmt: skip
+_WORK = "unavoidable GPU work on one preemptive machine"
+_PREFILLS = "unavoidable prefill work on one machine"
+_LATEST = "work that arrives from t on, and chains"
+_PROVED = PROVED_FOR | WORKERS
+WORK_TEL = Bound("work", _WORK, "second", SUMS, work_tel, _PROVED, certifies=True)
 WORK_TTFT = Bound(
-    "prefill-work", "unavoidable prefill work on one machine", "second", ("mean_ttft",), work_ttft,
-    PROVED_FOR | WORKERS, certifies=True,
-)  # fmt: skip
+    "prefill-work", _PREFILLS, "second", ("mean_ttft",), work_ttft, _PROVED, certifies=True
+)
 WORK_MAKESPAN = Bound(
-    "work-makespan", "work that arrives from t on, and chains", "second", ("makespan",),
-    work_makespan, PROVED_FOR | WORKERS, certifies=True,
-)  # fmt: skip
+    "work-makespan", _LATEST, "second", ("makespan",), work_makespan, _PROVED, certifies=True
+)

@@ -28,13 +28,9 @@ Ints = NDArray[np.int64]
 class Blocks:
     """The blocks of an instance, from 0 in order of time.
 
-    Parameters
-    ----------
-    of : ndarray of int64, shape (n,)
-        Number of each request's block.
-    begin, real, end : ndarray of int64, shape (blocks,)
-        First round of each block on the axis without gaps, the same round in the instance's time,
-        and the round on the axis without gaps by which the block can have ended.
+    ``of`` is the number of each request's block. The others are by block: its first round on the
+    axis without gaps, the same round in the instance's time, and the round on the axis without gaps
+    by which the block can have ended.
     """
 
     of: Ints

@@ -1,27 +1,7 @@
 r"""Prices of machine time, and what each token pays at its best moment: the bound under load.
 
-Notation. Batch B lasts T = F + X, with F its fixed costs and X the own work of its requests (the
-marginal times of `optsched.costs.batch.batch_time`). Token k of request i has own work w_k. Its
-batch has at least the fixed cost f, which is base + decode_base for a decode step, and
-base + prefill_base for a prefill or a refill. Its share sigma_k of fixed costs is such that the
-shares of a batch sum to at most F (`optsched.bounds.batch`: by KV held, and by prefill tokens).
-
-*Prices.* Let p1, p2 >= 0 be functions of time. Batches on one worker are disjoint, so with
-pi = p1 + p2 the sum over batches of the integral of pi is at most the integral of pi over all
-time, and
-
-    TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
-
-Let q1, q2 be the means of p1, p2 over a batch. Then int_B pi = T (q1 + q2), where
-
-    q1 T >= q1 sum (w + sigma),        q2 T = q2 sum w T / X >= q2 sum w T / (T - f),
-
-so every token pays q1 (w + sigma) + q2 w T / (T - f) in its batch of length T.
-
-*Latency.* Let tau_k be the midpoint of the batch of token k, and T_k its length. Then
-C_i >= tau_k + T_k / 2 + sum_{l > k} T_l for every k. So for weights theta_k >= 0 with sum 1,
-
-    C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k,    Theta_k = sum_{l < k} theta_l + theta_k / 2.
+`optsched.bounds.checker.busy_time` has the notation and the proof. This module finds prices in
+floating point, and evaluates them for first tokens, too.
 
 *First tokens.* Let F_i be the end of the batch that produces the first token of request i. Where a
 weight a of it counts beside 1 - a of C_i, the sum over requests is of
@@ -33,33 +13,12 @@ a F_i >= a (tau_1 + T_1 / 2). So its weight is theta_1 + a and its Theta is (the
 while later tokens keep Theta_k = sum_{l < k} theta_l + theta_k / 2. With a = 0 nothing changes.
 Below theta_1 stands for the whole weight of the first token, which is at least a.
 
-*Independent minima.* tau_k is the mean of time over the batch, q1 and q2 are means over the same
-interval. So the cost of token k is a mean over its batch, which is at least the min over the
-batch. With T minimized out (T - f = sqrt(p2 w f / Theta), or anything positive if that is smaller):
-
-    TEL >= sum_i sum_k min_{tau >= a_i + pre_k} F_k(tau) - int pi,
-    F_k = theta_k (tau - a_i) + p1 (w_k + sigma_k) + p2 w_k + Theta_k f + 2 sqrt(p2 w_k f Theta_k),
-
-with pre_k the min time that the request needs before token k. F_k rises with w, sigma and f. So
-where a token may come from a decode step or from a refill, the smaller value of each is taken.
-
-*Prefills in chunks.* The chunks c of a prefill split its own work: w = sum w_c. Each satisfies
-C_i >= tau_c + T_c / 2 + (batches of later tokens) and F_i >= tau_c + T_c / 2, so the weight theta
-is split in proportion to w_c. Payments are linear in w_c too (with sigma_c >= kappa w_c for the
-chunk's share). The cost is therefore a mean over chunks of the expression above. The same holds for
-a refill in chunks.
-
 *Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
 of a request that restarts counts, and the judge takes F_i from it. Where a request keeps its output
 tokens, F_i may belong to an earlier run than C_i. Then token 1 is that of the earlier run. Its
 prefill is whole and ends at F_i, and each later token comes from a refill or a decode step in a
 batch of its own after F_i. Nothing else is used above. (So the bound would also hold if a restarted
 request's first token of all counted: it has that prefill, and the steps of its last run.)
-
-*Chords.* theta is constant over decode steps, and w, sigma and Theta are concave in k (affine,
-or the smaller of two affine functions). sqrt(w Theta) is then concave as a geometric mean. So F_k
-is concave in k for every tau, and so is its min over tau. A sum over consecutive tokens is
-therefore at least their number times the mean of the two ends.
 
 *Weights used.* theta is proportional to w + sigma, but theta_1 is at least a.
 
@@ -87,8 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, scale_of, unavoidable_work
-from optsched.bounds.certificate import busy_time_leaf
+from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of, unavoidable_work
+from optsched.bounds.leaves import busy_time_leaf
 from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
@@ -110,24 +69,12 @@ _CAPS = (700.0, 200.0, 50.0, 5.0)
 class Tokens(NamedTuple):
     """Lower bounds on what tokens take, in seconds; columns have the shape (n,).
 
-    Attributes
-    ----------
-    arrival : ndarray of float64
-        Time of arrival since the first one.
-    prefill, prefill_paid : ndarray of float64
-        Own work of the first token, without and with its share of fixed costs.
-    first : ndarray of float64
-        Time of the prefill's batches.
-    steps : ndarray of float64
-        Number of tokens after the first.
-    work, paid : ndarray of float64
-        Own work of the second token, without and with its share.
-    work_slope, paid_slope : float
-        Lower bounds on their growth with every token.
-    decode, prefill_fixed : float
-        Fixed cost of a batch that decodes (or refills, if that is less), and of one that prefills.
-    alone : ndarray of float64
-        Time of the second token's batch; it grows by `work_slope` with every token.
+    Arrivals count from the first one. ``prefill`` and ``work`` are own work of the first and of the
+    second token, and ``prefill_paid`` and ``paid`` have shares of fixed costs, too. The slopes are
+    lower bounds on the growth with every token. ``first`` is the time of the prefill's batches,
+    ``steps`` the number of tokens after the first, and ``alone`` the time of the second token's
+    batch, which grows by ``work_slope``. ``decode`` and ``prefill_fixed`` are the fixed costs of a
+    batch that decodes (or refills, if that is less), and of one that prefills.
     """
 
     arrival: Floats
@@ -163,16 +110,6 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
     share of a chunk is at least ``kappa`` times its own work: a chunk of c tokens has a share of
     at least (base / M + prefill_base / P) c, and own work of at most
     (token + max(square, cross) s + prefill_kv s + request) c.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    cost : BatchCost
-
-    Returns
-    -------
-    Tokens
     """
     unit = cost.layers / 1000.0 * (1 - _SAFETY)
     prompt = instance.prompt_tokens.astype(np.float64)
@@ -187,8 +124,8 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
 
     if instance.chunked_prefill is not False:
         steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
-        most = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
-        share = np.where(most > 0, own * share / np.where(most > 0, most, 1.0), 0.0)
+        largest = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
+        share = np.where(largest > 0, own * share / np.where(largest > 0, largest, 1.0), 0.0)
 
     held = (prompt + 1 + offset) / room
     step = decode_ms(cost.array, prompt)
@@ -213,17 +150,7 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
 
 
 class Prices(NamedTuple):
-    """Prices of machine time, constant on cells.
-
-    Attributes
-    ----------
-    width : float
-        Width of a cell, in seconds.
-    p1, p2 : ndarray of float64, shape (cells,)
-        The prices of the module's text.
-    root2 : ndarray of float64, shape (cells,)
-        Square roots of ``p2``.
-    """
+    """Prices of machine time on cells of so many seconds, and square roots of p2."""
 
     width: float
     p1: Floats
@@ -232,33 +159,13 @@ class Prices(NamedTuple):
 
 
 def margin(terms: int) -> float:
-    """Return the relative margin that covers the rounding of a sum (module's text, Rounding).
-
-    Parameters
-    ----------
-    terms : int
-        The number of terms.
-
-    Returns
-    -------
-    float
-    """
+    """Return the relative margin that covers the rounding of a sum (module's text, Rounding)."""
     return _SAFETY + 2.0 * terms * 2.0**-53
 
 
 @njit
 def cell_at(moment: float, width: float) -> int:
-    """Return the cell c with fl(c width) <= moment < fl((c + 1) width).
-
-    Parameters
-    ----------
-    moment, width : float
-        Time and width of a cell, in seconds.
-
-    Returns
-    -------
-    int
-    """
+    """Return the cell c with fl(c width) <= moment < fl((c + 1) width)."""
     c = int(moment / width)
     while c > 0 and c * width > moment:
         c -= 1
@@ -291,22 +198,7 @@ def _least(
 
 @njit(nogil=True)
 def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: float) -> float:
-    """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
-
-    Parameters
-    ----------
-    tokens : Tokens
-    chords : int
-        Number of chords over a request's decode steps.
-    prices : Prices
-    ttft_weight : float
-        The weight a of first tokens.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Return sum_i sum_k min F_k by chords over the decode steps (module's text)."""
     arrival, prefill, prefill_paid = tokens.arrival, tokens.prefill, tokens.prefill_paid
     first, steps, work, paid = tokens.first, tokens.steps, tokens.work, tokens.paid
     work_slope, paid_slope = tokens.work_slope, tokens.paid_slope
@@ -352,23 +244,7 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
 def schedule_prices(
     release: Floats, length: Floats, cells: int, weight: Floats | None = None
 ) -> tuple[Floats, float]:
-    """Return the dual prices of the preemptive schedule (module's text, Prices used).
-
-    Parameters
-    ----------
-    release, length : ndarray of float64, shape (n,)
-        Release date of each request, and the machine time that it needs, in seconds.
-    cells : int
-    weight : ndarray of float64, shape (n,), optional
-        Weight > 0 of each completion. Default: 1.
-
-    Returns
-    -------
-    price : ndarray of float64, shape (cells,)
-        The mean price of each cell.
-    width : float
-        Width of a cell, in seconds.
-    """
+    """Return the dual prices of the preemptive schedule (module's text, Prices used)."""
     length = np.maximum(length, 1e-12)
     weight = np.ones(len(length)) if weight is None else weight
     pieces = shortest_first(release.tolist(), length.tolist(), (length / weight).tolist())
@@ -399,22 +275,7 @@ def schedule_prices(
 
 
 def prices_of(tokens: Tokens, cells: int, ttft_weight: float = 0.0) -> tuple[Floats, float]:
-    """Return the prices of the schedule in which the first token of each request has a weight.
-
-    Parameters
-    ----------
-    tokens : Tokens
-    cells : int
-    ttft_weight : float
-        The weight a of first tokens.
-
-    Returns
-    -------
-    price : ndarray of float64, shape (cells,)
-        The mean price of each cell.
-    width : float
-        Width of a cell, in seconds.
-    """
+    """Return the prices of the schedule in which the first token of each request has a weight."""
     whole, prefill = tokens.machine, tokens.prefill_paid
     first = np.flatnonzero((tokens.steps > 0) & (prefill < ttft_weight * whole))
     length, weight = whole.copy(), np.ones(len(whole))
@@ -438,25 +299,7 @@ def value_at(
     chords: int = _FINE,
     ttft_weight: float = 0.0,
 ) -> float:
-    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
-
-    Parameters
-    ----------
-    tokens : Tokens
-    width : float
-        Width of a cell, in seconds.
-    p1, p2 : ndarray of float64, shape (cells,)
-        Prices >= 0.
-    chords : int
-        Number of chords over a request's decode steps.
-    ttft_weight : float
-        The weight a of first tokens.
-
-    Returns
-    -------
-    float
-        Seconds; it may be negative.
-    """
+    """Return the bound on total latency, or on its weighted sum, that prices prove."""
     prices = Prices(width, p1, p2, np.sqrt(p2))
     total = float(costs_at_prices(tokens, chords, prices, ttft_weight))
     paid = (float(p1.sum()) + float(p2.sum())) * width
@@ -466,20 +309,7 @@ def value_at(
 
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        No further price is tried once most of its time is used up.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
-    """
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
     tokens = tokens_of(task.instance, task.batch_cost)
     weight, per = task.objective.ttft_weight, scale_of(task)
     price, width = prices_of(tokens, _CELLS, weight)
@@ -516,7 +346,7 @@ BUSY_TIME = Bound(
     "busy-time",
     "prices of machine time along a preemptive schedule",
     "second",
-    ("tel", "latency_and_ttft"),
+    SUMS,
     busy_time,
     PROVED_FOR,
     searches=True,

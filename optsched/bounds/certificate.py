@@ -7,70 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from optsched.bounds.checker.seconds import OBJECTIVES
-from optsched.bounds.dual import Prices
+from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
 from optsched.problem.schedule import Schedule
 
-TICKS_PER_SECOND = 10**12
-"""Ticks per second of the certificates made here."""
 CERTIFIED = {"round": ("tel",), "second": OBJECTIVES}
 """The objectives of certificates, by the instance's unit of time."""
-_PRICE_BITS, _PATH_BITS = 24, 16
-_HIGHEST_WEIGHT = 4000
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-
-def prices_leaf(prices: Prices) -> dict[str, Any]:
-    """Return the leaf of a certificate that holds prices.
-
-    Parameters
-    ----------
-    prices : Prices
-        Their denominator is not part of the leaf; pass it to `make_certificate`.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    return {
-        "relaxation": "prices",
-        "from_round": prices.from_round.tolist(),
-        "price": prices.price.tolist(),
-    }
-
-
-def branch(request: int, children: Sequence[tuple[int, int | None, Any]]) -> dict[str, Any]:
-    """Return a node that splits a request's starts.
-
-    Parameters
-    ----------
-    request : int
-        The index of the request.
-    children : sequence of (first, last, node)
-        Ranges of starts with their nodes, ascending. Together they cover the parent's range. A
-        range with ``last`` None has no end.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    return {
-        "branch": int(request),
-        "children": [{"from": lo, "to": hi, "tree": tree} for lo, hi, tree in children],
-    }
 
 
 def make_certificate(
@@ -88,11 +37,11 @@ def make_certificate(
     instance : Instance
         An instance in rounds.
     tree : mapping
-        A leaf, or a `branch`.
+        A leaf.
     value : int
         The bound on the total latency that the tree proves, in rounds.
     denominator : int
-        The common denominator of all prices in the tree.
+        The common denominator of all prices in the leaf.
     schedule : Schedule, optional
         A schedule of starts that reaches the value. The claim is then ``optimal``.
 
@@ -109,11 +58,7 @@ def make_certificate(
     if not instance.in_rounds:
         raise UsageError("certificate: found an instance in seconds; expected one in rounds")
 
-    data: dict[str, Any] = {
-        "format": "optsched-certificate",
-        "version": 1,
-        "instance_sha256": instance.sha256,
-        "model": "rounds",
+    fields: dict[str, Any] = {
         "objective": "tel",
         "claim": "bound" if schedule is None else "optimal",
         "value": int(value),
@@ -124,7 +69,7 @@ def make_certificate(
         if schedule.starts is None:
             raise UsageError("certificate: found a schedule of batches; expected one of starts")
 
-        data["schedule"] = {
+        fields["schedule"] = {
             "format": "optsched-schedule",
             "version": 1,
             "instance_sha256": instance.sha256,
@@ -132,146 +77,7 @@ def make_certificate(
             "starts": schedule.starts.tolist(),
         }
 
-    data["sha256"] = hashlib.sha256(canonical_json(data)).hexdigest()
-    return data
-
-
-def work_leaf() -> dict[str, Any]:
-    """Return the leaf of a certificate in seconds that proves what `optsched.bounds.batch` does.
-
-    Returns
-    -------
-    dict
-        A JSON object. The checker derives all numbers itself.
-    """
-    return {"relaxation": "work"}
-
-
-def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
-    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.busy_time`.
-
-    Parameters
-    ----------
-    width : float
-        Width of a cell, in seconds.
-    p1, p2 : ndarray of float64, shape (cells,)
-        Prices >= 0. The leaf holds them as multiples of a power of 2, rounded.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    unit = _unit(max(float(p1.max()), float(p2.max())))
-    return {
-        "relaxation": "busy-time",
-        "width": max(1, round(width * TICKS_PER_SECOND)),
-        "denominator": unit,
-        "p1": np.rint(p1 * unit).astype(np.int64).tolist(),
-        "p2": np.rint(p2 * unit).astype(np.int64).tolist(),
-    }
-
-
-def shares_leaf(
-    width: float,
-    price: Floats,
-    levels: Floats,
-    shared: tuple[Floats, Integers, Floats],
-    centre: Floats,
-    cell: Integers,
-) -> dict[str, Any]:
-    """Return the leaf of a certificate in seconds that holds prices of `optsched.bounds.shares`.
-
-    Parameters
-    ----------
-    width : float
-        Width of a cell, in seconds.
-    price : ndarray of float64, shape (cells,)
-        Prices p2 >= 0. The leaf holds prices as multiples of a power of 2, rounded.
-    levels : ndarray of float64
-        The multipliers that the checker tries, of those in ``centre``.
-    shared : tuple of ndarray
-        An `optsched.bounds.paths_kernel.Shared`: prices p3, and shares. The leaf holds shares as
-        weights, rounded.
-    centre : ndarray of float64, shape (n, 2)
-        Multipliers for the prefill and for the steps of each request, in seconds.
-    cell : ndarray of int64, shape (n,)
-        The cell of each arrival.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    p3, begin, share = shared
-    highest = max(float(price.max()), float(p3.max()))
-    bits = min(_unit(highest * 2 ** (_PRICE_BITS - _PATH_BITS)).bit_length() - 1, 26)
-    many = np.diff(begin)
-    at = np.repeat(cell - begin[:-1], many) + np.arange(len(share))
-    largest = np.zeros(int(at.max(initial=0)) + 1)
-    np.maximum.at(largest, at, share)
-    weight = share / np.where(largest > 0, largest, 1.0)[at] * _HIGHEST_WEIGHT
-    ticks = np.rint(centre * TICKS_PER_SECOND).astype(np.int64)
-
-    return {
-        "relaxation": "shares",
-        "width": max(1, round(width * TICKS_PER_SECOND)),
-        "bits": bits,
-        "p2": np.rint(price * 2.0**bits).astype(np.int64).tolist(),
-        "p3": np.rint(p3 * 2.0**bits).astype(np.int64).tolist(),
-        "levels": np.rint(levels * 1000).astype(np.int64).tolist(),
-        "first": ticks[:, 0].tolist(),
-        "later": ticks[:, 1].tolist(),
-        "cells": many.tolist(),
-        "weight": np.rint(weight).astype(np.int64).tolist(),
-    }
-
-
-def clock_leaf(branches: Integers) -> dict[str, Any]:
-    """Return the leaf of a certificate in seconds that holds a search of `optsched.bounds.clock`.
-
-    Parameters
-    ----------
-    branches : ndarray of int64
-        The nodes, as `optsched.bounds.clock_search.searched` returns them.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    return {"relaxation": "clock", "branches": branches.tolist()}
-
-
-def _unit(highest: float) -> int:
-    """Return the power of 2 that gives the highest price `_PRICE_BITS` bits."""
-    return int(1 << min(max(_PRICE_BITS - math.frexp(highest)[1], 0), 60))
-
-
-def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, Any]:
-    """Return a node that takes a leaf for each range of requests.
-
-    Parameters
-    ----------
-    objective : str
-        The bounds of the ranges add up, or for the makespan the largest counts.
-    trees : sequence of (first, last, tree)
-        Disjoint ranges of requests, ascending, as places in order of arrival, ties by index. Each
-        tree is a leaf, or the node of the parts of its range.
-
-    Returns
-    -------
-    dict
-        A JSON object.
-    """
-    node = "max" if objective == "makespan" else "sum"
-    flat = []
-    for first, last, tree in trees:
-        for part in tree.get(node) or [{"first": 0, "last": last - first, "tree": tree}]:
-            i, j = int(first + part["first"]), int(first + part["last"])
-            flat.append({"first": i, "last": j, "tree": part["tree"]})
-
-    return {node: flat}
+    return _sealed(instance, "rounds", fields)
 
 
 def certify(
@@ -288,7 +94,7 @@ def certify(
     objective : str
         ``"tel"``, ``"mean_ttft"`` or ``"makespan"``.
     tree : mapping
-        A leaf, or `parts`.
+        A leaf, or `optsched.bounds.leaves.parts`.
 
     Returns
     -------
@@ -303,11 +109,7 @@ def certify(
     from optsched.bounds.checker.parts import Budget, Rejected
     from optsched.bounds.checker.seconds import proved_ticks
 
-    data: dict[str, Any] = {
-        "format": "optsched-certificate",
-        "version": 1,
-        "instance_sha256": instance.sha256,
-        "model": "seconds",
+    fields: dict[str, Any] = {
         "objective": objective,
         "cost_model": _cost_model(cost),
         "claim": "bound",
@@ -315,12 +117,17 @@ def certify(
         "tree": dict(tree),
     }
     try:
-        data["value"] = proved_ticks(instance, data, Budget())
+        fields["value"] = proved_ticks(instance, fields, Budget())
     except (Rejected, ArithmeticError) as error:
         raise UsageError(f"certificate: {error}") from None
 
-    data["sha256"] = hashlib.sha256(canonical_json(data)).hexdigest()
-    return data
+    return _sealed(instance, "seconds", fields)
+
+
+def _sealed(instance: Instance, model: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    head = {"format": "optsched-certificate", "version": 1, "instance_sha256": instance.sha256}
+    data = {**head, "model": model, **fields}
+    return {**data, "sha256": hashlib.sha256(canonical_json(data)).hexdigest()}
 
 
 def _cost_model(cost: BatchCost) -> dict[str, Any]:

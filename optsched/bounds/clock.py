@@ -1,37 +1,14 @@
-r"""One clock for all requests: the bound at low load.
+"""One clock for all requests: the bound at low load.
 
-Prices (`optsched.bounds.paths`) let every request choose its own path through time, and a mixture
+Prices (`optsched.bounds.shares`) let every request choose its own path through time, and a mixture
 of paths too: "hurry now, while the prefills of others wait" with "the prefills first, hurry later".
-In truth all requests see the same batches. This bound counts time on a clock that they share.
+In truth all requests see the same batches. This bound counts time on a clock that they share:
+`optsched.bounds.checker.clock` has the proof, and `optsched.bounds.clock_search` the search.
 
-*Reading a schedule.* Request i has own prefill work x_i, and its k-th token (k >= 2) own work of at
-least w_k in a batch that lasts at least alone_k for it (`optsched.bounds.batch`). Choose any
-eta_i in [0, 1) with eta_i alone_k <= w_k for all k. Read a batch as its own works, one request
-after another, and then its fixed cost. Of the own work of i's last run, the x_i seconds of its
-prefill, and the first eta_i alone_k seconds of token k, are *exclusive*: nobody else gets on
-meanwhile. All other time is *clock*. While the clock runs, the requests of the batch make
-*progress*: i makes d of it until its first token, d being the fixed cost of a batch that prefills,
-and (1 - eta_i) alone_k for token k. So with
-
-    r_i = eta_i / (1 - eta_i),   T_i = d + (1 - eta_i) sum_k alone_k,   R_i = x_i + r_i (T_i - d),
-
-i completes when its progress c_i is T_i, and R_i is all its exclusive time. Let X_i(t) be its
-exclusive time up to t, and Psi(t) = t - sum_i X_i(t) the clock. Progress grows at most as fast as
-the clock. Exclusive work comes before the progress of its token, so
-
-    g_i(c_i) <= X_i <= G_i(c_i),    g_i(c) = x_i [c > 0] + r_i max(0, c - d)    (c <= T_i),
-
-where G_i(c) is x_i for c < d, and then g_i plus the exclusive part of one token, but at most R_i.
-It is 0 before i arrives.
-
-*What follows* for the clock at arrivals and at completions stands in
-`optsched.bounds.clock_search`, with a search over who waits for whom.
-
-*Pieces.* Dropping requests from a schedule leaves a schedule of the others with idle time, and the
-reading above allows idle time. So bounds of disjoint sets of requests add up
-(`optsched.bounds.pieces`). The bound is taken on short pieces of the trace. Where they end is
-chosen by dynamic programming, with a short search for each piece. A longer search follows for the
-pieces that were chosen.
+*Pieces.* Dropping requests from a schedule leaves a schedule of the others with idle time, which
+the proof allows. So bounds of disjoint sets of requests add up (`optsched.bounds.pieces`). The
+bound is taken on short pieces of the trace. Where they end is chosen by dynamic programming, with a
+short search for each piece. A longer search follows for the pieces that were chosen.
 """
 
 from __future__ import annotations
@@ -41,9 +18,9 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
-from optsched.bounds.certificate import clock_leaf, parts
 from optsched.bounds.clock_search import Piece, searched
 from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.leaves import clock_leaf, parts
 from optsched.problem.budget import Budget
 
 _SAFETY = 1e-9
@@ -60,17 +37,7 @@ _ROOT: Branches = np.zeros(1, np.int64)
 
 
 def piece_of(task: BoundTask) -> Piece:
-    """Return the requests of a task in order of arrival, with the largest valid shares.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-
-    Returns
-    -------
-    Piece
-    """
+    """Return the requests of a task in order of arrival, with the largest valid shares."""
     instance, cost = task.instance, task.batch_cost
     work = unavoidable_work(instance, cost)
     order = np.argsort(instance.arrival, kind="stable")
@@ -91,38 +58,24 @@ def piece_of(task: BoundTask) -> Piece:
 
 def _part(piece: Piece, first: int, last: int) -> Piece:
     """Return the requests from ``first`` to before ``last``."""
-    of = slice(first, last)
-    return Piece(
-        piece.arrival[of] - piece.arrival[first], piece.prefill[of], piece.fixed, piece.need[of],
-        piece.rate[of], piece.slack[of],
-    )  # fmt: skip
+    columns = (x[first:last] if isinstance(x, np.ndarray) else x for x in piece)
+    part = Piece._make(columns)
+    return part._replace(arrival=part.arrival - piece.arrival[first])
 
 
 def clock(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency in seconds (see the module's text for the proof).
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        When it is over, pieces that are left count with their requests alone.
-
-    Returns
-    -------
-    Proof
-        A value in seconds, with the trees of the searches.
-    """
+    """Return the bound on total latency in seconds (see the module's text for the proof)."""
     whole = piece_of(task)
     alone = whole.prefill + whole.need + whole.rate * (whole.need - whole.fixed)
     cuts = cut_where_quiet(whole.arrival, whole.arrival + alone, _FEWEST, _MOST)
-    least = np.concatenate([[0.0], np.cumsum(alone)]) * (1 - _SAFETY)
+    lowest = np.concatenate([[0.0], np.cumsum(alone)]) * (1 - _SAFETY)
     ends = [0, *(last for _, last in cuts)]
     # Of all requests before each cut: the bound, where their last piece begins, and its tree.
     best: list[tuple[float, int, Branches]] = [(0.0, 0, _ROOT)]
 
+    # Bounds of disjoint pieces add up, so the best division of what is before a cut is kept.
     for place in range(len(cuts)):
-        alone_too = float(least[ends[place + 1]] - least[ends[place]])
+        alone_too = float(lowest[ends[place + 1]] - lowest[ends[place]])
         found = best[place][0] + alone_too, place, _ROOT
         for back in range(place, max(-1, place - _TOGETHER), -1):
             if budget.over and place > 0:

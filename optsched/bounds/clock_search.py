@@ -1,48 +1,12 @@
-r"""Branching on who waits for whom: the bound of `optsched.bounds.clock` on a short piece.
+"""A search over who waits for whom: the bound of `optsched.bounds.clock` on a short piece.
 
-The clock Psi, exclusive time X_i, progress c_i, x_i, d, T_i, R_i and r_i are those of that module.
-Requests are in order of arrival. a_k and C_k are the arrival and the completion of k. Let sigma_i
-be the clock when i's progress begins, and U_i = Psi(C_i) - T_i. It is at least sigma_i, for
-progress grows at most as fast as the clock. Progress at Psi is at least Psi - U_i before C_i.
+`optsched.bounds.checker.clock` has the notation and the proof of what a node says. The node with
+the least value is taken first. The request i that would gain most from u > 0 is decided against the
+last k that it waits for. The least value among open nodes is a bound, whenever the search ends. A
+node where no undecided pair would gain keeps its value.
 
-*Branching.* Either i begins before k completes, sigma_i < Psi(C_k), or it is *after* k. A node of
-the search has decided this for some pairs. Let s_i be a lower bound on sigma_i, and e_k = s_k + T_k
-one on Psi(C_k). Where i is after k, s_i is at least e_k.
-
-*The clock at arrivals.* At most G_i(c) of exclusive time has passed at progress c, where G_i(c) is
-x_i for c < d, and then x_i + r_i (c - d) plus the exclusive part of one token, but never more
-than R_i. Progress at a_k is at most Psi(a_k) - s_i. So with
-
-    F_A(L) = L + sum_{i < k, i in A} G_i(max(0, L - s_i))
-
-a_k = Psi(a_k) + sum_i X_i(a_k) <= F_A(Psi(a_k)) for A = all. F_A does not fall, so Psi(a_k) is at
-least the level L_k at which F_A reaches a_k, and at least L_j for j < k. And s_k is at least L_k.
-
-*Completions.* Let S be the set of requests that are after k. Their exclusive time may have passed
-before k arrived, and then k does not wait for it. So let B = Psi(a_k) + sum_{i in S} X_i(a_k). As
-above, a_k <= F_A(B) with A = all but S, so B is at least the level L_k^S at which F_A reaches a_k.
-C_k = Psi(C_k) + sum_i X_i(C_k), where Psi(C_k) = T_k + U_k, U_k >= Psi(a_k) and X_i(C_k) >=
-X_i(a_k). So
-
-    C_k >= max(U_k, L_k^S) + T_k + R_k + sum_{i != k, not in S} X_i(C_k),
-    X_i(C_k) >= x_i [U_i < e_k or i begins before k completes]
-                + r_i min(T_i - d, max(0, e_k - U_i - d)).
-
-Summed over k, the terms with U_i stand alone: with b_i = max(s_i, L_i^S) they are at least
-
-    b_i + min_{u >= 0} [ u + sum_{k != i, i not after k} h_ik(e_k - b_i - u) ],
-
-h_ik(y) = x_i [y > 0 or i begins before k completes] + r_i min(T_i - d, max(0, y - d)) being the
-right-hand side of X_i(C_k) with y = e_k - U_i. (For U_i < b_i nothing is gained, since h falls with
-U_i.) This function of u is piecewise linear and falls by jumps, so its least value is at the
-corners e_k, e_k - d and e_k - T_i, or at 0.
-
-*Search.* The node with the least value is taken first. The request i that would gain most from
-u > 0 is decided against the last k that it waits for. The least value among open nodes is a bound,
-whenever the search ends. A node where no undecided pair would gain keeps its value.
-
-*Rounding* is as in that module: levels are lowered by 1e-9 of the time of arrival, and 1e-9 of the
-sum of completions is subtracted.
+Levels are lowered by 1e-9 of the time of arrival, and 1e-9 of the sum of completions is subtracted,
+for rounding.
 """
 
 from __future__ import annotations
@@ -63,22 +27,10 @@ _EPSILON = 1e-12
 
 
 class Piece(NamedTuple):
-    """Requests of a piece in order of arrival; columns have the shape (n,).
+    """Requests of a piece in order of arrival; times in seconds, columns of the shape (n,).
 
-    Attributes
-    ----------
-    arrival : ndarray of float64
-        Seconds since the first arrival.
-    prefill : ndarray of float64
-        Own work of the prefill, in seconds: x of the module's text.
-    fixed : float
-        Fixed cost of a batch that prefills, in seconds: d.
-    need : ndarray of float64
-        Seconds of the clock that a request needs: T.
-    rate : ndarray of float64
-        Exclusive time per second of progress in decode steps: r.
-    slack : ndarray of float64
-        The exclusive part of one token, in seconds.
+    ``arrival`` counts from the first one. In the notation of the proof ``prefill`` is x, ``fixed``
+    d, ``need`` T, and ``rate`` r. ``slack`` is the exclusive part of one token.
     """
 
     arrival: Floats
@@ -91,7 +43,7 @@ class Piece(NamedTuple):
 
 @njit
 def _level(piece: Piece, k: int, begins: Floats, decided: NDArray[np.int8], late: bool) -> float:
-    """Return where F of the module's text reaches a_k; without those after k if ``late``."""
+    """Return where F of the proof reaches a_k; without those after k if ``late``."""
     arrival, prefill, fixed, need, rate, slack = piece
     counted = np.empty(k, np.int64)
     m = 0
@@ -142,7 +94,7 @@ def _gain(
 ) -> tuple[float, float, float]:
     """Return what others pay for i if it does not wait, the most that waiting gains, and how long.
 
-    The last is u of the module's text.
+    The last is u of the proof.
     """
     _, prefill, fixed, need, rate, _ = piece
     n = ends.shape[0]
@@ -180,21 +132,7 @@ def _gain(
 
 @njit
 def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int]:
-    """Return what the decisions prove about the total latency, and the pair to decide next.
-
-    Parameters
-    ----------
-    piece : Piece
-    decided : ndarray of int8, shape (n, n)
-        Of i and k: 0, or 1 if i begins before k completes, or 2 if it begins after.
-
-    Returns
-    -------
-    value : float
-        Seconds.
-    i, k : int
-        -1 if no decision would raise the value.
-    """
+    """Return what the decisions prove about the total latency, and the pair to decide next."""
     arrival, prefill, fixed, need, rate, _ = piece
     n = arrival.shape[0]
     begins = np.zeros(n)
@@ -204,20 +142,20 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
         before = 0.0
         for k in range(n):
             before = max(before, _level(piece, k, begins, decided, False))
-            least = before
+            earliest = before
             for i in range(n):
                 if decided[k, i] == _AFTER:
-                    least = max(least, begins[i] + need[i])
+                    earliest = max(earliest, begins[i] + need[i])
 
-            if least > begins[k] + _SAFETY:
-                begins[k] = least
+            if earliest > begins[k] + _SAFETY:
+                begins[k] = earliest
                 changed = True
 
         if not changed:
             break
 
     ends = begins + need
-    total = completions = most = 0.0
+    total = completions = largest = 0.0
     first = second = -1
 
     for i in range(n):
@@ -230,7 +168,7 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
         total += alone + at_once - gain - arrival[i]
         completions += alone + at_once
 
-        if gain > most + _EPSILON:
+        if gain > largest + _EPSILON:
             last = -1
             for k in range(n):
                 open_pair = k != i and decided[i, k] == 0 and ends[k] > base + _EPSILON
@@ -238,28 +176,14 @@ def node_value(piece: Piece, decided: NDArray[np.int8]) -> tuple[float, int, int
                     last = k if last < 0 or ends[k] > ends[last] else last
 
             if last >= 0:
-                most, first, second = gain, i, last
+                largest, first, second = gain, i, last
 
     return total - _SAFETY * completions, first, second
 
 
 @njit(nogil=True)
 def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
-    """Return the bound on total latency that a search of so many nodes proves, and its tree.
-
-    Parameters
-    ----------
-    piece : Piece
-    nodes : int
-        At most so many nodes are evaluated.
-
-    Returns
-    -------
-    value : float
-        Seconds.
-    branches : ndarray of int64
-        As a certificate has it (`optsched.bounds.checker.clock.check_clock`).
-    """
+    """Return the bound on total latency that a search of so many nodes proves, and its tree."""
     n = piece.arrival.shape[0]
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)
@@ -269,6 +193,7 @@ def searched(piece: Piece, nodes: int) -> tuple[float, NDArray[np.int64]]:
     open_nodes = [(value, 0)]
     used = 1
 
+    # Every schedule belongs to an open node, so the least of their values is a bound.
     while True:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at]

@@ -9,29 +9,29 @@ from numpy.typing import NDArray
 def cut_where_quiet(
     arrival: NDArray[np.float64],
     finish: NDArray[np.float64],
-    fewest: int,
-    most: int,
+    smallest: int,
+    largest: int,
     quiet: float = np.inf,
 ) -> list[tuple[int, int]]:
     """Return consecutive ranges of requests, cut before arrivals that find few in the system.
 
     `finish` (shape (n,)): when the requests leave, in any order. An estimate will do.
-    `fewest`, `most`: requests of a piece, 1 <= fewest <= most. The last piece may have fewer, and a
-    piece has more where it is never quiet.
+    `smallest`, `largest`: requests of a piece, 1 <= smallest <= largest. The last piece may have
+    fewer, and a piece has more where it is never quiet.
     `quiet`: a cut is only where an arrival finds at most so many in the system.
     """
     n = len(arrival)
     others = np.arange(n) - np.searchsorted(np.sort(finish), arrival, "right")
     pieces, first = [], 0
 
-    while n - first > most:
-        last = first + fewest + int(np.argmin(others[first + fewest : first + most + 1]))
+    while n - first > largest:
+        last = first + smallest + int(np.argmin(others[first + smallest : first + largest + 1]))
         if others[last] > quiet:
-            later = np.flatnonzero(others[first + most :] <= quiet)
+            later = np.flatnonzero(others[first + largest :] <= quiet)
             if len(later) == 0:
                 break
 
-            last = first + most + int(later[0])
+            last = first + largest + int(later[0])
 
         pieces.append((first, last))
         first = last

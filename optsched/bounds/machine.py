@@ -7,29 +7,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-
-def srpt_completions(release: Sequence[int], length: Sequence[int]) -> Iterator[int]:
-    """Yield the completion times under shortest remaining processing time, ascending.
-
-    `release`, `length`: release date and length of each job, in any common unit and any order.
-    """
-    waiting: list[int] = []
-    now = 0
-    for at, work in sorted(zip(release, length, strict=True)):
-        while waiting and now + waiting[0] <= at:
-            now += heappop(waiting)
-            yield now
-
-        if waiting and now < at:
-            # The head stays the smallest when it shrinks, so the heap needs no repair.
-            waiting[0] -= at - now
-
-        now = max(now, at)
-        heappush(waiting, work)
-
-    while waiting:
-        now += heappop(waiting)
-        yield now
+from optsched.bounds.checker.requests import srpt_completions as srpt_completions
 
 
 def shortest_first(

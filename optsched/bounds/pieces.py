@@ -22,13 +22,12 @@ from dataclasses import replace
 import numpy as np
 
 from optsched.bounds.base import Bound, BoundTask, Proof
-from optsched.bounds.batch import PROVED_FOR, work_tel
+from optsched.bounds.batch import PROVED_FOR, SUMS, work_tel
 from optsched.bounds.busy_time import busy_time, tokens_of
-from optsched.bounds.certificate import parts
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.paths import completions_of
-from optsched.bounds.shares import shares
+from optsched.bounds.leaves import parts
+from optsched.bounds.shares import completions_of, shares
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 
@@ -42,21 +41,7 @@ _SAFETY = 1e-9
 
 
 def pieces(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        Each piece has a share by its requests. When the budget is over, pieces that are left count
-        with the bound from unavoidable work.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
-    """
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
     instance, joint = task.instance, task.objective != TOTAL_LATENCY
     order = np.argsort(instance.arrival, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
@@ -83,6 +68,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     # Each thread silences warnings for a while, and the last to end would leave them silenced.
     with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
         warnings.simplefilter("ignore")
+        # Each piece's requests alone cost no more than they do in any schedule of all.
         for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
             best = max(proofs, key=lambda one: one.value)
             total += best.value * (last - first if joint else 1)
@@ -96,7 +82,7 @@ PIECES = Bound(
     "pieces",
     "the trace cut where it is quiet, each piece with the bound that suits it",
     "second",
-    ("tel", "latency_and_ttft"),
+    SUMS,
     pieces,
     PROVED_FOR,
     searches=True,

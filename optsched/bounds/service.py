@@ -52,9 +52,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import (
-    ANY_INSTANCE,
+    IN_ROUNDS,
     MINORANTS,
-    WHOLE_BLOCKS,
     WORKERS,
     Bound,
     BoundTask,
@@ -72,8 +71,6 @@ from optsched.problem.service import with_spare
 Floats = NDArray[np.float64]
 
 _MARGIN, _CLOCK = 1e-7, 1e-9
-_IN_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS
-"""Features that the bounds in rounds are proved for."""
 
 
 def most_within(
@@ -108,7 +105,7 @@ def most_within(
         There is no SLO, or the bound is not proved for a feature of the instance or its cost model.
     """
     limits = all_limits(instance, slos, columns=columns)
-    proved = _IN_ROUNDS if instance.in_rounds else PROVED_FOR
+    proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
@@ -131,9 +128,9 @@ def _in_seconds(
     slack = _CLOCK * (1 + instance.release)
     best = int(able.sum())
 
-    for length, amount in (
-        (first, work.prefill), (last, work.total), (last, _priced(instance, cost, work, step)),
-    ):  # fmt: skip
+    # Whatever is within its limits does this work in its window, and so do all of them together.
+    priced = _priced(instance, cost, work, step)
+    for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
         begin = np.maximum(instance.release - slack, 0.0)[able]
         end = (instance.release + length + slack)[able]
         best = min(best, _count(begin, end, amount[able] * (1 - _MARGIN), workers))
@@ -155,21 +152,21 @@ def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Fl
     def later(tokens: Floats) -> Floats:
         return np.bincount(owner, weights=tokens, minlength=instance.n).astype(np.float64)
 
-    most = later(np.minimum(decode, refill))
+    largest = later(np.minimum(decode, refill))
     finite = np.isfinite(step) & (instance.output_tokens > 1)
     fixed = cost["base"] + cost["decode_base"]
     p = float(step[finite].max()) / second if finite.any() else 0.0
 
     if p > fixed > 0:
         k, c = fixed / (p - fixed) ** 2, fixed / (p - fixed)
-        least = np.full(instance.n, np.inf)
-        np.minimum.at(least, owner, decode)
-        u = np.where(finite, least, 0.0)[owner]
+        smallest = np.full(instance.n, np.inf)
+        np.minimum.at(smallest, owner, decode)
+        u = np.where(finite, smallest, 0.0)[owner]
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
         # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
-        most = np.maximum(most, later(np.minimum(decode + c * u, refill - k * p * u)))
+        largest = np.maximum(largest, later(np.minimum(decode + c * u, refill - k * p * u)))
 
-    return np.asarray(work.own_prefill + work.first_shares + most * second)
+    return np.asarray(work.own_prefill + work.first_shares + largest * second)
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
@@ -196,9 +193,9 @@ def _loads(
     yield first, s + instance.kv_offset, instance.kv_capacity
     yield last, instance.volume, instance.kv_capacity
 
-    for most in (limits.max_batch_tokens, limits.max_prefill_tokens):
-        if most is not None:
-            yield first, s, most
+    for largest in (limits.max_batch_tokens, limits.max_prefill_tokens):
+        if largest is not None:
+            yield first, s, largest
 
     if limits.max_batch_tokens is not None:
         yield last, s + o - 1, limits.max_batch_tokens
@@ -257,8 +254,8 @@ def within_share(task: BoundTask, budget: Budget) -> Proof:
         A share that no schedule exceeds.
     """
     given = dict(task.objective.parameters)
-    most = most_within(task.instance, task.cost_model, given, task.workers)
-    return Proof(most / task.instance.n)
+    largest = most_within(task.instance, task.cost_model, given, task.workers)
+    return Proof(largest / task.instance.n)
 
 
 def within_rate(task: BoundTask, budget: Budget) -> Proof:
@@ -279,27 +276,24 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     given = dict(task.objective.parameters)
-    most = most_within(instance, task.cost_model, given, task.workers)
+    largest = most_within(instance, task.cost_model, given, task.workers)
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
         alone = unavoidable_work(instance, task.batch_cost).chain * (1 - _MARGIN)
 
-    return Proof(most / float((instance.release + alone).max()))
+    return Proof(largest / float((instance.release + alone).max()))
 
 
-WITHIN_SHARE = Bound(
-    "slo-work", "work of prefills and of requests in the windows of their SLOs", "second",
-    ("slo_attainment",), within_share, PROVED_FOR | WORKERS,
-)  # fmt: skip
-WITHIN_SHARE_ROUNDS = Bound(
-    "slo-volume", "KV volume in the windows of SLOs", "round", ("slo_attainment",), within_share,
-    _IN_ROUNDS,
-)  # fmt: skip
+_WORK = "work of prefills and of requests in the windows of their SLOs"
+_VOLUME = "KV volume in the windows of SLOs"
+_SPAN = "requests that {} allows, over the shortest span"
+_SHARE, _RATE = ("slo_attainment",), ("slo_goodput",)
+_PROVED = PROVED_FOR | WORKERS
+WITHIN_SHARE = Bound("slo-work", _WORK, "second", _SHARE, within_share, _PROVED)
+WITHIN_SHARE_ROUNDS = Bound("slo-volume", _VOLUME, "round", _SHARE, within_share, IN_ROUNDS)
 WITHIN_RATE = Bound(
-    "slo-work-rate", "requests that slo-work allows, over the shortest span", "second",
-    ("slo_goodput",), within_rate, PROVED_FOR | WORKERS,
-)  # fmt: skip
+    "slo-work-rate", _SPAN.format("slo-work"), "second", _RATE, within_rate, _PROVED
+)
 WITHIN_RATE_ROUNDS = Bound(
-    "slo-volume-rate", "requests that slo-volume allows, over the shortest span", "round",
-    ("slo_goodput",), within_rate, ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
+    "slo-volume-rate", _SPAN.format("slo-volume"), "round", _RATE, within_rate, IN_ROUNDS
+)

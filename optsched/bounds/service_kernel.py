@@ -82,6 +82,7 @@ def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
         high_sum[k] = high_sum[2 * k] + high_sum[2 * k + 1]
         high_best[k] = min(high_best[2 * k], high_sum[2 * k] + high_best[2 * k + 1])
 
+    # The least work first, each as far as all windows leave room, fits the most requests.
     done = np.zeros(n, np.int64)
     for p in range(n):
         i = order[p]

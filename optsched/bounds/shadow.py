@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from optsched.bounds.ascent import raise_dual
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
-from optsched.bounds.certificate import make_certificate, prices_leaf
+from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
+from optsched.bounds.certificate import make_certificate
 from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.leaves import prices_leaf
 from optsched.bounds.timeline import Floats, model_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -15,26 +16,7 @@ from optsched.problem.instance import Instance
 
 
 def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Prices, int]:
-    """Return the best prices found and the bound that they prove.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds.
-    time_limit_s : float
-        Seconds of wall time.
-
-    Returns
-    -------
-    prices : Prices
-    value : int
-        The bound on total latency in rounds (`optsched.bounds.dual.dual_value`).
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
-    """
+    """Return the best prices found and the bound that they prove."""
     if not instance.in_rounds:
         raise UsageError("shadow prices: found an instance in seconds; expected one in rounds")
 
@@ -62,43 +44,12 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
     in rounds of total latency. With M + d_t tokens in round t the same prices prove the bound
     L - sum_t lambda_t d_t. So no schedule of the larger machine saves more than
     sum_t lambda_t d_t against L. For the linear relaxation this is exact for small d.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds.
-    time_limit_s : float
-        Seconds of wall time.
-
-    Returns
-    -------
-    ndarray of float64, shape (pieces, 2)
-        First round of each piece, and the price from it on, in rounds of latency per token. The
-        price times the length of a piece is what one more token saves over all of it.
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
     """
     return best_prices(instance, time_limit_s=time_limit_s)[0].array()
 
 
 def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
-    """Return the largest dual value found, with its certificate (`optsched.bounds.dual`).
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in rounds.
-    budget : Budget
-        When it is over, the search stops.
-
-    Returns
-    -------
-    Proof
-        An integer, in rounds, with a certificate.
-    """
+    """Return the largest dual value found, with its certificate (`optsched.bounds.dual`)."""
     prices, value = _prices_within(task.instance, budget)
     certificate = make_certificate(
         task.instance, prices_leaf(prices), value=value, denominator=prices.denominator
@@ -106,7 +57,7 @@ def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
     return Proof(value, certificate)
 
 
+_DUAL = "prices of KV memory: the Lagrangian dual of the memory rows"
 DUAL = Bound(
-    "dual", "prices of KV memory: the Lagrangian dual of the memory rows", "round", ("tel",),
-    prove_by_prices, ANY_INSTANCE | WHOLE_BLOCKS, searches=True, certifies=True,
-)  # fmt: skip
+    "dual", _DUAL, "round", ("tel",), prove_by_prices, IN_ROUNDS, searches=True, certifies=True
+)

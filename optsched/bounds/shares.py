@@ -1,56 +1,42 @@
 r"""Paths that share the fixed costs of batches: the bound where requests slow each other down.
 
-In `optsched.bounds.paths` a token pays ``mean(p2) w T / (T - f)`` for its batch of length T. With
-many others the batch is long, but nothing tells the request so: it chooses T alone, and may hurry
-while others wait for their prefills. Here a second price p3 is paid by *shares* of the fixed cost.
-The notation and the paths are those of that module; pi = p2 + p3.
+`optsched.bounds.busy_time` lets every token of a request choose its moment alone. This gives a good
+bound when requests wait long and run briefly. When they run at once, their latency is that of a
+path: the prefill, then o - 1 steps one after another, each slower the more requests share its
+batch. `optsched.bounds.checker.shares` has the notation and the proof. This module finds prices,
+shares and multipliers in floating point, and evaluates them for first tokens, too.
 
-*Shares.* Let mu_i(t) >= 0 be any functions of time with sum_i mu_i(t) <= 1 at each t. A batch of
-length T has own works w_i and a fixed cost F, which is at least the fixed cost f_i that each of its
-requests asks for by its phase, and which has a part for the batch, one if it decodes and one if it
-prefills. So F >= sum_i mu_i(t) f_i, whoever is in the batch, and
+*First tokens.* Where the end F of the prefill has a weight a and C the rest, as in that module, the
+path pays a (F - a_i) at the end of its prefill and (1 - a) (C - a_i) at its end. The payments above
+do not change, since they hold for any a_i <= F <= C. The path is that of the prefill which produces
+the first token, and of the batches of later tokens. These follow it even where the request loses
+its KV in between. A request of one token has F = C.
 
-    int_B p3 = mean of p3(t) T over the batch >= sum_i mean of p3(t) (w_i + mu_i(t) f_i).
-
-Together with the inequality of `optsched.bounds.busy_time` for p2, a token pays in its batch
-
-    (1 / T) int_B [ p2 w T / (T - f) + p3 (w + mu_i f) ],       TEL >= sum (...) - int (p2 + p3).
-
-A step may come from a refill instead. Its own work and its fixed cost are no smaller than the w and
-f used (`optsched.bounds.busy_time.Tokens`), and what is paid rises with both.
-
-*Paths.* For any nu >= 0 and T >= f + w
-
-    payment >= nu - int_B g,   g = max_{T >= f + w} [ nu' / T - p2 w / (T - f) ]_+ ,
-    nu' = [nu - p3 (w + mu_i f)]_+ ,
-
-which is the g of that module with nu' in place of nu. So the rest of its proof holds: with
-nu + pi_min d_k for a later step of own work w + d_k, which pays at least pi d_k more; and for a
-prefill's chunk of own work w_c, with nu w_c / W, where
-
-    [nu w_c / W - p3 (w_c + mu f)] / T = (w_c / W) [nu - p3 (W + mu f W / w_c)] / T
-                                      <= (w_c / W) nu' / T,
-
-to which the argument for chunks there applies as it stands. With p3 = 0 the bound is that one.
-
-*First tokens.* The payments hold for any F_i <= C_i. So a weight a of first tokens changes the end
-of a path as it does there.
+*Cells.* With a weight a, V(j) of the prefill is larger by a (end of the cell - a_i), and s(j) is
+smaller by a. It may then be negative, so a prefill in cell j costs at least V(j) - [-s(j)]_+ d, and
+steps that pay nothing begin after the cheapest prefill so far. There d is cut to the part of the
+cell that is later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
+max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
 proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
 in the system and fades out after their completions. Where N is large, they are the prices of
 `optsched.bounds.busy_time`, of requests whose shares of fixed costs are such that all work fits
-into the time in which the machine is busy. An ascent improves all three. Where the best
-paths use more machine time than there is, under the charges of p2 or of p3, that price rises. A
-request's share rises where it takes more steps than those with whom it shares. It is as if the
-steps of a request had to be at most those of the machine, on average over its best paths.
+into the time in which the machine is busy. An ascent improves all three. Where the best paths use
+more machine time than there is, under the charges of p2 or of p3, that price rises. A request's
+share rises where it takes more steps than those with whom it shares. It is as if the steps of a
+request had to be at most those of the machine, on average over its best paths.
 
 *What no prices mend.* Each request, and each single cell of its time, is priced by itself. So the
 best paths are mixtures: a request hurries now while prefills of others come later, or the reverse,
 and for half of the requests each. Where prefills take a share beta of the machine this loses up to
 about beta / 2.
 
-*Rounding* is as in that module: nu' has an absolute error below 2^-51 nu, and g falls by at most
+*Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
+is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
+what a multiplier proves. The error of g itself is below 2^-50 nu / f. As long as nu / f < 10^5,
+this error and those of the sums over requests and prices are covered by twice the relative margin
+of `optsched.bounds.busy_time`. nu' has an absolute error below 2^-51 nu, and g falls by at most
 that over f. Shares are divided by 1 + 1e-9 times their sum.
 """
 
@@ -63,13 +49,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, scale_of
+from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
-from optsched.bounds.certificate import shares_leaf, work_leaf
-from optsched.bounds.paths import completions_of, in_system, value_at
-from optsched.bounds.paths_kernel import Shared, Use
-from optsched.bounds.shares_kernel import improve_shares, scale_to_one
+from optsched.bounds.leaves import shares_leaf, work_leaf
+from optsched.bounds.shares_kernel import (
+    NO_USE,
+    WINDOW,
+    Grid,
+    Shared,
+    Use,
+    costs_of_paths,
+    improve_shares,
+    new_window,
+    scale_to_one,
+)
 from optsched.problem.budget import Budget, work_time
+from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
@@ -99,45 +94,63 @@ _PATIENCE, _STALE = 5, 25
 
 
 class Start(NamedTuple):
-    """First prices and shares.
+    """First prices p2 and p3 on cells of so many seconds, and shares.
 
-    Attributes
-    ----------
-    width : float
-        Width of a cell, in seconds.
-    price : ndarray of float64, shape (cells,)
-        Prices p2.
-    shared : Shared
-        Prices p3, and shares.
-    cell : ndarray of int64, shape (n,)
-        The cell of each arrival.
-    least : ndarray of float64, shape (cells,)
-        Prices do not fall below these.
-    steps : sequence of float
-        First steps of the logarithms of prices, and of shares.
+    ``cell`` is that of each arrival. Prices do not fall below ``floor``, and ``steps`` are the
+    first steps of the logarithms of prices, and of shares.
     """
 
     width: float
     price: Floats
     shared: Shared
     cell: NDArray[np.int64]
-    least: Floats
+    floor: Floats
     steps: Sequence[float]
 
 
-def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
-    """Return tokens that share fixed costs in batches of such a size that all fits into a time.
+def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
+    """Return when requests of an instance in seconds may end, from the first arrival on.
 
-    Parameters
-    ----------
-    tokens : Tokens
-    busy_s : float
-        Time in which the machine is busy, in seconds.
-
-    Returns
-    -------
-    Tokens
+    That is in the caller's schedule, or `chain` after their arrival if there is none.
     """
+    found = None if task.completions is None else task.completions(instance, task.batch_cost)
+    return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
+
+
+def in_system(arrival: Floats, finish: Floats, width: float, cells: int) -> NDArray[np.int64]:
+    """Return the number of requests in the system in the middle of each cell."""
+    moments = (np.arange(cells) + 0.5) * width
+    arrived, finished = (np.searchsorted(np.sort(t), moments, "right") for t in (arrival, finish))
+    return arrived - finished
+
+
+def value_at(
+    tokens: Tokens,
+    width: float,
+    price: Floats,
+    levels: Floats,
+    shared: Shared,
+    ttft_weight: float = 0.0,
+    use: Use = NO_USE,
+    centre: Floats | None = None,
+) -> float:
+    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
+
+    `levels`: which multipliers are tried. They are best for steady prices of these times the mean
+    price after the arrival, or times those of `centre` (`costs_of_paths`), which is changed. What
+    the best paths use is added to `use`.
+    """
+    centre = np.zeros((0, 2)) if centre is None else centre
+    grid, chain = Grid(width, price, np.sqrt(price), shared), tokens.chain
+    total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use, ttft_weight)
+    paid = float(price.sum() + shared.price.sum()) * width
+    safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
+
+    return total * (1 - safe) - paid * (1 + safe)
+
+
+def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
+    """Return tokens that share fixed costs in batches of such a size that all fits into a time."""
     steps = tokens.steps
     own = tokens.prefill + steps * (tokens.work + tokens.work_slope * (steps - 1) / 2)
     fixed = float((steps * tokens.decode + tokens.prefill_fixed).sum())
@@ -150,20 +163,7 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
 
 
 def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
-    """Return prices and shares that follow from completions (module's text, Prices used).
-
-    Parameters
-    ----------
-    tokens : Tokens
-    finish : ndarray of float64, shape (n,)
-        Completions in some schedule, in seconds from the first arrival. An estimate will do.
-    weight : float
-        The weight of first tokens.
-
-    Returns
-    -------
-    Start
-    """
+    """Return prices and shares that follow from completions (module's text, Prices used)."""
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
     many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
@@ -195,10 +195,10 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     share = np.where(past < 0, 1.0, _TAIL * np.exp(-_FADES * np.maximum(past, 0.0)))
     shared = Shared(part * whole, begin, share)
     scale_to_one(shared, cell, cells)
-    least = np.where(number > 0, _FLOOR * steady, 0.0)
-    np.maximum(shared.price, least, out=shared.price)
+    floor = np.where(number > 0, _FLOOR * steady, 0.0)
+    np.maximum(shared.price, floor, out=shared.price)
 
-    return Start(float(width), np.maximum((1 - part) * whole, least), shared, cell, least, steps)
+    return Start(float(width), np.maximum((1 - part) * whole, floor), shared, cell, floor, steps)
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
@@ -206,28 +206,16 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
 
     Where there are very many requests in the system, where `optsched.bounds.busy_time` is the
     better bound, the value is the sum of chains.
-
-    Parameters
-    ----------
-    task : BoundTask
-        A task with an instance in seconds and a `BatchCost`.
-    budget : Budget
-        An evaluation starts only if it can end in time, judging by earlier ones.
-
-    Returns
-    -------
-    Proof
-        A value in seconds.
     """
     weight, per = task.objective.ttft_weight, scale_of(task)
     instance = task.instance.subset(np.argsort(task.instance.arrival, kind="stable"))
     tokens = tokens_of(instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
-    least = float(chain.sum()) * (1 - margin(instance.n))
-    least = (1 - weight) * least + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
+    floor = float(chain.sum()) * (1 - margin(instance.n))
+    floor = (1 - weight) * floor + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
     finish = completions_of(task, instance, chain)
     latency = finish - tokens.arrival
-    best, tree = least, work_leaf()
+    best, tree = floor, work_leaf()
 
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
         found, leaf = ascend(tokens, start_from(tokens, finish, weight), weight, budget)
@@ -243,26 +231,9 @@ def ascend(
 
     A price moves by the mean of its earlier gradients over their root mean square. After some steps
     without a better value all goes back to the best one, and steps are shorter from then on.
-
-    Parameters
-    ----------
-    tokens : Tokens
-        Of requests in order of arrival.
-    start : Start
-        Where it begins. Changed in place.
-    weight : float
-        The weight of first tokens.
-    budget : Budget
-
-    Returns
-    -------
-    float
-        Seconds.
-    dict
-        A leaf of a certificate of total latency.
     """
-    width, price, shared, cell, least, (price_step, share_step) = start
-    use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
+    width, price, shared, cell, floor, (price_step, share_step) = start
+    use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
     state = (price, shared.price, shared.share, centre, *use)
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
@@ -274,7 +245,7 @@ def ascend(
             one[:] = 0.0
 
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
-        value = value_at(tokens, width, price, levels, use, weight, shared, centre)
+        value = value_at(tokens, width, price, levels, shared, weight, use, centre)
         stale += 1
 
         if value > reached:
@@ -293,22 +264,22 @@ def ascend(
             square[k] = _KEPT_LONG * square[k] + (1 - _KEPT_LONG) * (used - 1) ** 2
             size = np.sqrt(square[k] / (1 - _KEPT_LONG**step)) + _SMALL
             rise = mean[k] / (1 - _KEPT**step) / size
-            p[:] = np.maximum(p * np.exp(price_step * slower * rise), least)
+            p[:] = np.maximum(p * np.exp(price_step * slower * rise), floor)
 
         fixed = _KEPT_LONG * fixed + (1 - _KEPT_LONG) * use.fixed
         improve_shares(shared, fixed, cell, len(price), share_step * np.sqrt(slower))
         scale_to_one(shared, cell, len(price))
         spent = work_time() - before
 
-    leaf = shares_leaf(width, best[0], _LEVELS, (best[1], shared.begin, best[2]), multipliers, cell)
-    return reached, leaf
+    shared = Shared(best[1], shared.begin, best[2])
+    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell)
 
 
 SHARES = Bound(
     "shares",
     "prices of machine time along paths that share fixed costs; best below saturation",
     "second",
-    ("tel", "latency_and_ttft"),
+    SUMS,
     shares,
     PROVED_FOR,
     searches=True,

@@ -1,17 +1,405 @@
-"""Compiled loops of `optsched.bounds.shares`. Its docstring has the notation and the proof."""
+"""Compiled loops of `optsched.bounds.shares`. The notation is that of the checker's proof.
+
+`optsched.bounds.checker.shares` has it.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.busy_time import Floats
-from optsched.bounds.paths_kernel import Shared
+from optsched.bounds.busy_time import Floats, Tokens, cell_at
 from optsched.problem.kernel import njit
 
-_SAFETY = 1e-9
-_LEAST_USE = 0.02
-_FASTEST = 3.0
+WINDOW = 1 << 15
+"""Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
+SLACK = 4.0 * WINDOW * 2.0**-52
+_SAFETY, _LEAST_USE, _FASTEST = 1e-9, 0.02, 3.0
+
+
+@njit
+def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
+    """Return w / (T - f) at the best T, which is own work per unit of the batch's room."""
+    if work <= 0 or sqrt >= root:
+        return 0.0
+    if fixed > 0 and sqrt * (fixed + work) >= root * work:
+        ratio = sqrt / root
+        return work * (1 - ratio) / (fixed * ratio)
+
+    return 1.0
+
+
+@njit
+def _worth(work: float, fixed: float, price: float) -> float:
+    """Return the multiplier at steady prices: the min of T + price w T / (T - f), T >= f + w."""
+    if work <= 0:
+        return fixed
+
+    room = max(work, np.sqrt(price * work * fixed))
+    return (fixed + room) * (1 + price * work / room)
+
+
+class Shared(NamedTuple):
+    """Prices under which requests share fixed costs: p3 and mu.
+
+    Those of request i are ``share[begin[i] : begin[i + 1]]``, for cells from that of its arrival
+    on. Those of one cell have a sum of at most 1.
+    """
+
+    price: Floats
+    begin: NDArray[np.int64]
+    share: Floats
+
+
+class Use(NamedTuple):
+    """What the best paths use. Empty arrays are left as they are.
+
+    The machine time that is charged under each of the two prices, as a share of each cell, and the
+    fixed cost that requests sit through, as a share of the cell, by the index of `Shared.share`.
+    """
+
+    machine: Floats
+    shared: Floats
+    fixed: Floats
+
+
+NO_USE = Use(np.zeros(0), np.zeros(0), np.zeros(0))
+
+
+class Grid(NamedTuple):
+    """Prices p2 on cells of so many seconds, their square roots, and the second price."""
+
+    width: float
+    price: Floats
+    roots: Floats
+    shared: Shared
+
+
+class Window(NamedTuple):
+    """Lower bounds on what one request pays, by cells from its arrival on.
+
+    V and s of the prefill and of the steps for an end in each cell (``ahead``, ``slope``,
+    ``after``, ``slope_after``), and the numbers of the multipliers that gave them; the min cost of
+    a prefill that ends in or before each cell, with the weight of the first token (``soonest``);
+    the cell where the steps begin, or -1 - cell if they pay nothing; the min price since the
+    arrival (``cheapest``); g of one multiplier and its integral; starts of the steps that may be
+    best and what they cost (``queue``, ``key``); price p2, the root of p2 w and what p3 asks for.
+    """
+
+    ahead: Floats
+    slope: Floats
+    soonest: Floats
+    after: Floats
+    slope_after: Floats
+    level: NDArray[np.int64]
+    level_after: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    cheapest: Floats
+    gains: Floats
+    area: Floats
+    queue: NDArray[np.int64]
+    key: Floats
+    price: Floats
+    toll: Floats
+    asked: Floats
+
+
+def new_window() -> Window:
+    """Return room for one request."""
+    numbers = {"level", "level_after", "begin", "queue"}
+    kinds = (np.int64 if name in numbers else np.float64 for name in Window._fields)
+    return Window._make(np.empty(WINDOW + 1, kind) for kind in kinds)
+
+
+class Phase(NamedTuple):
+    """A prefill, or all steps, of one request under one multiplier.
+
+    ``c0`` is the cell of the arrival and ``lead`` its length from there on; ``first`` and ``alone``
+    are the times of the prefill's batches and of all batches, if the request were alone.
+    ``weight`` is that of the first token, and ``number`` that of the request.
+    """
+
+    arrival: float
+    c0: int
+    lead: float
+    first: float
+    alone: float
+    nu: float
+    own: float
+    fixed: float
+    batches: float
+    weight: float
+    number: int
+
+
+@njit
+def _asked(number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> float:
+    """Return what p3 asks for in the j-th cell, c."""
+    if c >= s.price.shape[0]:
+        return 0.0
+
+    at = s.begin[number] + j
+    share = s.share[at] if at < s.begin[number + 1] else 0.0
+    return s.price[c] * (own + fixed * share)
+
+
+@njit(forceinline=True)
+def _charge(window: Window, grid: Grid, phase: Phase, span: int) -> None:
+    """Fill in what no multiplier of a phase changes: its prices, and what p3 asks for."""
+    price, asked, toll = window.price, window.asked, window.toll
+    scale, cells = np.sqrt(phase.own), grid.price.shape[0]
+    for j in range(span):
+        c = phase.c0 + j
+        price[j] = grid.price[c] if c < cells else 0.0
+        toll[j] = grid.roots[c] * scale if c < cells else 0.0
+        asked[j] = _asked(phase.number, j, c, phase.own, phase.fixed, grid.shared)
+
+
+@njit(forceinline=True, error_model="numpy")
+def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
+    """Fill in the gains of a multiplier and their integral."""
+    gains, area = window.gains, window.area
+    price, asked, toll = window.price, window.asked, window.toll
+    own, fixed, all_nu = phase.own, phase.fixed, phase.nu
+    long = fixed + own
+
+    for j in range(span):  # without branches, so that it is done for several cells at once
+        nu = max(0.0, all_nu - asked[j])
+        root, paid = np.sqrt(nu), toll[j]
+        early = max(0.0, nu / long - price[j])
+        late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
+        g = late if fixed > 0 and paid * long >= root * own else early
+        gains[j] = 0.0 if paid >= root else g
+
+    area[0], area[1] = 0.0, gains[0] * phase.lead
+    for j in range(1, span):
+        area[j + 1] = area[j] + gains[j] * grid.width
+
+
+@njit(forceinline=True)
+def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
+    """Raise V of the prefill by the k-th multiplier."""
+    ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
+    all_paid = phase.nu * phase.batches
+    for j in range(span):
+        if (phase.c0 + j + 1) * width - phase.arrival < phase.first:
+            value, s = np.inf, 0.0
+        else:
+            value, s = all_paid - area[j + 1], gains[j]
+            value -= SLACK * (all_paid + area[j + 1])
+            if value <= 0:
+                value, s = 0.0, 0.0
+
+        if k == 0 or value > ahead[j]:
+            ahead[j], slope[j], window.level[j] = value, s, k
+
+
+@njit(forceinline=True)
+def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> None:
+    """Add the weight of the first token to V and s of the prefill."""
+    ahead, slope, soonest = window.ahead, window.slope, window.soonest
+    cheapest = np.inf
+    for j in range(span):
+        if phase.weight > 0:
+            ahead[j] += phase.weight * ((phase.c0 + j + 1) * width - phase.arrival)
+            slope[j] -= phase.weight
+
+        cheapest = min(cheapest, ahead[j] + min(0.0, slope[j]) * _reach(phase, width, j))
+        soonest[j] = cheapest
+
+
+@njit(forceinline=True)
+def _reach(phase: Phase, width: float, j: int) -> float:
+    """Return how long before the end of the j-th cell the prefill may end in that cell."""
+    d = width if j > 0 else phase.lead
+    if phase.weight > 0:
+        d = min(d, max(0.0, (phase.c0 + j + 1) * width - phase.arrival - phase.first))
+
+    return d
+
+
+@njit(forceinline=True)
+def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
+    """Raise V of the steps by the k-th multiplier. ``extra`` is own work of later steps."""
+    ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
+    queue, key = window.queue, window.key
+    all_paid = phase.nu * phase.batches
+    c0, lead, alone = phase.c0, phase.lead, phase.alone
+    head = tail = 0
+    last = free = -1  # the last start that leaves enough time; the last that makes the steps free
+
+    for j in range(span):
+        end = (c0 + j + 1) * width
+        while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
+            last += 1
+            value = ahead[last] + area[last + 1]
+            value -= max(0.0, gains[last] - window.slope[last]) * _reach(phase, width, last)
+            while tail > head and key[tail - 1] >= value:
+                tail -= 1
+
+            queue[tail], key[tail] = last, value
+            tail += 1
+
+        slack = SLACK * (all_paid + area[j + 1])
+        while free < last and all_paid - slack <= area[j + 1] - area[free + 1]:
+            free += 1
+        while tail > head and queue[head] <= free:
+            head += 1
+
+        nothing = window.soonest[free] if free >= 0 else np.inf
+        some = np.inf
+        if tail > head:
+            some = key[head] + all_paid - area[j + 1] - slack
+        if end - phase.arrival < alone:
+            value, s, start = np.inf, 0.0, 0
+        elif some < nothing:
+            value, start = some, queue[head]
+            s = min(gains[j], (nothing - some) / (width if j > 0 else lead))
+        else:
+            value, s, start = nothing, 0.0, -1 - free
+
+        value += extra * window.cheapest[j]
+        if k == 0 or value > after[j]:
+            after[j], window.slope_after[j], window.level_after[j] = value, s, k
+            window.begin[j] = start
+
+
+@njit(forceinline=True)
+def _best_end(
+    window: Window, width: float, phase: Phase, steps: float, span: int
+) -> tuple[float, int]:
+    """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
+    a, c0, rest = phase.arrival, phase.c0, 1 - phase.weight
+    best, at = np.inf, -1
+    for j in range(span):
+        early = rest * max(0.0, (c0 + j) * width - a)
+        if early >= best:
+            break
+        if steps > 0:
+            paid, s = window.after[j], window.slope_after[j]
+        else:
+            paid, s = window.ahead[j], window.slope[j]
+
+        if paid == np.inf:
+            continue
+
+        d = width if j > 0 else phase.lead
+        value = paid + max(rest * phase.alone, early + min(rest, s) * d)
+        if value < best:
+            best, at = value, j
+
+    return best, at
+
+
+@njit(nogil=True)
+def costs_of_paths(
+    tokens: Tokens,
+    chain: Floats,
+    grid: Grid,
+    window: Window,
+    levels: Floats,
+    centre: Floats,
+    use: Use,
+    ttft_weight: float,
+) -> float:
+    """Return the sum of the min costs of all requests.
+
+    `centre` (shape (n, 2) or (0, 2)): if given, ``levels`` are times these multipliers, for the
+    prefill and for the steps of each request. Receives the best ones. Zeros count as not given.
+    """
+    width, price, shared = grid.width, grid.price, grid.shared
+    cells = price.shape[0]
+    whole = price + shared.price
+    nus = np.empty((2, levels.shape[0]))
+    total = 0.0
+
+    for i in range(tokens.arrival.shape[0]):
+        a, m, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
+        own, fixed = (tokens.prefill[i], tokens.work[i]), (tokens.prefill_fixed, tokens.decode)
+        c0 = cell_at(a, width)
+        lead = (c0 + 1) * width - a  # length of the first cell
+        early = ttft_weight if m > 0 else 0.0  # a single token is the first and the last
+        rest = 1 - early
+        extra = tokens.work_slope * m * (m - 1) / 2
+        span = min(WINDOW, max(32, int(2 * alone / width) + 8))
+        mean = 0.0
+        for j in range(span):
+            mean += whole[c0 + j] if c0 + j < cells else 0.0
+
+        mean = max(mean / span, 0.02)
+        for k in range(levels.shape[0]):
+            nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
+            nus[1, k] = (
+                rest * _worth(own[1], fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
+            )
+            if centre.shape[0] > 0 and centre[i, 0] > 0:
+                nus[0, k], nus[1, k] = centre[i, 0] * levels[k], centre[i, 1] * levels[k]
+
+        while True:
+            low = np.inf
+            for j in range(span):
+                low = min(low, whole[c0 + j] if c0 + j < cells else 0.0)
+                window.cheapest[j] = low
+
+            for k in range(levels.shape[0]):
+                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early, i)
+                if k == 0:
+                    _charge(window, grid, phase, span)
+
+                _integrate(window, grid, phase, span)
+                _end_prefill(window, width, phase, span, k)
+
+            _delay_prefill(window, width, phase, span)
+            for k in range(levels.shape[0] if m > 0 else 0):
+                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early, i)
+                if k == 0:
+                    _charge(window, grid, phase, span)
+
+                _integrate(window, grid, phase, span)
+                _end_steps(window, width, phase, extra, span, k)
+
+            best, at = _best_end(window, width, phase, m, span)
+            beyond = rest * ((c0 + span) * width - a)
+            if early > 0:
+                beyond += min(window.soonest[span - 1], early * ((c0 + span) * width - a))
+            if beyond >= best or span == WINDOW:
+                break
+
+            span = min(WINDOW, 2 * span)
+
+        total += min(best, beyond)
+        if use.machine.shape[0] == 0 or at < 0:
+            continue
+
+        j = at
+        for step in range(1 if m > 0 else 0, -1, -1):
+            start = 0 if step == 0 else window.begin[j]
+            nu = nus[step, window.level[j] if step == 0 else window.level_after[j]]
+            if centre.shape[0] > 0:
+                centre[i, step] = nu
+
+            scale = np.sqrt(own[step])
+            for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
+                part = 1.0 if c > c0 else lead / width
+                left = max(0.0, nu - _asked(i, c - c0, c, own[step], fixed[step], shared))
+                used = _used(np.sqrt(left), own[step], fixed[step], grid.roots[c] * scale)
+                # used is w / (T - f), so T = f + w / used.
+                rate = used / (fixed[step] * used + own[step]) if used > 0 else 0.0
+                use.machine[c] += part * used
+                at = shared.begin[i] + c - c0
+                share = 0.0
+
+                if at < shared.begin[i + 1]:
+                    share = shared.share[at]
+                    use.fixed[at] += part * rate * fixed[step]
+
+                use.shared[c] += part * rate * (own[step] + fixed[step] * share)
+
+            j = start if start >= 0 else -1 - start
+
+    return total
 
 
 @njit(nogil=True)

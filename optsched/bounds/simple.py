@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
 from optsched.bounds.machine import shortest_first, srpt_completions
 from optsched.problem.budget import Budget
 
@@ -35,19 +35,6 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     least ceil(T_k). It is also at least E_k, the k-th smallest a_i + o_i, since C_i >= a_i + o_i
     holds for each i. Hence TEL >= sum_k max(ceil(T_k), E_k) - sum_i a_i.
 
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        An integer, in rounds.
-
-    Notes
-    -----
     The bound is at least as large as the sum of outputs (E_k alone), and as the sum of SRPT's
     completion times rounded up.
     """
@@ -57,6 +44,7 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     total = 0
     release = [a * capacity for a in instance.arrival.tolist()]
     completions = srpt_completions(release, instance.volume.tolist())
+    # The k-th smallest completion of any schedule is at least either of these.
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(-(-completion // capacity), floor)
 
@@ -82,17 +70,6 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     A piece [x, y) in units of 1/M round adds (y^2 - x^2) / (2 M vol_i) to B*_i. Each request's
     terms are rounded down to a multiple of 2**-80, so their sum is still a valid bound. TEL is a
     whole number, so this sum is rounded up.
-
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        An integer, in rounds.
     """
     instance = task.instance
     capacity = instance.kv_capacity
@@ -118,11 +95,6 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum()))
 
 
-SRPT = Bound(
-    "srpt", "KV volume as work on one preemptive machine", "round", ("tel",), srpt,
-    ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
-MEAN_BUSY_TIME = Bound(
-    "mean-busy-time", "mean busy times of the KV volume", "round", ("tel",), mean_busy_time,
-    ANY_INSTANCE | WHOLE_BLOCKS,
-)  # fmt: skip
+_SRPT, _MEAN = "KV volume as work on one preemptive machine", "mean busy times of the KV volume"
+SRPT = Bound("srpt", _SRPT, "round", ("tel",), srpt, IN_ROUNDS)
+MEAN_BUSY_TIME = Bound("mean-busy-time", _MEAN, "round", ("tel",), mean_busy_time, IN_ROUNDS)

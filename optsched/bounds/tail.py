@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
+from optsched.bounds.base import IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.service import most_within
 from optsched.problem.budget import Budget
@@ -51,6 +51,7 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
         slos, workers = {slo: limit}, task.workers
         return most_within(instance, task.cost_model, slos, workers, columns=False) <= k
 
+    # Where at most k requests can be within a limit, the k-th smallest time, from 0, is above it.
     whole = instance.in_rounds
     low, high = 0.0, 1.0
     while not budget.over and few(high):
@@ -68,11 +69,8 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
     return low + 1.0 if whole else low
 
 
-TAIL = Bound(
-    "tail-work", "how many requests slo-work allows to be that quick", "second", _METRICS,
-    percentile, PROVED_FOR | WORKERS, searches=True,
-)  # fmt: skip
-TAIL_ROUNDS = Bound(
-    "tail-volume", "how many requests slo-volume allows to be that quick", "round", _METRICS,
-    percentile, ANY_INSTANCE | WHOLE_BLOCKS, searches=True,
-)  # fmt: skip
+_WORK = "how many requests slo-work allows to be that quick"
+_VOLUME = "how many requests slo-volume allows to be that quick"
+_PROVED = PROVED_FOR | WORKERS
+TAIL = Bound("tail-work", _WORK, "second", _METRICS, percentile, _PROVED, searches=True)
+TAIL_ROUNDS = Bound("tail-volume", _VOLUME, "round", _METRICS, percentile, IN_ROUNDS, searches=True)

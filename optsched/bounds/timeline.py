@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.blocks import blocks_of
+from optsched.bounds.blocks import Blocks, blocks_of
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 
@@ -26,22 +26,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An instance of rounds with the gaps between blocks cut out and time in units.
+    """An instance of rounds with the gaps between blocks cut out and time in units of rounds.
 
-    Parameters
-    ----------
-    instance : Instance
-    unit : int
-        Rounds per unit of time.
-    arrival, output : ndarray of int64, shape (n,)
-        Arrivals and outputs in units. Outputs are at least 1.
-    first_kv : ndarray of float64, shape (n,)
-        Mean KV tokens held during the first unit. They grow by ``unit`` per unit.
-    block : ndarray of int64, shape (n,)
-        Number of each request's block, from 0 in order of time.
-    block_begin, block_real, block_end : ndarray of int64, shape (blocks,)
-        First round of each block on the axis without gaps, the same round in the instance's
-        time, and the round on the axis without gaps by which the block can have ended.
+    Arrivals and outputs are in units, and outputs at least 1. ``first_kv`` has the mean KV tokens
+    held during the first unit; they grow by ``unit`` per unit.
     """
 
     instance: Instance
@@ -49,15 +37,7 @@ class Model:
     arrival: Ints
     output: Ints
     first_kv: Floats
-    block: Ints
-    block_begin: Ints
-    block_real: Ints
-    block_end: Ints
-
-    @property
-    def shift(self) -> Ints:
-        """What to add to a start in rounds on the axis without gaps for one of the instance."""
-        return (self.block_real - self.block_begin)[self.block]
+    blocks: Blocks
 
 
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
@@ -74,10 +54,7 @@ def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
         arrival=(instance.arrival - blocks.shift) // unit,
         output=np.maximum(1, (instance.output_tokens + unit // 2) // unit),
         first_kv=(instance.prompt_tokens + instance.kv_offset).astype(np.float64) + growth,
-        block=blocks.of,
-        block_begin=blocks.begin,
-        block_real=blocks.real,
-        block_end=blocks.end,
+        blocks=blocks,
     )
 
 
@@ -106,7 +83,10 @@ def busy_prices(model: Model) -> Floats:
 
 @njit(nogil=True)
 def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
-    """Return the pieces (begin, end, job) of the preemptive schedule, least work first."""
+    """Return the pieces (begin, end, job) of the preemptive schedule, least work first.
+
+    Among equals its heap takes another one than `heapq` would, and prices would not be the same.
+    """
     n = len(release)
     begin, end = np.empty(3 * n + 3), np.empty(3 * n + 3)
     job = np.empty(3 * n + 3, np.int64)

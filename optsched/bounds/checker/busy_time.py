@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, TooLarge, expect, integer, integers
+from optsched.bounds.checker.parts import Budget, TooLarge, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 
 CHORDS = 8
@@ -106,15 +106,12 @@ def chunk_share(rates: Rates, request: Request) -> int:
 
     steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
     token = cost["token"] + cost["prefill_token"]
-    most = (token + steepest * s + cost["prefill_request"]) * s
-    return request.own * share // most if most > 0 else 0
+    largest = (token + steepest * s + cost["prefill_request"]) * s
+    return request.own * share // largest if largest > 0 else 0
 
 
 def _read(leaf: dict[str, Any]) -> Prices:
-    expect(
-        set(leaf) == {"relaxation", "width", "denominator", "p1", "p2"},
-        "busy-time: found other fields; expected relaxation, width, denominator, p1 and p2",
-    )
+    expect_fields(leaf, "busy-time", ("relaxation", "width", "denominator", "p1", "p2"))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
     p1, p2 = (integers(leaf[name], f"busy-time: {name}") for name in ("p1", "p2"))
@@ -129,6 +126,16 @@ def _read(leaf: dict[str, Any]) -> Prices:
     return Prices(width, unit, one, two, third, (max(p1), max(p2), max(root)), shift)
 
 
+class _End(NamedTuple):
+    """An end of a chord: weights theta and Theta, as fractions, and what the token costs."""
+
+    theta: tuple[int, int]
+    later: tuple[int, int]
+    paid: int
+    work: int
+    fixed: int
+
+
 class _Ends:
     """The ends of chords whose least costs are still to be found."""
 
@@ -138,11 +145,9 @@ class _Ends:
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.weights: list[tuple[int, int]] = []
 
-    def add(
-        self, count: int, earliest: int, theta: tuple[int, int], later: tuple[int, int],
-        paid: int, work: int, fixed: int,
-    ) -> None:  # fmt: skip
-        """Add half of ``count`` tokens of weight theta, and later weight Theta, as fractions."""
+    def add(self, count: int, earliest: int, end: _End) -> None:
+        """Add half of ``count`` tokens, which no moment before ``earliest`` has."""
+        theta, later, paid, work, fixed = end
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         cell = earliest // width
@@ -154,18 +159,18 @@ class _Ends:
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
 
-        most = 1 << _TOP
+        ceiling = 1 << _TOP
         lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // theta[1]
         every = ((theta[0] * width) << bits) // theta[1]
-        l1 = min(most, ((paid * ticks) << bits) // scale) if highest[0] else 0
-        l2 = min(most, ((work * ticks) << bits) // scale) if highest[1] else 0
+        l1 = min(ceiling, ((paid * ticks) << bits) // scale) if highest[0] else 0
+        l2 = min(ceiling, ((work * ticks) << bits) // scale) if highest[1] else 0
         root = isqrt((square << 2 * bits) // (below << 2 * shift)) if highest[2] else 0
-        paid_most = highest[0] * l1 + highest[1] * l2 + highest[2] * root
-        if paid_most > most:
+        highest_paid = highest[0] * l1 + highest[1] * l2 + highest[2] * root
+        if highest_paid > ceiling:
             raise TooLarge("busy-time: found costs that overflow; too large to check")
 
         cell = min(cell, _CELLS)
-        self.rows.append((cell, min(most, lead), min(most, every), l1, l2, root))
+        self.rows.append((cell, min(ceiling, lead), min(ceiling, every), l1, l2, root))
         self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
             self.find()
@@ -199,7 +204,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         paid = own + chunk_share(rates, request)
         whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
         theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
-        ends.add(2, arrival, (theta, one), (theta, 2 * one), paid, own, refill)
+        ends.add(2, arrival, _End((theta, one), (theta, 2 * one), paid, own, refill))
         fixed += theta * refill
         if m == 0:
             continue
@@ -208,15 +213,14 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         waits += (one - theta) * first
         fixed += (one + theta) * m * decode
 
+        # F is concave in k: so many tokens cost at least as often the mean of those at the ends.
         for b in range(CHORDS):
             low, high = m * b // CHORDS, m * (b + 1) // CHORDS
             for k in {low, high - 1} if high > low else ():
                 later = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
-                ends.add(
-                    high - low if high - low > 1 else 2,
-                    arrival + first, (one - theta, m * one), later,
-                    line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode,
-                )  # fmt: skip
+                costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
+                end = _End((one - theta, m * one), later, *costs)
+                ends.add(high - low if high - low > 1 else 2, arrival + first, end)
 
     ends.find()
     fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)

@@ -45,8 +45,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import Budget, TooLarge, expect, integers
+from optsched.bounds.checker.parts import Budget, Ints, TooLarge, expect, expect_fields, integers
 from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 from optsched.problem.kernel import njit
 
@@ -58,6 +59,8 @@ _TOP = 40
 _REQUESTS = 200
 _BEFORE, _AFTER = 1, 2
 MALFORMED, TOO_LONG = -2, -1
+Marks = NDArray[np.int8]
+"""Of i and k: 0, or 1 if i begins before k completes, or 2 if it begins after."""
 
 
 def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
@@ -68,10 +71,7 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     The child in which i begins before k completes comes first.
     """
     expect(objective == "tel", f"clock: found the objective {objective!r}; expected 'tel'")
-    expect(
-        set(leaf) == {"relaxation", "branches"},
-        "clock: found other fields; expected relaxation and branches",
-    )
+    expect_fields(leaf, "clock", ("relaxation", "branches"))
     branches, n = integers(leaf["branches"], "clock: branches"), len(part.requests)
     expect(n <= _REQUESTS, f"clock: found {n} requests; expected at most {_REQUESTS}")
     expect(
@@ -84,11 +84,11 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
     top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
     top += n * max(row[0] + row[3] + row[4] for row in rows)
     shift = max(0, top.bit_length() - _TOP)
-    table = np.array(
-        [[a >> shift, row[0] >> shift, row[1] >> shift, row[2], -(-row[3] >> shift)]
-         for a, row in zip(part.arrival, rows, strict=True)],
-        dtype=np.int64,
-    )  # fmt: skip
+    columns = [
+        [a >> shift, own >> shift, progress >> shift, rate, -(-slack >> shift)]
+        for a, (own, progress, rate, slack, _) in zip(part.arrival, rows, strict=True)
+    ]
+    table = np.array(columns, dtype=np.int64)
     value, used = tree_value(table, fixed >> shift, np.array(branches, dtype=np.int64), budget.left)
     budget.spend(used)
     if value == TOO_LONG:
@@ -139,7 +139,7 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
 
 
 @njit
-def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, int]:
+def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[int, int]:
     """Return what a tree proves, or why it proves nothing, and the steps that it took.
 
     A node proves 0 at least, since no latency is negative. `MALFORMED` and `TOO_LONG` are.
@@ -154,8 +154,8 @@ def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, i
     while at < nodes:
         value, used = node_value(table, fixed, decided)
         value, steps = max(value, 0), steps + used
-        if steps > most:
-            return TOO_LONG, most
+        if steps > allowed:
+            return TOO_LONG, allowed
 
         code = branches[at] - 1
         at += 1
@@ -169,6 +169,7 @@ def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, i
             depth += 1
             continue
 
+        # A schedule belongs to one of two children, so the smaller bound holds, and the node's own.
         while depth > 0:
             i, k = pairs[depth - 1] // n, pairs[depth - 1] % n
             if decided[i, k] == _BEFORE:
@@ -187,7 +188,7 @@ def tree_value(table: Any, fixed: int, branches: Any, most: int) -> tuple[int, i
 
 
 @njit
-def node_value(table: Any, fixed: int, decided: Any) -> tuple[int, int]:
+def node_value(table: Ints, fixed: int, decided: Marks) -> tuple[int, int]:
     """Return what the decisions of a node prove, in units, and the steps that it took."""
     n, steps = table.shape[0], 0
     begins = np.zeros(n, np.int64)
@@ -202,14 +203,14 @@ def node_value(table: Any, fixed: int, decided: Any) -> tuple[int, int]:
         for k in range(n):
             level, used = level_at(table, fixed, decided, begins, k, level, False)
             steps += used
-            least = max(level, begins[k])
+            earliest = max(level, begins[k])
 
             for i in range(n):
                 if decided[k, i] == _AFTER:
-                    least = max(least, begins[i] + fixed + table[i, 2])
+                    earliest = max(earliest, begins[i] + fixed + table[i, 2])
 
-            if least > begins[k]:
-                begins[k], changed = least, True
+            if earliest > begins[k]:
+                begins[k], changed = earliest, True
 
     total = -n
     for i in range(n):
@@ -227,7 +228,7 @@ def node_value(table: Any, fixed: int, decided: Any) -> tuple[int, int]:
 
 @njit
 def level_at(
-    table: Any, fixed: int, decided: Any, begins: Any, k: int, low: int, late: bool
+    table: Ints, fixed: int, decided: Marks, begins: Ints, k: int, low: int, late: bool
 ) -> tuple[int, int]:
     """Return the largest L with F(L) below the arrival of k, or ``low`` if that is larger.
 
@@ -250,8 +251,8 @@ def level_at(
             progress = tried - begins[i] - fixed
             if progress >= 0:
                 own = table[i, 3] * min(progress, table[i, 2])
-                most = table[i, 3] * table[i, 2]
-                sum_ += min((own >> BITS) + 1 + table[i, 4], (most >> BITS) + 1)
+                in_all = table[i, 3] * table[i, 2]
+                sum_ += min((own >> BITS) + 1 + table[i, 4], (in_all >> BITS) + 1)
 
         if sum_ >= arrival:
             high = tried
@@ -266,7 +267,7 @@ def level_at(
 
 @njit
 def least_paid(
-    table: Any, fixed: int, decided: Any, begins: Any, i: int, base: int
+    table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int
 ) -> tuple[int, int]:
     """Return the least of u and of what i's exclusive time costs others, times 2**20, and steps."""
     n, steps = table.shape[0], 1
@@ -285,7 +286,9 @@ def least_paid(
 
 
 @njit
-def paid_at(table: Any, fixed: int, decided: Any, begins: Any, i: int, base: int, u: int) -> int:
+def paid_at(
+    table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int, u: int
+) -> int:
     """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20."""
     paid = u << BITS
     for k in range(table.shape[0]):

@@ -42,7 +42,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.groups import TOP, groups, moves, rises, rows_of, tables
+from optsched.bounds.checker.groups import (
+    TOP,
+    Costs,
+    Groups,
+    Moves,
+    groups,
+    moves,
+    rises,
+    rows_of,
+    tables,
+)
 from optsched.bounds.checker.parts import Bytes, Cells, Ints, Masks, TooLarge
 from optsched.bounds.checker.period import Period
 from optsched.bounds.checker.product import LABELS, Leaving
@@ -71,22 +81,15 @@ the steps after which to rest, and the steps that are allowed in all."""
 class Paths(NamedTuple):
     """The last graph, its arcs in order of source, and what its paths cost."""
 
-    first: Ints
-    target: Cells
-    label: Cells
-    loop: Cells
+    graph: Leaving
     what: Ints  # of each label
     lowest: Ints  # by arc, the min cost from its source to the end
-    begin: Ints  # of the kinds of each label
-    kinds: Ints
+    move: Moves
+    group: Groups
     rest: Ints
     row: Cells  # of each node in the table
     table: Bytes  # what the cost to the end rises by (`groups`)
-    group: Ints  # of each kind, or -1
-    stride: Ints
-    columns: Ints  # by group, the first one
     step: int  # the unit of the table
-    cost: Ints  # of each kind
     unit: int
     cutoff: int
 
@@ -128,8 +131,18 @@ class Scratch(NamedTuple):
     number: Ints  # see `_NEXT` and so on
 
 
+class Making(NamedTuple):
+    """What a layer is made of: the one before, itself, and the same for all layers."""
+
+    old: Layer
+    new: Layer
+    paths: Paths
+    of: Sizes
+    scratch: Scratch
+
+
 @njit(allocates=False)
-def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool:
+def _deletes(a: int, b: int, m: int, about: Ints, tokens: Bytes, join: int) -> bool:
     """Whether a, some rounds later, is where b is and holds no more tokens at any time."""
     width = tokens.shape[1]
     gain = about[b, COST] - about[a, COST]
@@ -159,7 +172,7 @@ def _deletes(a: int, b: int, m: int, about: Any, tokens: Any, join: int) -> bool
 
 
 @njit(allocates=False)
-def _slot(key: Any, left: Any, row: int, less: int, more: int, layer: Layer) -> Any:
+def _slot(key: Any, left: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
     What is left for it is a row of ``left`` with one less of a kind and one more of another.
@@ -189,7 +202,7 @@ def _enter_keys(layer: Layer) -> None:
 
 
 @njit(allocates=False)
-def _set_after(s: int, k: int, old: Layer, new: Layer, sign: Any) -> Any:
+def _set_after(s: int, k: int, old: Layer, new: Layer, sign: Masks) -> Any:
     """Return the set of the labels of set s that place kind k next, or -1 without room for it."""
     key, row = old.key[s] + sign[k], new.sets[0]
     at = _slot(key, old.left, s, k, -1, new)
@@ -206,17 +219,17 @@ def _set_after(s: int, k: int, old: Layer, new: Layer, sign: Any) -> Any:
 
 
 @njit(allocates=False)
-def _follow(
-    e: int, s: int, m: int, old: Layer, new: Layer, paths: Paths, of: Sizes, scratch: Scratch
-) -> int:  # fmt: skip
+def _follow(e: int, s: int, m: int, making: Making) -> int:
     """Find what may be placed after label e of set s; return what was too little, or `_DONE`.
 
     A schedule goes on by waiting and then by placing a request that is left and fits. It costs at
     least what the graph and the table say, so that what is beyond the cutoff may be left out.
     """
-    first, target, label, loop, what = paths[:5]
-    lowest, begin, listed, rest, at, table = paths[5:11]
-    group, stride, _, step, cost, unit, cutoff = paths[11:]
+    old, new, paths, of, scratch = making
+    graph, what, lowest, move, grouped, rest, at, table, step, unit, cutoff = paths
+    first, target, label, loop = graph
+    begin, listed, cost = move.begin, move.kinds, move.cost
+    group, stride = grouped.of, grouped.stride
     found, column, after, stack, number = scratch
     about, tokens, left = old.about, old.tokens, old.left
     peak, capacity, join, need = of.peak, of.capacity, of.clock, about[e, NEED]
@@ -230,6 +243,7 @@ def _follow(
         node, passed = stack[depth, 0], stack[depth, 1]
         clock, total = stack[depth, 2], stack[depth, 3]
 
+        # What the graph or the table prices beyond the cutoff is in no schedule that is looked for.
         while node >= 0:
             number[_STEPS] += 1
             if number[_STEPS] > number[_ALLOWED]:
@@ -291,15 +305,14 @@ def _follow(
 
 
 @njit(allocates=False, nogil=True)
-def _find(
-    m: int, old: Layer, new: Layer, paths: Paths, of: Sizes, scratch: Scratch
-) -> int:  # fmt: skip
+def _find(m: int, making: Making) -> int:
     """Find what may be placed after the labels of each set, from a set on, in so many steps.
 
     Returns what was too little, or `_DONE`. The set in which it was begins again with the next
     call. A step is a node that a label meets, an arc there, or a kind that an arc may place.
     """
-    copies, cost, group, stride = of.copies, paths.cost, paths.group, paths.stride
+    old, _, paths, of, scratch = making
+    copies, cost, group, stride = of.copies, paths.move.cost, paths.group.of, paths.group.stride
     column, after, number = scratch.column, scratch.after, scratch.number
     while number[_NEXT] < old.sets[0]:
         if number[_STEPS] > number[_UNTIL]:
@@ -307,7 +320,7 @@ def _find(
 
         s, before, placed = number[_NEXT], number[_FOUND], np.int64(0)
         for g in range(len(column)):
-            column[g] = paths.columns[g]
+            column[g] = paths.group.first[g]
         for k in range(len(cost)):
             after[k] = -1
             placed += (copies[k] - old.left[s, k]) * cost[k]
@@ -319,7 +332,7 @@ def _find(
         for e in range(old.first[s], old.first[s + 1]):
             short = _DONE
             if old.there[e]:
-                short = _follow(e, s, m, old, new, paths, of, scratch)
+                short = _follow(e, s, m, making)
             if short != _DONE:
                 number[_FOUND] = before
                 return short
@@ -330,7 +343,7 @@ def _find(
 
 
 @njit(allocates=False)
-def _write(row: Any, at: int, old: Layer, new: Layer, of: Sizes) -> None:
+def _write(row: Ints, at: int, old: Layer, new: Layer, of: Sizes) -> None:
     """Write the label of a placement into a row."""
     e, k, passed, clock = row[FROM], row[KIND], row[PASSED], row[WHEN]
     live, tokens, about, peak = old.tokens, new.tokens, new.about, of.peak[k]
@@ -348,15 +361,15 @@ def _write(row: Any, at: int, old: Layer, new: Layer, of: Sizes) -> None:
 
 
 @njit(allocates=False, nogil=True)
-def _keep(
-    m: int, order: Any, found: Any, old: Layer, new: Layer, of: Sizes, number: Any
-) -> bool:  # fmt: skip
+def _keep(m: int, order: Ints, making: Making) -> int:
     """Write the labels of placements, but those that one of the same set deletes.
 
-    They come in order of set and cost, from a place of the order on. Returns whether it is at the
-    end. A step is a label that another is compared with.
+    They come in order of set and cost, from a place of the order on. A step is a label that another
+    is compared with.
     """
-    about, tokens, there, join, first = new.about, new.tokens, new.there, of.clock, new.first
+    old, new, _, of, scratch = making
+    found, number, first, join = scratch.found, scratch.number, new.first, of.clock
+    about, tokens, there = new.about, new.tokens, new.there
     wide, kept, begun = 1 + tokens.shape[1] // 64, number[_FOUND], number[_PLACED]
     while number[_NEXT] < len(order) and number[_STEPS] <= number[_UNTIL]:
         x = order[number[_NEXT]]
@@ -382,18 +395,19 @@ def _keep(
 
     first[begun : new.sets[0] + 1] = kept
     number[_FOUND], number[_PLACED] = kept, begun
-    return number[_NEXT] == len(order)
+    return _DONE if number[_NEXT] == len(order) else _REST
 
 
 @njit(allocates=False, nogil=True)
-def _swap(m: int, layer: Layer, of: Sizes, number: Any) -> bool:
+def _swap(m: int, making: Making) -> int:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
     Of the larger ones that are left only the nearest is tried, in place of each kind, and of
-    labels that have placed the same only the first `_LOOKS`. It begins at a set, and returns
-    whether it is at the end.
+    labels that have placed the same only the first `_LOOKS`. It begins at a set.
     """
-    left, first, copies, larger = layer.left, layer.first, of.copies, of.larger
+    _, layer, _, of, scratch = making
+    number, left, first = scratch.number, layer.left, layer.first
+    copies, larger = of.copies, of.larger
     about, tokens, there = layer.about, layer.tokens, layer.there
     kinds, wide = len(copies), 1 + tokens.shape[1] // 64
 
@@ -425,11 +439,11 @@ def _swap(m: int, layer: Layer, of: Sizes, number: Any) -> bool:
 
         number[_NEXT] += 1
 
-    return number[_NEXT] == layer.sets[0]
+    return _DONE if number[_NEXT] == layer.sets[0] else _REST
 
 
 @njit(nogil=True)
-def _lowest(graph: Leaving, rest: Any, price: Any) -> Any:
+def _lowest(graph: Leaving, rest: Ints, price: Ints) -> Ints:
     """Return by arc the min cost from its source to the end."""
     target, label = graph.target, graph.label
     out = np.empty(len(target), np.int64)
@@ -451,12 +465,12 @@ def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> 
     if like is not None:
         left, key, made = like.left, like.key, like.sets
 
-    tokens = np.uint8 if of.capacity < 256 else np.int32  # they only fall from round to round
-    layer = Layer(
-        wider(left, sets), wider(key, sets), np.full(2 << sets.bit_length(), -1, np.int32), made,
-        np.zeros(sets + 1, np.int64), np.empty((labels, _ABOUT), np.int64),
-        np.empty((labels, width), tokens), np.empty(labels, np.bool_),
-    )  # fmt: skip
+    kind = np.uint8 if of.capacity < 256 else np.int32  # tokens only fall from round to round
+    left, key, first = wider(left, sets), wider(key, sets), np.zeros(sets + 1, np.int64)
+    slots = np.full(2 << sets.bit_length(), -1, np.int32)
+    about, tokens = np.empty((labels, _ABOUT), np.int64), np.empty((labels, width), kind)
+    there = np.empty(labels, np.bool_)
+    layer = Layer(left, key, slots, made, first, about, tokens, there)
     _enter_keys(layer)
     return layer
 
@@ -464,16 +478,8 @@ def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> 
 class Enumeration:
     """The labels of schedules that may cost at most a cutoff, layer by layer.
 
-    Parameters
-    ----------
-    period : Period
-        With each node's cost to the end.
-    graph : Leaving
-        The last graph.
-    pi : ndarray of int64
-    unit, cutoff : int
-    between : callable, optional
-        Called now and then. It may raise an error, after which there is no use of what was made.
+    ``period`` has each node's cost to the end, and ``graph`` is its last one. ``between`` is called
+    now and then. It may raise an error, after which there is no use of what was made.
     """
 
     def __init__(
@@ -500,28 +506,19 @@ class Enumeration:
         row = rows_of(graph, price[:, 1])
         group = groups(peak, copies, int(row[-1]) + 1, period.limits.table_bytes)
         move = moves(period.labels.mask[:count], price, cost, group)
-        table = tables(rest, row, graph, move, group, step, between)
-        self._paths = Paths(
-            *graph, period.labels.what[:count], _lowest(graph, rest, move.lowest),
-            move.begin, move.kinds, rest, row, table, group.of, group.stride,
-            group.first[:-1].copy(), step, cost, unit, cutoff,
-        )  # fmt: skip
-        self._of = Sizes(
-            copies, peak, output, output * (peak + floor) // 2,
-            ready if (ready > output).any() else np.zeros_like(peak),
-            larger_kinds(ready - output, peak, output),
-            np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64),
-            kinds.capacity, period.clock,
-        )  # fmt: skip
-        limits, width = period.limits, int(output.max())
-        self.max_placements = min(
-            limits.layer, limits.layer_bytes // (216 + 2 * len(cost) + 8 * width)
-        )  # fmt: skip
-        self._scratch = Scratch(
-            np.empty((min(_ROWS, self.max_placements), _COLUMNS), np.int64),
-            np.empty(len(group.first) - 1, np.int64), np.empty(len(cost), np.int64),
-            np.empty((limits.ways[0], 4), np.int64), np.zeros(6, np.int64),
-        )  # fmt: skip
+        table = tables(rest, Costs(graph, row, move, group, step), between)
+        what, lowest = period.labels.what[:count], _lowest(graph, rest, move.lowest)
+        self._paths = Paths(graph, what, lowest, move, group, rest, row, table, step, unit, cutoff)
+        volume, larger = output * (peak + floor) // 2, larger_kinds(ready - output, peak, output)
+        sign = np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64)
+        ready = ready if (ready > output).any() else np.zeros_like(peak)
+        sizes = copies, peak, output, volume, ready, larger, sign
+        self._of = Sizes(*sizes, kinds.capacity, period.clock)
+        limits, row_bytes = period.limits, 216 + 2 * len(cost) + 8 * int(output.max())
+        self.max_placements = min(limits.layer, limits.layer_bytes // row_bytes)
+        found = min(_ROWS, self.max_placements), _COLUMNS
+        shapes = found, len(group.first) - 1, len(cost), (limits.ways[0], 4), 6
+        self._scratch = Scratch._make(np.zeros(shape, np.int64) for shape in shapes)
         self.start()
 
     def start(self) -> None:
@@ -546,22 +543,20 @@ class Enumeration:
         `width`: the max number of labels: those of the lowest estimates. Default: all, without
         which nothing is shown.
         """
-        of, number = self._of, self._scratch.number
-        new = _new_layer(len(self._scratch.found), 0, of)
-        number[:] = 0
-        short = -1
+        of, new = self._of, _new_layer(len(self._scratch.found), 0, self._of)
 
-        while short != _DONE:
-            self._go_on()
-            short = _find(m, self.layer, new, self._paths, of, self._scratch)
-            self._count_steps()
-
+        def find() -> int:
+            nonlocal new
+            short: int = _find(m, self._making(new))
             if short == _NO_WAY:
                 self._lengthen_stack()
             elif short == _NO_ROW:
                 new = self._more_rows(new)
 
-        found = self._scratch.found[: number[_FOUND]]
+            return short
+
+        self._finish(find)
+        found = self._scratch.found[: self._scratch.number[_FOUND]]
         order = np.arange(len(found))
         if width is not None and len(found) > _CANDIDATES * width:
             order = np.argpartition(found[:, LOWEST], _CANDIDATES * width)[: _CANDIDATES * width]
@@ -569,26 +564,17 @@ class Enumeration:
         order = order[np.lexsort(found[order][:, [TOKENS, SPENT, SET]].T)]
         room = _new_layer(1, len(order) + 1, of)
         new = new._replace(about=room.about, tokens=room.tokens, there=room.there)
-        number[:] = 0
-        done = False
-
-        while not done:
-            self._go_on()
-            done = _keep(m + 1, order, found, self.layer, new, of, number)
-            self._count_steps()
-
-        number[:] = 0
-        done = False
-        while not done:
-            self._go_on()
-            done = _swap(m + 1, new, of, number)
-            self._count_steps()
-
+        making = self._making(new)
+        self._finish(lambda: _keep(m + 1, order, making))
+        self._finish(lambda: _swap(m + 1, making))
         self.layer, self.placements = new, found
 
         if width is not None and len(self.labels) > width:
             lowest = found[new.about[self.labels, ORIGIN], LOWEST]
             new.there[self.labels[np.argpartition(lowest, width)[width:]]] = False
+
+    def _making(self, new: Layer) -> Making:
+        return Making(self.layer, new, self._paths, self._of, self._scratch)
 
     def totals(self) -> Ints:
         """Return what the labels of the last layer cost, which are schedules: in rounds."""
@@ -600,18 +586,19 @@ class Enumeration:
 
         return totals
 
-    def _go_on(self) -> None:
-        """Look whether to go on, and say how far."""
-        if self._between is not None:
-            self._between()
+    def _finish(self, go_on: Callable[[], int]) -> None:
+        """Call what goes on where it stopped until it is done, and count its steps."""
+        number, short = self._scratch.number, _REST
+        number[:] = 0
+        while short != _DONE:
+            if self._between is not None:
+                self._between()
 
-        number, allowed = self._scratch.number, self._budget.compiled
-        number[_ALLOWED] = allowed
-        number[_UNTIL] = min(_PAUSE, allowed)
-
-    def _count_steps(self) -> None:
-        self._budget.spend_compiled(int(self._scratch.number[_STEPS]))
-        self._scratch.number[_STEPS] = 0
+            number[_ALLOWED] = self._budget.compiled
+            number[_UNTIL] = min(_PAUSE, self._budget.compiled)
+            short = go_on()
+            self._budget.spend_compiled(int(number[_STEPS]))
+            number[_STEPS] = 0
 
     def _lengthen_stack(self) -> None:
         stack, (_, deepest) = self._scratch.stack, self._limits.ways

@@ -69,7 +69,7 @@ def rows_of(graph: Leaving, kind: Ints) -> Cells:
 
 
 @njit(allocates=False, nogil=True)
-def _count_back(graph: Leaving, kind: Any, row: Any) -> int:
+def _count_back(graph: Leaving, kind: Ints, row: Cells) -> int:
     """Number the rows from the end backward, 0, -1, and so on, and return how many there are."""
     first, target, label = graph[:3]
     rows, u = 0, np.uint64(len(row))
@@ -128,16 +128,19 @@ def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     return Moves(begin, kind, best, np.ascontiguousarray(price[:, 0]), outside, cost)
 
 
-def tables(
-    rest: Ints,
-    row: Cells,
-    graph: Leaving,
-    move: Moves,
-    group: Groups,
-    step: int,
-    between: Callable[[], None] | None = None,
-) -> Bytes:
+class Costs(NamedTuple):
+    """What the entries of a table follow from."""
+
+    graph: Leaving
+    row: Cells  # of each node
+    move: Moves
+    group: Groups
+    step: int  # the unit of the entries
+
+
+def tables(rest: Ints, costs: Costs, between: Callable[[], None] | None = None) -> Bytes:
     """Return the rows."""
+    row, group = costs.row, costs.group
     rows, width = int(row[-1]) + 1, int(group.first[-1])
     flat = np.empty(rows * width + WINDOW, np.uint8)  # each row is filled in when it is made
     flat[(rows - 1) * width :] = TOP
@@ -152,14 +155,14 @@ def tables(
         if between is not None:
             between()
 
-        part = max(0, last - _NODES), last
-        _fill(part, flat, rest, row, graph, move, group, (bars, step))
+        part = np.array([max(0, last - _NODES), last])
+        _fill(part, flat, rest, costs, bars)
 
     return flat[: rows * width].reshape(rows, width)
 
 
 @njit(allocates=False)
-def _lower(to: Any, at: Any, add: Any, bar: Any, flat: Any) -> None:
+def _lower(to: Any, at: Any, add: Any, bar: Bytes, flat: Bytes) -> None:
     """Lower `WINDOW` bytes to others and a cost, but not those where ``bar`` has 255."""
     room = np.uint8(TOP - add)
     for j in range(np.uint64(WINDOW)):
@@ -167,9 +170,7 @@ def _lower(to: Any, at: Any, add: Any, bar: Any, flat: Any) -> None:
 
 
 @njit(allocates=False, nogil=True)
-def _fill(
-    part: Any, flat: Any, rest: Any, row: Any, graph: Leaving, move: Moves, group: Groups, how: Any
-) -> None:  # fmt: skip
+def _fill(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) -> None:
     """Fill in the rows of the nodes of a part, which lie one after another, from its end backward.
 
     Bytes are compared many at a time. So an arc lowers the whole row by its cheapest kind. Then the
@@ -177,7 +178,7 @@ def _fill(
     those of each kind by this kind. An entry is at most what any schedule adds that places exactly
     what is left, since such a schedule leaves the node by one of the arcs.
     """
-    (foreign, barred, save), step = how
+    (foreign, barred, save), (graph, row, move, group, step) = bars, costs
     first, target, label = graph[:3]
     begin, kinds, bests, lowest, outside, cost = move
     of, stride, starts, _ = group
@@ -227,7 +228,7 @@ def _fill(
 
 
 @njit(allocates=False)
-def rises(row: Any, table: Any, columns: Any) -> Any:
+def rises(row: Any, table: Bytes, columns: Ints) -> Any:
     """Return by how much the cost to the end rises, in steps, for the columns of what is left."""
     highest, at = np.uint8(0), np.uint64(row)
     for g in range(np.uint64(len(columns))):

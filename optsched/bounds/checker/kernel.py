@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from optsched.bounds.checker.parts import Ints
 from optsched.problem.kernel import njit
 
 
 @njit
-def least_costs(ends: Any, p1: Any, p2: Any, root: Any) -> Any:
+def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     """Return the least cost of each row of ``ends`` over the moments from its first one on.
 
     A row has the cell of its first moment, the cost of waiting until that cell ends and of every
@@ -52,7 +53,7 @@ NEVER = 1 << 62
 
 
 @njit
-def portions(weight: Any, begin: Any, cell: Any, cells: int) -> Any:
+def portions(weight: Ints, begin: Ints, cell: Ints, cells: int) -> Ints:
     """Return each request's part of the weights of a cell, in units of 2**-30.
 
     Those of request i are ``weight[begin[i] : begin[i + 1]]``, for cells from ``cell[i]`` on. They
@@ -89,9 +90,10 @@ def root_above(x: int) -> int:
 
 
 @njit
-def _charge(drop: Any, toll: Any, phase: Any, request: Any, market: Any, span: int) -> None:
+def _charge(w: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
     """Find what p3 takes off nu / h in each cell, and the root of p2 w / h, both rounded down."""
     p2, p3, root, share, bits = market
+    drop, toll = w[9], w[10]
     cell, begin, many = request[0], request[11], request[12]
     own, fine, coarse, factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
     shift = 44 - bits - fine
@@ -106,9 +108,9 @@ def _charge(drop: Any, toll: Any, phase: Any, request: Any, market: Any, span: i
 
 
 @njit
-def _integrate(window: Any, nu: int, phase: Any, request: Any, market: Any, span: int) -> None:
+def _integrate(w: Ints, nu: int, phase: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end."""
-    gain, area, drop, toll = window[0], window[1], window[9], window[10]
+    gain, area, drop, toll = w[0], w[1], w[9], w[10]
     p2, bits = market[0], market[4]
     cell, up, low, slow = request[0], request[2], phase[4], phase[5]
     area[0] = 0
@@ -128,7 +130,7 @@ def _integrate(window: Any, nu: int, phase: Any, request: Any, market: Any, span
 
 
 @njit
-def _level(phase: Any, level: int) -> tuple[int, int]:
+def _level(phase: Ints, level: int) -> tuple[int, int]:
     """Return a multiplier over h in units of 2**-44, and what all batches pay at it."""
     nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
     pays, wide = times(nu, phase[8]), phase[9]
@@ -136,15 +138,13 @@ def _level(phase: Any, level: int) -> tuple[int, int]:
 
 
 @njit
-def _end_prefill(
-    window: Any, levels: Any, phase: Any, request: Any, market: Any, span: int
-) -> None:
+def _end_prefill(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
     """Find the least that the prefill pays if it ends in each cell, and its slope."""
-    gain, area, ahead, slope = window[:4]
-    _charge(window[9], window[10], phase, request, market, span)
+    gain, area, ahead, slope = w[0], w[1], w[2], w[3]
+    _charge(w, phase, request, market, span)
     for k in range(len(levels)):
         nu, pays = _level(phase, levels[k])
-        _integrate(window, nu, phase, request, market, span)
+        _integrate(w, nu, phase, request, market, span)
         for j in range(span):
             value, s = pays - area[j + 1], gain[j]
             if j < request[4]:
@@ -157,15 +157,16 @@ def _end_prefill(
 
 
 @njit
-def _end_steps(window: Any, levels: Any, phase: Any, request: Any, market: Any, span: int) -> None:
+def _end_steps(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
     """Find the least that prefill and steps pay if they end in each cell, and its slope."""
-    gain, area, ahead, slope, after, slope_after, least, queue, key = window[:9]
+    gain, area, ahead, slope = w[0], w[1], w[2], w[3]
+    after, slope_after, cheapest, queue, key = w[4], w[5], w[6], w[7], w[8]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
-    _charge(window[9], window[10], phase, request, market, span)
+    _charge(w, phase, request, market, span)
 
     for k in range(len(levels)):
         nu, pays = _level(phase, levels[k])
-        _integrate(window, nu, phase, request, market, span)
+        _integrate(w, nu, phase, request, market, span)
         head = tail = 0
         last = free = -1  # the last start that leaves enough time, and that makes the steps free
 
@@ -201,13 +202,13 @@ def _end_steps(window: Any, levels: Any, phase: Any, request: Any, market: Any, 
                 value, s = nothing, 0
 
             if value < NEVER:
-                value += (extra * least[j]) >> 16
+                value += (extra * cheapest[j]) >> 16
             if k == 0 or value > after[j]:
                 after[j], slope_after[j] = value, s
 
 
 @njit
-def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) -> Any:
+def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed: int) -> Any:
     """Return the least cost of the path of each request, in units of 2**-26 cells, and the steps.
 
     A row of ``requests`` has the cell of the arrival; what is left of it in units of 2**-18 cells,
@@ -217,16 +218,11 @@ def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) 
     where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
     ``phases``, of the prefill and of the steps. ``levels`` are multipliers in thousandths of the
     one of a phase. ``market`` has p2, p3, the root of p2, shares, and the bits of a price after the
-    point. Once there were more than ``most`` steps, nothing more is found.
+    point. Once there were more than ``allowed`` steps, nothing more is found.
     """
     found = np.zeros(len(requests), np.int64)
-    window = (
-        np.empty(WINDOW, np.int64), np.empty(WINDOW + 1, np.int64), np.empty(WINDOW, np.int64),
-        np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
-        np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
-        np.empty(WINDOW, np.int64), np.empty(WINDOW, np.int64),
-    )  # fmt: skip
-    least, p2, p3, taken = window[6], market[0], market[1], 0
+    window = np.empty((11, WINDOW + 1), np.int64)
+    cheapest, p2, p3, taken = window[6], market[0], market[1], 0
 
     for i in range(len(requests)):
         request = requests[i]
@@ -235,13 +231,13 @@ def path_costs(requests: Any, phases: Any, levels: Any, market: Any, most: int) 
 
         while True:
             taken += 2 * span * len(levels)
-            if taken > most:
+            if taken > allowed:
                 return found, taken
 
             lowest = NEVER
             for j in range(span):
                 lowest = min(lowest, p2[cell + j] + p3[cell + j] if cell + j < len(p2) else 0)
-                least[j] = lowest
+                cheapest[j] = lowest
 
             _end_prefill(window, levels, phases[i, 0], request, market, span)
             if steps > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ MAX_BITS = 1024
 MAX_STEPS = 1_000_000_000
 """Max steps of a check. A second allows a million steps or more."""
 COMPILED = 8
-"""The number of compiled steps that count as one, rounded up."""
+"""The number of compiled steps that count as one, rounded up, by default."""
 
 
 class Rejected(ValueError):
@@ -37,19 +38,20 @@ class TooLarge(Rejected):
 class Budget:
     """The steps that a check may still take."""
 
-    def __init__(self) -> None:
-        self.left = MAX_STEPS
+    def __init__(self, steps: int | None = None, per_step: int = COMPILED) -> None:
+        self.steps = self.left = MAX_STEPS if steps is None else steps
+        self.per_step = per_step  # compiled ones
 
     def spend(self, steps: int) -> None:
         """Count some steps, if possible before they are taken."""
         self.left -= steps
         if self.left < 0:
-            raise TooLarge(f"found more than {MAX_STEPS} steps; too large to check")
+            raise TooLarge(f"found more than {self.steps} steps; too large to check")
 
     @property
     def compiled(self) -> int:
         """The compiled steps that a check may still take. A loop that takes more must end."""
-        return COMPILED * self.left
+        return self.per_step * self.left
 
     def spend_compiled(self, steps: int) -> None:
         """Count some compiled steps that were taken, since they are known only afterwards.
@@ -57,29 +59,27 @@ class Budget:
         They count rounded up: one more than `compiled` rejects the certificate, and so what a loop
         that ended early has left undone is never taken for a result.
         """
-        self.spend(-(-steps // COMPILED))
+        self.spend(-(-steps // self.per_step))
+
+
+class Unlimited(Budget):
+    """What a prover may take: as many steps as its time allows."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 58)
+
+    def spend(self, steps: int) -> None:
+        """Count nothing."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """How large what is made of a period of a ramp leaf may become.
 
-    Parameters
-    ----------
-    nodes, arcs : int
-        Of a level.
-    cells : int
-        Of 4 bytes each, for the states of its tracker.
-    labels : int
-        Different sets of kinds on the arcs of the levels so far.
-    rest : int
-        Arcs that are made until `Period.refine` looks whether to go on.
-    layer, layer_bytes : int
-        Labels of a layer of an enumeration before any is deleted, and what they take.
-    table_bytes : int
-        What the tables of an enumeration take.
-    ways : (int, int)
-        Ways to join the clock that an enumeration's label has at first, and at most.
+    Nodes and arcs are of a level, and cells of 4 bytes each of its tracker's states. ``labels`` are
+    different sets of kinds on the arcs of the levels so far, and ``rest`` arcs that are made until
+    `Period.refine` looks whether to go on. A ``layer`` of an enumeration has so many labels before
+    any is deleted. ``ways`` to join the clock has a label at first, and at most.
     """
 
     nodes: int = 60_000_000
@@ -127,19 +127,36 @@ def columns_of(instance: Any) -> Columns:
     """Return the columns of an `optsched.problem.instance.Instance` in rounds."""
     expect(instance.time_unit == "round", "instance: found one in seconds; expected one in rounds")
     expect_known(instance)
-    limits = instance.limits
+    limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     return Columns(
-        instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
-        int(instance.kv_capacity), 1 if instance.kv_accounting == "generated" else 0,
-        limits.max_batch_tokens, limits.max_prefill_tokens, limits.max_running,
-        instance.hybrid_batching is not False, int(instance.kv_block_tokens),
-    )  # fmt: skip
+        instance.arrival.tolist(),
+        instance.prompt_tokens.tolist(),
+        instance.output_tokens.tolist(),
+        int(instance.kv_capacity),
+        offset,
+        limits.max_batch_tokens,
+        limits.max_prefill_tokens,
+        limits.max_running,
+        instance.hybrid_batching is not False,
+        int(instance.kv_block_tokens),
+    )
 
 
 def expect(right: bool, message: str) -> None:
     """Reject the certificate with a message unless a condition is true."""
     if not right:
         raise Rejected(message)
+
+
+def expect_fields(found: Any, place: str, names: Collection[str]) -> None:
+    """Reject the certificate unless a value is an object of just these fields."""
+    *others, last = names
+    right, expected = isinstance(found, dict) and set(found) == {*names}, f"{last} alone"
+    if others:
+        expected = f"{', '.join(others)} and {last}"
+
+    at = f"{place}: " if place else ""
+    expect(right, f"{at}found other fields; expected {expected}")
 
 
 def expect_known(instance: Any) -> None:
@@ -167,10 +184,17 @@ def integer(value: Any, place: str) -> int:
     return value
 
 
-def integers(values: Any, place: str) -> list[int]:
-    """Return a list after checking that it holds such integers."""
+def integers(
+    values: Any, place: str, *, count: int | None = None, highest: int | None = None
+) -> list[int]:
+    """Return a list after checking that it holds such integers, so many, from 0 to the highest."""
     expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
-    return [integer(v, place) for v in values]
+    found = [integer(v, place) for v in values]
+    right = count is None or len(found) == count
+    expect(right, f"{place}: found {len(found)} integers; expected {count}")
+    right = highest is None or not found or (min(found) >= 0 and max(found) <= highest)
+    expect(right, f"{place}: found an integer out of range; expected 0 to {highest}")
+    return found
 
 
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits, TooLarge
+from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits, Masks, TooLarge
 from optsched.bounds.checker.product import (
     ARCS,
     KEPT,
@@ -26,8 +26,10 @@ from optsched.bounds.checker.product import (
     PARTS,
     Fine,
     Graph,
+    Kept,
     Labels,
     Leaving,
+    Level,
     Prices,
     enter_masks,
     label_of,
@@ -56,7 +58,7 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 @njit(allocates=False, nogil=True)
-def _place(end: Any, one: Any, two: Any, first: Any, other: Any, label: Any) -> None:
+def _place(end: Cells, one: Cells, two: Cells, first: Ints, other: Cells, label: Cells) -> None:
     """Put two properties of arcs in order of an end; ``first`` has zeros, two more than nodes."""
     for a in range(np.uint64(len(end))):
         first[np.uint64(end[a]) + _TWO] += 1
@@ -90,10 +92,11 @@ def inward(graph: Leaving) -> Graph:
 
 
 @njit(allocates=False, nogil=True)
-def _costs_to_end(graph: Graph, price: Any, rest: Any) -> None:
+def _costs_to_end(graph: Graph, price: Ints, rest: Ints) -> None:
     """Set each node's min cost to the end, where `NEVER` stands."""
     into, source, label = graph.into, graph.source, graph.label
     rest[-1] = 0
+    # Nodes are in topological order: from the end backward each cost is known when it is passed on.
     for after in range(np.uint64(len(rest))):
         v = np.uint64(len(rest)) - _ONE - after
         if rest[v] < NEVER:
@@ -103,7 +106,7 @@ def _costs_to_end(graph: Graph, price: Any, rest: Any) -> None:
 
 
 @njit(nogil=True)
-def _prices(mask: Any, rounds: Any, fixed: int, cost: Any, order: Any) -> Any:
+def _prices(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> Ints:
     price = np.empty((len(mask), 2), np.int64)
     for label in range(len(mask)):
         # A label of no kinds is on no arc.
@@ -131,13 +134,8 @@ def _roomy(array: Any, rows: int, margin: int) -> Any:
 class Period:
     """The graph of a period, refined level by level.
 
-    Parameters
-    ----------
-    kinds : Kinds
-    completed : ndarray of int64, shape (clock + 1,)
-        How many requests can have completed by each round, at most (`parts.max_completed`).
-    budget : Budget
-    limits : Limits
+    ``completed`` says how many requests can have completed by each round, at most, up to the last
+    round with a clock (`parts.max_completed`).
     """
 
     rest: Ints | None
@@ -153,10 +151,8 @@ class Period:
         self.join, self.fixed = self.n + 1, len(fixed)
         self.count = np.array([0, 0, self.fixed, 0, 0])
         none, words = np.zeros(0, np.int64), -(-len(kinds.copies) // 64)
-        self.labels = Labels(
-            none, none, np.zeros((0, words), np.uint64), none, none, none, none,
-            part=np.zeros((0, 2), np.int32), slots=none,
-        )  # fmt: skip
+        mask, part = np.zeros((0, words), np.uint64), np.zeros((0, 2), np.int32)
+        self.labels = Labels(none, none, mask, none, none, none, none, part, none)
         self._more_labels(self.fixed + 4 * self._margin, 4 * self._margin)
         self.labels.what[: self.fixed], self.labels.rounds[: self.fixed] = np.array(fixed).T
         self.labels.mask[: self.fixed] = 0
@@ -256,11 +252,9 @@ class Period:
         prices = self._learn(pi, unit, cutoff)
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]
-        fine = Fine(
-            np.zeros(graph.nodes + 1, np.int64), np.empty(rows[0], np.int32),
-            np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64),
-            *(np.empty(rows[1], np.int32) for _ in range(5)),
-        )  # fmt: skip
+        first, state = np.zeros(graph.nodes + 1, np.int64), np.empty(rows[0], np.int32)
+        here, into = np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64)
+        fine = Fine(first, state, here, into, *(np.empty(rows[1], np.int32) for _ in range(5)))
 
         self.count[[NODES, ARCS, PARTS, KEPT]] = v = 0
         while v < graph.nodes:
@@ -268,16 +262,17 @@ class Period:
                 between()
 
             tracker, fine, room = self._more_room(tracker, fine)
-            v = product(v, graph, self.labels, prices, tracker, fine, self.count, room)
+            level = Level(graph, self.labels, prices, tracker, fine)
+            v = product(v, level, self.count, room)
 
         self._limit_level(tracker)
-        nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
-        self.budget.spend_compiled(nodes + arcs)
+        nodes, used = int(self.count[NODES]), int(self.count[ARCS])
+        self.budget.spend_compiled(nodes + used)
         if fine.first[-1] == fine.first[-2]:
             return False
 
         loop = loops(graph.loop, fine, tracker)
-        self.graph = Graph(fine.into[: nodes + 1], fine.source[:arcs], fine.label[:arcs], loop)
+        self.graph = Graph(fine.into[: nodes + 1], fine.source[:used], fine.label[:used], loop)
         return True
 
     def _learn(self, pi: Ints, unit: int, cutoff: int) -> Prices:
@@ -297,21 +292,21 @@ class Period:
     def thin(self, pi: Ints, unit: int, cutoff: int) -> bool:
         """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
         (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
-        here, place = np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32)
-        here[0] = 0
+        kept = Kept(np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32))
+        kept.here[0] = 0
         self.count[[NODES, ARCS, KEPT]] = v = 0
 
         while v < len(loop):
             self._more_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
             room = len(self.labels.what) - self._margin
-            v = thin(v, self.graph, self.labels, prices, here, place, self.count, room)
+            v = thin(v, self.graph, self.labels, prices, kept, self.count, room)
 
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + arcs)
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
         self.rest = prices.rest[:nodes]
 
-        return bool(place[-1] >= 0)
+        return bool(kept.place[-1] >= 0)
 
     def _limit_level(self, tracker: States) -> None:
         """Refuse a level that is too large."""
@@ -363,7 +358,6 @@ class Period:
         """Return each label's min cost, and the kind of this cost or -1."""
         count, cost, labels = int(self.count[LABELS]), -pi, self.labels
         order = np.argsort(cost, kind="stable")
-        found: Ints = _prices(
-            labels.mask[:count], labels.rounds[:count] * unit, self.fixed, cost, order
-        )
+        rounds = labels.rounds[:count] * unit
+        found: Ints = _prices(labels.mask[:count], rounds, self.fixed, cost, order)
         return found

@@ -121,14 +121,31 @@ class Fine(NamedTuple):
     by_label: Cells
 
 
+class Kept(NamedTuple):
+    """What is left of a graph: the cost so far by new number, and the new number or -1."""
+
+    here: Ints
+    place: Cells
+
+
+class Level(NamedTuple):
+    """What a level is made of: a graph, what its arcs do and cost, a tracker, and the product."""
+
+    graph: Graph
+    labels: Labels
+    prices: Prices
+    states: States
+    fine: Fine
+
+
 @njit(allocates=False)
-def places(masks: Any, label: int, k: int) -> bool:
+def places(masks: Masks, label: int, k: int) -> bool:
     """Whether the label places kind k."""
     return bool(masks[label, k // 64] >> np.uint64(k % 64) & _ONE)
 
 
 @njit(allocates=False)
-def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
+def learn(first: int, end: int, labels: Labels, cost: Ints) -> None:
     """Note what the labels first, ..., end - 1, which place, cost; no parts are known."""
     for label in range(first, end):
         low, high = np.int64(NEVER), np.int64(-NEVER)
@@ -140,7 +157,7 @@ def learn(first: int, end: int, labels: Labels, cost: Any) -> None:
 
 
 @njit(allocates=False)
-def _slot(label: int, masks: Any, slots: Any) -> Any:
+def _slot(label: int, masks: Masks, slots: Ints) -> Any:
     """Return the place of a label's mask in the hash table, or the empty one for it."""
     last, words, key = np.uint64(slots.shape[0] - 1), masks.shape[1], _ZERO
     for word in range(words):
@@ -160,7 +177,7 @@ def _slot(label: int, masks: Any, slots: Any) -> Any:
 
 
 @njit(allocates=False)
-def label_of(labels: Labels, cost: Any, count: Any) -> Any:
+def label_of(labels: Labels, cost: Ints, count: Ints) -> Any:
     """Return the label that places one of the kinds in the mask behind those of all labels.
 
     It is a new one if there was none.
@@ -183,7 +200,7 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 
 
 @njit(allocates=False)
-def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None:
+def _split(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
     """Part a label by what the tracker tells apart, in order of the tracker's symbols."""
     masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
@@ -207,7 +224,7 @@ def _split(label: int, labels: Labels, cost: Any, t: States, count: Any) -> None
 
 
 @njit(allocates=False)
-def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Any) -> Any:
+def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> Any:
     """Return the label of those kinds of a label that cost at most ``slack``; there are some."""
     masks, cheapest, number, new = labels.mask, p.cheapest, len(p.ascending), count[LABELS]
     while p.ascending[number - 1] > slack:
@@ -219,7 +236,7 @@ def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Any) -> An
 
 
 @njit(allocates=False)
-def _short(more: int, states: Any, count: Any, room: Any) -> bool:
+def _short(more: int, states: Ints, count: Ints, room: Ints) -> bool:
     """Whether there may be too little room for one more node of the graph before."""
     return (
         count[NODES] > room[NODES]
@@ -232,7 +249,7 @@ def _short(more: int, states: Any, count: Any, room: Any) -> bool:
 
 
 @njit(allocates=False)
-def _node(s: Any, begin: int, nodes: int, rows: Any, state: Any, here: Any) -> Any:
+def _node(s: Any, begin: int, nodes: int, rows: Cells, state: Cells, here: Ints) -> Any:
     """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new."""
     last, new = np.uint64(s + LAST), np.uint64(nodes)
     y = np.int64(rows[last])
@@ -244,9 +261,7 @@ def _node(s: Any, begin: int, nodes: int, rows: Any, state: Any, here: Any) -> A
 
 
 @njit(allocates=False)
-def _follow(
-    v: int, graph: Graph, labels: Labels, p: Prices, t: States, f: Fine, count: Any, room: Any
-) -> Any:  # fmt: skip
+def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
     """Make the nodes of v and of later nodes by the arcs into them: first arcs, then their nodes.
 
     Returns the first node for which room is short, or that rounds may leave as it is, and whether
@@ -256,6 +271,7 @@ def _follow(
     An arc through which every path costs more than the cutoff is left out: a schedule of at most
     this cost is another path. So are the kinds of an arc that cost too much.
     """
+    graph, labels, p, t, f = level
     begins, state, here, _, _, _, source, target, number = f
     rows, states, rest = t.rows, t.made, p.rest
     low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
@@ -335,7 +351,7 @@ def _follow(
 
 
 @njit(allocates=False)
-def _by_target(v: int, f: Fine, count: Any) -> None:
+def _by_target(v: int, f: Fine, count: Ints) -> None:
     """Put the arcs of the node before v in order of target, and go on to v."""
     into, source, label, from_node, to_node, by_label = f[3:]
     kept, begin, end = count[KEPT], f.first[v - 1], count[NODES]
@@ -356,7 +372,7 @@ def _by_target(v: int, f: Fine, count: Any) -> None:
 
 
 @njit
-def _heaviest_first(begin: int, t: States, f: Fine, count: Any) -> None:
+def _heaviest_first(begin: int, t: States, f: Fine, count: Ints) -> None:
     """Put the nodes of one node of the graph before in order, so that rounds lead to later ones."""
     end, x, weight = count[NODES], begin + 1, t.rows[WEIGHT:]
     while x < end and weight[f.state[x - 1]] >= weight[f.state[x]]:
@@ -375,11 +391,11 @@ def _heaviest_first(begin: int, t: States, f: Fine, count: Any) -> None:
 
 
 @njit
-def _follow_loop(
-    v: int, loop: int, p: Prices, t: States, f: Fine, count: Any, room: Any
-) -> bool:  # fmt: skip
+def _follow_loop(v: int, level: Level, count: Ints, room: Ints) -> bool:
     """Follow rounds that leave node v of the graph before as it is; return if room is short."""
-    begin, spare, cost, rows = f.first[v], p.cutoff - p.rest[v], loop * p.unit, t.rows
+    graph, _, p, t, f = level
+    loop, begin, spare, rows = graph.loop[v], f.first[v], p.cutoff - p.rest[v], t.rows
+    cost = loop * p.unit
     x = begin
     while x < count[NODES]:
         y = _node(before_round(f.state[x], t), begin, count[NODES], rows, f.state, f.here)
@@ -401,27 +417,25 @@ def _follow_loop(
 
 
 @njit(nogil=True)
-def product(
-    v: int, graph: Graph, labels: Labels, p: Prices, t: States, f: Fine, count: Any, room: Any
-) -> int:  # fmt: skip
+def product(v: int, level: Level, count: Ints, room: Ints) -> int:
     """Make the nodes of v and of later nodes; return the first one for which room is short.
 
     Its nodes and arcs are counted, but made again by the next call.
     """
-    v, short = _follow(v, graph, labels, p, t, f, count, room)
-    while v < len(graph.loop) and not short:
-        if _follow_loop(v, graph.loop[v], p, t, f, count, room):
+    v, short = _follow(v, level, count, room)
+    while v < len(level.graph.loop) and not short:
+        if _follow_loop(v, level, count, room):
             return v
 
         v += 1
-        _by_target(v, f, count)
-        v, short = _follow(v, graph, labels, p, t, f, count, room)
+        _by_target(v, level.fine, count)
+        v, short = _follow(v, level, count, room)
 
     return v
 
 
 @njit(nogil=True)
-def loops(loop: Any, f: Fine, t: States) -> Any:
+def loops(loop: Cells, f: Fine, t: States) -> Cells:
     """Return of each node the cost of a round that leaves it as it is, or -1."""
     out = np.full(f.first[-1], -1, np.int32)
     for v in range(len(loop)):
@@ -434,15 +448,14 @@ def loops(loop: Any, f: Fine, t: States) -> Any:
 
 @njit(allocates=False, nogil=True)
 def thin(
-    v: int, graph: Graph, labels: Labels, p: Prices, here: Any, place: Any, count: Any, room: int
-) -> int:  # fmt: skip
+    v: int, graph: Graph, labels: Labels, p: Prices, kept: Kept, count: Ints, room: int
+) -> int:
     """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
-    ``place`` has the new number of each node or -1, and ``here`` the cost so far by new number;
-    that of the first node is given. Returns the node at which there may be too few labels; the next
-    call goes on with the next of its arcs.
+    The cost so far of the first node is given. Returns the node at which there may be too few
+    labels; the next call goes on with the next of its arcs.
     """
-    into, source, label, loop = graph
+    (into, source, label, loop), (here, place) = graph, kept
     rest, low, high = p.rest, labels.low, labels.high
     while v < len(rest):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]

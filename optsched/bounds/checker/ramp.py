@@ -24,6 +24,7 @@ from optsched.bounds.checker.parts import (
     Requests,
     TooLarge,
     expect,
+    expect_fields,
     integer,
     integers,
 )
@@ -32,6 +33,10 @@ MAX_LEVELS = 1000
 """Max levels of one period."""
 MAX_CLOCK = 5_000_000
 """Max product of the rounds with a clock and the requests, and one more of each."""
+
+
+Kind = tuple[int, int, int]
+"""Arrival, peak and floor of a request."""
 
 
 class Replay(Protocol):
@@ -61,14 +66,12 @@ def check_ramp(
 ) -> int:
     """Return the bound on total latency, in rounds, that a leaf proves."""
     budget = budget or Budget()
-    expect(
-        set(leaf) == {"relaxation", "periods"},
-        "found other fields; expected relaxation and periods",
-    )
+    expect_fields(leaf, "", ("relaxation", "periods"))
     budget.spend(2 * len(columns.arrival))
-    groups: list[list[tuple[int, int, int]]] = []
+    groups: list[list[Kind]] = []
     latest = outputs = origin = 0
 
+    # Where a request arrives when all before it have ended, one after another, a period begins.
     for i in sorted(range(len(columns.arrival)), key=lambda i: (columns.arrival[i], i)):
         arrival, output = columns.arrival[i], columns.output[i]
         if not groups or arrival >= latest + outputs:
@@ -79,99 +82,58 @@ def check_ramp(
         groups[-1].append((arrival - origin, floor + output - 1, floor))
         latest, outputs = arrival, outputs + output
 
-    periods = leaf["periods"]
-    expect(
-        isinstance(periods, list) and len(periods) == len(groups),
-        f"periods: found another number; expected {len(groups)}",
-    )
+    periods, replays = leaf["periods"], replays or compiled
+    right = isinstance(periods, list) and len(periods) == len(groups)
+    expect(right, f"periods: found another number; expected {len(groups)}")
     pairs = zip(groups, periods, strict=True)
-    replays = replays or compiled
 
     return sum(_period(group, period, columns.capacity, budget, replays) for group, period in pairs)
 
 
 def _period(
-    requests: list[tuple[int, int, int]],
-    period: Any,
-    capacity: int,
-    budget: Budget,
-    replays: Replays,
+    requests: list[Kind], period: Any, capacity: int, budget: Budget, replays: Replays
 ) -> int:
-    fields = {"value", "denominator", "clock", "levels"}
-    expect(
-        isinstance(period, dict) and set(period) == fields,
-        f"period: found other fields; expected {', '.join(sorted(fields))}",
-    )
+    expect_fields(period, "period", ("value", "denominator", "clock", "levels"))
     value, unit, clock = (integer(period[f], f) for f in ("value", "denominator", "clock"))
-    expect(
-        unit >= 1 and clock >= 0, f"found denominator {unit}, clock {clock}; expected >= 1 and >= 0"
-    )
+    right = unit >= 1 and clock >= 0
+    expect(right, f"found denominator {unit}, clock {clock}; expected >= 1 and >= 0")
     levels = period["levels"]
     right = isinstance(levels, list) and len(levels) <= MAX_LEVELS
     expect(right, f"levels: found no such list; expected at most {MAX_LEVELS}")
-    proved = sum(peak - floor + 1 for _, peak, floor in requests)
-    arrivals = sum(a for a, _, _ in requests)
     kinds = sorted(set(requests))
     number = {kind: k for k, kind in enumerate(kinds)}
     kind_of = [number[r] for r in requests]
     count = Counter(kind_of)
     copies = [count[k] for k in range(len(kinds))]
+    steps = [_step(level, kind_of) for level in levels]
+    arrivals, outputs = sum(a for a, _, _ in requests), sum(p - f + 1 for _, p, f in requests)
+    last_arrival = max(a for a, _, _ in requests)
 
-    def per_kind(values: Any, name: str) -> list[int]:
-        values = integers(values, name)
-        expect(
-            len(values) == len(kind_of),
-            f"{name}: found {len(values)} integers; expected {len(kind_of)}",
-        )
-        of = dict(zip(kind_of, values, strict=True))
-        equal = all(of[k] == v for k, v in zip(kind_of, values, strict=True))
-        expect(equal, f"{name}: found different ones of equal requests; expected equal ones")
-
-        return [of[k] for k in range(len(kinds))]
-
-    def groups_of(counters: Any) -> list[set[int]]:
-        """Return the kinds of each group that is counted."""
-        expect(
-            isinstance(counters, list),
-            f"counters: found {type(counters).__name__}; expected a list",
-        )
-        groups = []
-        for counter in counters:
-            places = integers(counter, "counters")
-            expect(
-                all(0 <= i < len(kind_of) for i in places),
-                "counters: found an unknown request; expected indices below n",
-            )
-            groups.append({kind_of[i] for i in places})
-
-        return groups
-
-    replay = None  # made once the levels are known to be well formed
-    steps = [_step(level, per_kind, groups_of) for level in levels]
     for at, step in enumerate(steps):
         for (_, _, f), up in zip(kinds, step.floors or (), strict=step.floors is not None):
             expect(f <= up, f"floors: found {up}; expected at least {f}")
         if step.pi is None:
             is_last = at == len(steps) - 1 and step.floors is None and not step.groups
             expect(is_last and at > 0, "multipliers: found none; expected a list")
-            timed = max(a for a, _, _ in requests) == 0 or clock > 0
+            timed = last_arrival == 0 or clock > 0
             expect(timed, "clock: found none; expected one to enumerate schedules")
 
     budget.spend(4 * len(requests) * len(levels))
     if not steps:
-        return min(value, proved)
+        return min(value, outputs)
 
     # The multipliers and their denominator are used in lowest terms.
     common = math.gcd(unit, *(x for step in steps for x in step.pi or ()))
     unit //= common
     of_levels = [[x // common for x in step.pi or ()] for step in steps]
     # The requests one after another are a schedule. So no more is proved by a larger value.
-    end = max(a for a, _, _ in requests) + sum(peak - floor + 1 for _, peak, floor in requests)
-    limit = min(value, len(requests) * end + 1)
+    limit = min(value, len(requests) * (last_arrival + outputs) + 1)
     _expect_clock(kinds, len(requests), clock, budget)
     replay = replays(Requests(kinds, copies, capacity, clock), unit, of_levels, budget)
-    pi = [0] * len(kinds)
+    pi, proved = [0] * len(kinds), outputs
 
+    # Each level drops the paths that by the multipliers before it cost the limit or more. Once no
+    # path is left, no schedule costs less.
     for step, next_pi in zip(steps, of_levels, strict=True):
         cutoff = (limit - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
         if step.pi is None:
@@ -192,7 +154,7 @@ def _period(
     return min(limit, proved)
 
 
-def _expect_clock(kinds: list[tuple[int, int, int]], n: int, clock: int, budget: Budget) -> None:
+def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None:
     """Reject a clock that goes on when nothing else can complete, or is too long to check."""
     longest = max(a + p - f + 1 for a, p, f in kinds)
     expect(clock <= longest, f"clock: found {clock} rounds; expected at most {longest}")
@@ -211,20 +173,32 @@ class _Step(NamedTuple):
     pi: list[int] | None
 
 
-def _step(level: Any, per_kind: Any, groups_of: Any) -> _Step:
-    fields = {"floors", "counters", "multipliers"}
-    expect(
-        isinstance(level, dict) and set(level) == fields,
-        f"level: found other fields; expected {', '.join(sorted(fields))}",
-    )
-    floors, groups, pi = level["floors"], groups_of(level["counters"]), level["multipliers"]
-    expect(floors is None or not groups, "level: found floors and counters; expected one of them")
+def _step(level: Any, kind_of: list[int]) -> _Step:
+    """Return a level, whose numbers of equal requests are the same."""
+    expect_fields(level, "level", ("floors", "counters", "multipliers"))
+    counters, groups = level["counters"], []
+    kind = type(counters).__name__
+    expect(kind == "list", f"counters: found {kind}; expected a list")
 
-    return _Step(
-        None if floors is None else per_kind(floors, "floors"),
-        groups,
-        None if pi is None else per_kind(pi, "multipliers"),
-    )
+    for counter in counters:
+        places = integers(counter, "counters")
+        right = all(0 <= i < len(kind_of) for i in places)
+        expect(right, "counters: found an unknown request; expected indices below n")
+        groups.append({kind_of[i] for i in places})
+
+    def by_kind(name: str) -> list[int] | None:
+        if level[name] is None:
+            return None
+
+        values = integers(level[name], name, count=len(kind_of))
+        of = dict(zip(kind_of, values, strict=True))
+        equal = all(of[k] == v for k, v in zip(kind_of, values, strict=True))
+        expect(equal, f"{name}: found different ones of equal requests; expected equal ones")
+        return [of[k] for k in range(len(of))]
+
+    floors = by_kind("floors")
+    expect(floors is None or not groups, "level: found floors and counters; expected one of them")
+    return _Step(floors, groups, by_kind("multipliers"))
 
 
 def compiled(requests: Requests, unit: int, multipliers: list[list[int]], budget: Budget) -> Replay:

@@ -29,14 +29,7 @@ def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> Non
 class Compiled:
     """Replays a period that a certificate is about (`optsched.bounds.checker.ramp.Replay`).
 
-    Parameters
-    ----------
-    requests : Requests
-    unit : int
-    multipliers : list of list of int
-        Those of all levels, over the denominator ``unit``.
-    budget : Budget
-    limits : Limits
+    ``multipliers`` are those of all levels, over the denominator ``unit``.
     """
 
     def __init__(
@@ -50,10 +43,9 @@ class Compiled:
         numbers = [x for level in multipliers for x in level]
         expect_fitting(requests, numbers, unit)
         kinds = kinds_of(requests.kinds, requests.copies, requests.capacity)
-        volume = (kinds.peak - kinds.floor + 1) * (kinds.peak + kinds.floor) // 2
-        completed = max_completed(
-            kinds.ready, volume, kinds.copies, kinds.capacity, requests.clock
-        )  # fmt: skip
+        ready, peak, floor, copies, capacity, _ = kinds
+        volume = (peak - floor + 1) * (peak + floor) // 2
+        completed = max_completed(ready, volume, copies, capacity, requests.clock)
         self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
         self._beyond = int(kinds.peak.max()) + 1
 

@@ -26,13 +26,15 @@ round down.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from heapq import heappop, heappush
 from math import isqrt, lcm
 from typing import Any, NamedTuple
 
 from optsched.bounds.checker.fields import COST_TERMS
-from optsched.bounds.checker.parts import expect, expect_known, integer
+from optsched.bounds.checker.parts import expect, expect_fields, expect_known, integer
 
 _DECIMAL = re.compile(r"\d{1,40}(?:\.\d{0,60})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
 _MOST = 10**6
@@ -103,10 +105,8 @@ class Part(NamedTuple):
 
 def decimal(text: Any, place: str) -> Fraction:
     """Return the exact value of a decimal text."""
-    expect(
-        isinstance(text, str) and _DECIMAL.fullmatch(text) is not None,
-        f"{place}: found {text!r:.60}; expected a decimal text >= 0",
-    )
+    right = isinstance(text, str) and _DECIMAL.fullmatch(text) is not None
+    expect(right, f"{place}: found {text!r:.60}; expected a decimal text >= 0")
     value = Fraction(text)
     expect(value <= _MOST, f"{place}: found {text}; expected at most {_MOST}")
     return value
@@ -121,25 +121,17 @@ def rates_of(instance: Any, model: Any) -> Rates:
     unit = getattr(instance, "time_unit", None)
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
     expect_known(instance)
-    expect(
-        isinstance(model, dict) and set(model) == {"layers", "coefficients"},
-        "cost_model: found other fields; expected layers and coefficients",
-    )
+    expect_fields(model, "cost_model", ("layers", "coefficients"))
     layers, texts = integer(model["layers"], "cost_model: layers"), model["coefficients"]
     expect(1 <= layers <= 10_000, f"cost_model: layers: found {layers}; expected 1 to 10000")
     expect(isinstance(texts, dict), "cost_model: coefficients: found no JSON object; expected one")
     priced = {name: decimal(text, f"cost_model: {name:.40}") for name, text in texts.items()}
-    unknown = sorted(name for name, value in priced.items() if value and name not in COST_TERMS)
-    expect(
-        not unknown,
-        f"cost_model: found {', '.join(unknown):.200}, for which nothing is proved; expected only "
-        + ", ".join(COST_TERMS),
-    )
+    unknown = ", ".join(sorted(x for x, value in priced.items() if value and x not in COST_TERMS))
+    expected = f"for which nothing is proved; expected only {', '.join(COST_TERMS)}"
+    expect(not unknown, f"cost_model: found {unknown:.200}, {expected}")
     exact = {name: priced.get(name, Fraction(0)) for name in COST_TERMS}
-    expect(
-        exact["base"] + exact["token"] > 0,
-        "cost_model: found no base and no token; expected batches that take time",
-    )
+    right = exact["base"] + exact["token"] > 0
+    expect(right, "cost_model: found no base and no token; expected batches that take time")
     limits = instance.limits
     capacity = int(instance.kv_capacity)
     given = (limits.max_batch_tokens, limits.max_prefill_tokens)
@@ -192,9 +184,8 @@ def request_of(rates: Rates, prompt: int, output: int) -> Request:
         rates.decode // capacity,
         cost["base"] // capacity,
     )
-    paid = _least_sum(
-        (step + decode * held, slope + decode), (again + base * held, token + base), steps
-    )
+    decoded, refilled = (step + decode * held, slope + decode), (again + base * held, token + base)
+    paid = _least_sum(decoded, refilled, steps)
     alone = _least_sum((step + rates.decode, slope), (again + rates.refill, token), steps)
 
     return Request(prompt, steps, own, share, first, own + share + paid, first + alone)
@@ -239,3 +230,31 @@ def ticks_since(arrival: list[float], per_second: int) -> list[int]:
     first = min(whole)
 
     return [(value - first) * per_second // common for value in whole]
+
+
+def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:
+    """Return the completion times under shortest remaining processing time, ascending.
+
+    `release`, `length`: release date and length of each job, in any common unit and any order.
+    """
+    rest: list[int] = []  # what the jobs at hand still need
+    found: list[int] = []
+    now = 0
+
+    for at, need in sorted(zip(release, length, strict=True)):
+        while rest and now + rest[0] <= at:
+            now += heappop(rest)
+            found.append(now)
+
+        # The head stays the smallest when it shrinks.
+        if rest and now < at:
+            rest[0] -= at - now
+
+        now = max(now, at)
+        heappush(rest, need)
+
+    while rest:
+        now += heappop(rest)
+        found.append(now)
+
+    return found

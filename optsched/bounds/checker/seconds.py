@@ -23,16 +23,22 @@ then on, and every arrival plus the request's chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Callable
+from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
-from optsched.bounds.checker.parts import Budget, Rejected, expect, integer
-from optsched.bounds.checker.requests import Part, rates_of, request_of, ticks_since
+from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
+from optsched.bounds.checker.requests import (
+    Part,
+    rates_of,
+    request_of,
+    srpt_completions,
+    ticks_since,
+)
 
-FIELDS = {"format", "version", "instance_sha256", "model", "objective", "cost_model", "claim",
-          "ticks_per_second", "value", "tree", "sha256"}  # fmt: skip
+FIELDS = {"format", "version", "instance_sha256", "sha256", "model", "objective", "claim"}
+FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
 OBJECTIVES = ("tel", "mean_ttft", "makespan")
 MAX_TICKS = 10**18
 """The most ticks per second."""
@@ -41,10 +47,8 @@ MAX_TICKS = 10**18
 def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
     """Return what the tree of a certificate proves, whatever the certificate claims."""
     objective = certificate["objective"]
-    expect(
-        objective in OBJECTIVES,
-        f"objective: found {objective!r:.60}; expected {', '.join(OBJECTIVES)}",
-    )
+    right = objective in OBJECTIVES
+    expect(right, f"objective: found {objective!r:.60}; expected {', '.join(OBJECTIVES)}")
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     rates = rates_of(instance, certificate["cost_model"])
@@ -54,20 +58,16 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     order = sorted(range(len(arrival)), key=lambda i: (arrival[i], i))
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
 
-    def part(first: int, last: int) -> tuple[int, Part]:
-        budget.spend(50 * (last - first + 1))
-        mine = order[first : last + 1]
-        begin = since[mine[0]]
-        times = [since[i] - begin for i in mine]
-        requests = [request_of(rates, prompt[i], output[i]) for i in mine]
-
-        return begin, Part(times, requests, rates, ticks)
-
+    # Latencies of disjoint sets add up, and a makespan is at least that of any set.
     latest = objective == "makespan"
     values = []
     for first, last, leaf in _parts(certificate["tree"], len(order), "max" if latest else "sum"):
-        begin, some = part(first, last)
-        values.append((begin if latest else 0) + _leaf(leaf)(some, leaf, objective, budget))
+        members = order[first : last + 1]
+        budget.spend(50 * len(members))
+        begin = since[members[0]]
+        requests = [request_of(rates, prompt[i], output[i]) for i in members]
+        part = Part([since[i] - begin for i in members], requests, rates, ticks)
+        values.append((begin if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
     if not latest:
         return sum(values)
@@ -83,20 +83,15 @@ def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]
         return [(0, n - 1, tree)]
 
     expect(set(tree) == {node}, f"tree: found another node; expected a leaf or {node!r}")
-    expect(
-        isinstance(tree[node], list) and len(tree[node]) > 0,
-        f"tree: {node}: found no such list; expected one or more parts",
-    )
+    right = isinstance(tree[node], list) and len(tree[node]) > 0
+    expect(right, f"tree: {node}: found no such list; expected one or more parts")
     found, following = [], 0
 
     for part in tree[node]:
-        right = isinstance(part, dict) and set(part) == {"first", "last", "tree"}
-        expect(right, f"tree: {node}: found other fields; expected first, last and tree")
+        expect_fields(part, f"tree: {node}", ("first", "last", "tree"))
         first, last = integer(part["first"], "tree: first"), integer(part["last"], "tree: last")
-        expect(
-            following <= first <= last < n,
-            f"tree: {node}: found requests {first}..{last}; expected some of {following}..{n - 1}",
-        )
+        rest = f"found requests {first}..{last}; expected some of {following}..{n - 1}"
+        expect(following <= first <= last < n, f"tree: {node}: {rest}")
         expect(isinstance(part["tree"], dict), "tree: found no leaf in a part; expected one")
         found.append((first, last, part["tree"]))
         following = last + 1
@@ -108,31 +103,21 @@ Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
-    kind = leaf.get("relaxation")
+    kind: Any = leaf.get("relaxation")
+    known = kind in ("work", "busy-time", "shares", "clock")
+    expected = "expected work, busy-time, shares or clock"
+    expect(known, f"tree: relaxation: found {kind!r:.60}; {expected}")
     if kind == "work":
         return _work
-    if kind == "busy-time":
-        from optsched.bounds.checker.busy_time import check_busy_time
 
-        return check_busy_time
-
-    if kind == "shares":
-        from optsched.bounds.checker.shares import check_shares
-
-        return check_shares
-
-    if kind == "clock":
-        from optsched.bounds.checker.clock import check_clock
-
-        return check_clock
-
-    raise Rejected(
-        f"tree: relaxation: found {kind!r:.60}; expected work, busy-time, shares or clock"
-    )
+    name = kind.replace("-", "_")
+    module = import_module(f"optsched.bounds.checker.{name}")
+    check: Leaf = getattr(module, f"check_{name}")
+    return check
 
 
 def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    expect(set(leaf) == {"relaxation"}, "work: found other fields; expected relaxation alone")
+    expect_fields(leaf, "work", ("relaxation",))
     n = len(part.arrival)
     budget.spend(20 * n)
 
@@ -149,30 +134,7 @@ def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> i
         busy = max(map(sum, zip(reversed(part.arrival), rest, strict=True)))
         return max(busy, ends[-1])
 
-    machine = _completions(part.arrival, length)
+    # The k-th smallest completion is at least the k-th of the machine, and of requests alone.
+    machine = srpt_completions(part.arrival, length)
     waited = sum(map(max, machine, ends)) - sum(part.arrival) - n
     return max(waited, sum(alone))
-
-
-def _completions(arrival: Sequence[int], length: Sequence[int]) -> list[int]:
-    """Return the completions of shortest remaining processing time. Arrivals ascend."""
-    rest: list[int] = []  # what the jobs at hand still need
-    found: list[int] = []
-    now = 0
-
-    for at, need in zip(arrival, length, strict=True):
-        while rest and now + rest[0] <= at:
-            now += heappop(rest)
-            found.append(now)
-
-        if rest and now < at:
-            heapreplace(rest, rest[0] - (at - now))
-
-        now = at if at > now else now
-        heappush(rest, need)
-
-    while rest:
-        now += heappop(rest)
-        found.append(now)
-
-    return found

@@ -59,7 +59,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.bounds.checker.busy_time import line_of
-from optsched.bounds.checker.parts import Budget, expect, integer, integers
+from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part
 
 _UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
@@ -68,7 +68,7 @@ _SHARES = 40_000_000
 _PRICE = 40
 _BATCH = 2000
 """Requests that are checked at once."""
-_FIELDS = {"relaxation", "width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight"}
+_FIELDS = ["relaxation", "width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight"]
 
 
 class _Prices(NamedTuple):
@@ -89,16 +89,18 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     from optsched.bounds.checker.kernel import path_costs, portions
 
     expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
-    expect(
-        set(leaf) == _FIELDS, f"shares: found other fields; expected {', '.join(sorted(_FIELDS))}"
-    )
+    expect_fields(leaf, "shares", _FIELDS)
     budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
     prices, n = _prices(leaf), len(part.requests)
-    levels = _list(leaf, "levels", 10**6)
+
+    def listed(name: str, highest: int, count: int | None = None) -> list[int]:
+        return integers(leaf[name], f"shares: {name}", count=count, highest=highest)
+
+    levels = listed("levels", 10**6)
     expect(0 < len(levels) <= 64, f"shares: levels: found {len(levels)}; expected 1 to 64")
-    nus = _list(leaf, "first", 1 << 80, n), _list(leaf, "later", 1 << 80, n)
-    many = _list(leaf, "cells", _WINDOW, n)
-    weight = _list(leaf, "weight", 1 << 20, sum(many))
+    nus = listed("first", 1 << 80, n), listed("later", 1 << 80, n)
+    many = listed("cells", _WINDOW, n)
+    weight = listed("weight", 1 << 20, sum(many))
     expect(
         len(weight) <= _SHARES, f"shares: weight: found {len(weight)}; expected at most {_SHARES}"
     )
@@ -112,11 +114,9 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
         some = range(at, min(n, at + _BATCH))
         rows = [(*_row(part, i, prices), begin[i], many[i]) for i in some]
         tables = [_phases(part, i, prices, nus) for i in some]
-        found, steps = path_costs(
-            np.array(rows, dtype=np.int64), np.array(tables, dtype=np.int64),
-            np.array(levels, dtype=np.int64),
-            (prices.p2, prices.p3, prices.root, share, prices.bits), 50 * budget.left,
-        )  # fmt: skip
+        numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
+        market = prices.p2, prices.p3, prices.root, share, prices.bits
+        found, steps = path_costs(*numbers, market, 50 * budget.left)
         budget.spend(steps // 50 + 1)
         total += sum(found.tolist())
 
@@ -124,26 +124,13 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     return (total * prices.width >> _UNIT) - n + (-spent >> prices.bits)
 
 
-def _list(leaf: dict[str, Any], name: str, most: int, count: int | None = None) -> list[int]:
-    """Return a list of a leaf after checking its length and that its integers are in a range."""
-    values = integers(leaf[name], f"shares: {name}")
-    expect(
-        count is None or len(values) == count,
-        f"shares: {name}: found {len(values)} integers; expected {count}",
-    )
-    expect(
-        not values or (min(values) >= 0 and max(values) <= most),
-        f"shares: {name}: found an integer out of range; expected 0 to {most}",
-    )
-    return values
-
-
 def _prices(leaf: dict[str, Any]) -> _Prices:
     width, bits = (integer(leaf[name], f"shares: {name}") for name in ("width", "bits"))
     right = width >= 1 and 0 <= bits <= _UNIT
     expect(right, "shares: found width or bits out of range; expected >= 1 and 0..26")
-    p2 = _list(leaf, "p2", (1 << _PRICE) - 1)
-    p3 = _list(leaf, "p3", (1 << _PRICE) - 1, len(p2))
+    highest = (1 << _PRICE) - 1
+    p2 = integers(leaf["p2"], "shares: p2", highest=highest)
+    p3 = integers(leaf["p3"], "shares: p3", count=len(p2), highest=highest)
     expect(0 < len(p2) <= _CELLS, f"shares: p2: found {len(p2)} cells; expected 1 to {_CELLS}")
     shift = (62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
@@ -209,14 +196,12 @@ def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: 
         root, cut = (1 << 31) - 1, 0
 
     time, wide = _mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
-    return [
-        min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1), taken, fine,
-        30 - fine if fixed else 40, (unit * own << 30) // long**2, -((-unit << 30) // long),
-        root, cut, time, wide,
-    ]  # fmt: skip
+    multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
+    coarse, slow, low = 30 - fine if fixed else 40, -((-unit << 30) // long), unit * own << 30
+    return [multiplier, taken, fine, coarse, low // long**2, slow, root, cut, time, wide]
 
 
-def _mantissa(value: int, bits: int, most: int) -> tuple[int, int]:
-    """Return m and e with m < 2**most, e <= bits and m 2**-e <= value 2**-bits."""
-    cut = max(0, value.bit_length() - most)
+def _mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:
+    """Return m and e with m < 2**max_bits, e <= bits and m 2**-e <= value 2**-bits."""
+    cut = max(0, value.bit_length() - max_bits)
     return value >> cut, bits - cut

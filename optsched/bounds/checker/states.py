@@ -60,7 +60,7 @@ def mixed(x: Any) -> np.uint64:
 
 
 @njit(allocates=False)
-def _enter_multisets(cells: int, rows: Any, slots: Any) -> None:
+def _enter_multisets(cells: int, rows: Cells, slots: Cells) -> None:
     """Enter the states in the hash table, which is empty."""
     last, s = np.uint64(len(slots) - 1), 0
     while s < cells:
@@ -73,7 +73,7 @@ def _enter_multisets(cells: int, rows: Any, slots: Any) -> None:
 
 
 @njit(allocates=False)
-def _key(first: int, size: int, row: Any) -> np.uint64:
+def _key(first: int, size: int, row: Cells | Ints) -> np.uint64:
     h = mixed(size + 1)
     for k in range(np.uint64(first), np.uint64(first + size)):
         h = mixed(h ^ np.uint64(row[k] + 1))
@@ -281,12 +281,10 @@ def _tracker(span: int, capacity: int, symbol: Ints, cells: int, width: int) -> 
     """Return a tracker without states."""
     symbols = int(symbol.max()) + 1
     members = masks_of((np.flatnonzero(symbol == g) for g in range(symbols)), len(symbol))
-    none = np.zeros(1, np.int64)
-    return States(
-        span, capacity, members, np.zeros(symbols, np.int64), none, none, none.reshape(1, 1),
-        rows=np.empty(cells, np.int32), slots=np.full(2 * MARGIN, -1, np.int32),
-        items=np.empty(width + 1, np.int64), made=np.zeros(2, np.int64),
-    )  # fmt: skip
+    none, peak = np.zeros(1, np.int64), np.zeros(symbols, np.int64)
+    rows, slots = np.empty(cells, np.int32), np.full(2 * MARGIN, -1, np.int32)
+    known = span, capacity, members, peak, none, none, none.reshape(1, 1)
+    return States(*known, rows, slots, np.empty(width + 1, np.int64), np.zeros(2, np.int64))
 
 
 def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:

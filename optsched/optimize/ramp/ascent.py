@@ -50,15 +50,7 @@ def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, to
 
 
 class Bundle:
-    """The pieces found so far, the best point, and the size of the next step.
-
-    Parameters
-    ----------
-    center : ndarray of float64, shape (k,)
-        The best point known.
-    step : float
-        The length of a step per unit of slope.
-    """
+    """The pieces found so far, the best point, and the length of a step per unit of slope."""
 
     def __init__(self, center: NDArray[np.float64], step: float) -> None:
         self.center = center.copy()
@@ -78,9 +70,8 @@ class Bundle:
 
     def add(self, at_zero: float, slope: NDArray[np.float64]) -> None:
         """Add the piece ``at_zero + slope @ x``, which is an upper bound on the function."""
-        if self.pieces and (
-            (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
-        ).any():  # fmt: skip
+        known = (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
+        if known.any():
             return
 
         if self.pieces >= _MAX_PIECES:

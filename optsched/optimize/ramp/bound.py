@@ -16,23 +16,6 @@ def prove_by_ramp(task: BoundTask, budget: Budget) -> Proof:
 
     The proof is in `optsched.optimize.ramp.relaxation`. The relaxation ignores limits on batches.
     The bound holds all the same, since limits only rule schedules out. The schedule may break them.
-
-    Parameters
-    ----------
-    task : BoundTask
-        An instance in rounds, and the schedule to start from if there is one.
-    budget : Budget
-        The time limit, the stop event and the callback for progress.
-
-    Returns
-    -------
-    Proof
-        A bound on the total latency in rounds, its certificate, and the best schedule found.
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds.
     """
     from optsched.optimize.formulations.base import Task
     from optsched.optimize.formulations.rounds.ramp import solve_by_ramp
@@ -50,24 +33,21 @@ def prove_by_ramp(task: BoundTask, budget: Budget) -> Proof:
 
 
 def suits_ramp(instance: Instance) -> bool:
-    """Return whether the relaxation has few enough states to be of use.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether the relaxation has few enough states to be of use."""
     return instance.n <= RAMP_REQUESTS and instance.kv_capacity <= RAMP_CAPACITY
 
 
 RAMP = REGISTRY.add(
     "ramp",
     Bound(
-        "ramp", "reverse-time ramp relaxation; for up to about 60 requests", "round", ("tel",),
-        prove_by_ramp, ANY_INSTANCE, searches=True, certifies=True,
+        "ramp",
+        "reverse-time ramp relaxation; for up to about 60 requests",
+        "round",
+        ("tel",),
+        prove_by_ramp,
+        ANY_INSTANCE,
+        searches=True,
+        certifies=True,
         suits=lambda task: suits_ramp(task.instance),
     ),
-)  # fmt: skip
+)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from optsched.bounds.checker.parts import Ints
 from optsched.optimize.ramp.jobs import Jobs
 
 
@@ -16,56 +14,37 @@ from optsched.optimize.ramp.jobs import Jobs
 class Level:
     """One step of the chain that led to a bound: a tracker, then multipliers.
 
-    A level without floors and without counters only deletes, by the multipliers of the level
-    before.
-
-    Parameters
-    ----------
-    floors : ndarray of int64, shape (n,), or None
-        The floor of each request's class in tokens, if the tracker is a multiset.
-    counters : list of list of int
-        The groups of requests that are counted, if the tracker is a row of counters.
-    multipliers : ndarray of int64, shape (n,), or None
-        pi_i times the denominator. The last level may have none: schedules are then enumerated
-        (`optsched.optimize.ramp.finish`).
+    ``floors`` are those of the requests' classes, in tokens. A level without floors only deletes,
+    by the multipliers of the level before. ``multipliers`` are pi_i times the denominator. The last
+    level may have none: schedules are then enumerated (`optsched.optimize.ramp.finish`).
     """
 
-    floors: NDArray[np.int64] | None
-    counters: list[list[int]]
-    multipliers: NDArray[np.int64] | None
+    floors: Ints | None
+    multipliers: Ints | None
 
 
 def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
     """Return a certificate's leaf from the chains of all busy periods of an instance.
 
-    ``{"relaxation": "ramp", "periods": [{"value", "denominator", "clock", "levels": [...]},
-    ...]}``, the periods in order of time, their requests in order of (arrival, index), as
-    `periods` makes them. ``clock`` is the last round with a clock, 0 for none. A level is
-    ``{"floors": [...] or null, "counters": [[...], ...], "multipliers": [...]}``, one floor and one
-    multiplier (over the denominator) per request of the period; a counter lists the positions of
-    identical requests in the period; a level with neither only deletes. In the last level
-    ``multipliers`` may be null: schedules are enumerated. ``value`` is what the
-    period's chain proves; a chain without levels proves the sum of its outputs. The leaf proves the
-    sum of the values (`optsched.bounds.checker.ramp.check_ramp`).
+    A chain has a value, a denominator, a clock and levels. The periods are in order of time, their
+    requests in order of (arrival, index), as `periods` makes them. ``clock`` is the last round with
+    a clock, 0 for none. A level has one floor and one multiplier per request of the period. Older
+    certificates have levels of ``counters``, each a list of positions of identical requests, and
+    they still count. ``value`` is what the period's chain proves; a chain without levels proves the
+    sum of its outputs. The leaf proves the sum of the values
+    (`optsched.bounds.checker.ramp.check_ramp`).
     """
-    return {
-        "relaxation": "ramp",
-        "periods": [
-            {
-                "value": int(value),
-                "denominator": int(denominator),
-                "clock": int(clock),
-                "levels": [
-                    {
-                        "floors": None if level.floors is None else level.floors.tolist(),
-                        "counters": level.counters,
-                        "multipliers": (
-                            None if level.multipliers is None else level.multipliers.tolist()
-                        ),
-                    }
-                    for level in levels
-                ],
-            }
-            for _, value, denominator, clock, levels in chains
-        ],
-    }
+
+    def listed(numbers: Ints | None) -> list[int] | None:
+        return None if numbers is None else numbers.tolist()
+
+    periods = []
+    for _, value, denominator, clock, levels in chains:
+        steps = [
+            {"floors": listed(x.floors), "counters": [], "multipliers": listed(x.multipliers)}
+            for x in levels
+        ]
+        numbers = {"value": int(value), "denominator": int(denominator), "clock": int(clock)}
+        periods.append({**numbers, "levels": steps})
+
+    return {"relaxation": "ramp", "periods": periods}

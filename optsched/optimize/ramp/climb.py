@@ -1,4 +1,4 @@
-"""A relaxation on its way up from coarse floors to exact ones, and then to counters.
+"""A relaxation on its way up from coarse floors to exact ones.
 
 Import this module lazily: it loads numba.
 """
@@ -8,15 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from optsched.bounds.checker.parts import TooLarge
 from optsched.optimize.ramp.floors import Ladder
 from optsched.optimize.ramp.jobs import max_completed_by
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 
-_COUNTERS = 3
-"""The number of kinds that get counters at a time."""
 _GROWTH = 8.0
 """The factor by which the nodes should grow from one step of the ladder to the next."""
 _CAUTION = 1.5
@@ -31,27 +27,19 @@ CLOCKED_SHARE = 0.35
 class Seen:
     """What was seen of the growth at one step of the ladder.
 
-    Attributes
-    ----------
-    least : float
-        The next time, the nodes of all paths below the known schedule are expected to grow by this
-        factor at least.
-    growth : float
-        What the last time says of this factor. It is expected to be at most `_CAUTION` times as
-        large.
-    bend : float
-        See `Growth`.
+    The next time, the nodes of all paths below the known schedule are expected to grow by
+    ``lowest`` at least, and by at most `_CAUTION` times ``growth``. For ``bend`` see `Growth`.
     """
 
-    least: float = 1.0
+    lowest: float = 1.0
     growth: float = math.inf
     bend: float = 1.0
 
     def learn(self, measured: float, expected: float, part: float) -> None:
         """Learn from one step."""
-        self.least, self.bend = 1.0, 1.0
+        self.lowest, self.bend = 1.0, 1.0
         if measured >= expected:
-            self.least, self.growth = measured, measured
+            self.lowest, self.growth = measured, measured
             self.bend = 0.0 if part < 1.0 else 1.0
         elif measured > expected**part:
             self.growth = expected
@@ -62,19 +50,11 @@ class Seen:
 
 @dataclass(eq=False)
 class Climb:
-    """A relaxation on its way up the ladder of floors, then to counters.
+    """A relaxation on its way up the ladder of floors.
 
-    Parameters
-    ----------
-    relaxation : Relaxation
-    ladder : Ladder
-    seen : dict of Seen
-        By the rungs where a step begins and ends. All climbs share it.
-    rung : int
-        The step of the ladder. It is -1 before the first step, and beyond the last one once kinds
-        are counted.
-    share : float
-        The growth at the last step over the one predicted from the ladder's states.
+    ``seen`` is by the rungs where a step begins and ends, and all climbs share it. ``rung`` is the
+    step of the ladder, -1 before the first one. ``share`` is the growth at the last step over the
+    one predicted from the ladder's states.
     """
 
     relaxation: Relaxation
@@ -92,7 +72,12 @@ class Climb:
     def ended(self) -> bool:
         """Whether there is nothing left to refine."""
         r = self.relaxation
-        return r.closed or r.graph is None or len(r.counted) == len(r.copies)
+        return r.closed or r.graph is None or self.finest
+
+    @property
+    def finest(self) -> bool:
+        """Whether floors are exact."""
+        return self.rung == len(self.ladder.steps) - 1
 
     def fork(self) -> Climb:
         """Return another one that goes on from here."""
@@ -104,29 +89,21 @@ class Climb:
         ``value`` is that of the known schedule.
         """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
-        last, first = len(ladder.steps) - 1, r.tuning.first_nodes
+        first = r.tuning.first_nodes
         if rung < 0:
             states = min(first, room / 4) / _first_nodes(r)
-            return min(last, ladder.finest(0, states)), Growth(0.0, value)
+            return min(len(ladder.steps) - 1, ladder.finest(0, states)), Growth(0.0, value)
 
-        if rung < last:
-            per_state = self.share * self.nodes / ladder.states(rung)
-            states = min(room, max(first, _GROWTH * self.nodes)) / per_state
-            to = ladder.finest(rung + 1, states)
-        else:
-            to = rung + 1
-            for kinds in range(min(_COUNTERS, len(r.copies) - len(r.counted)), 1, -1):
-                if self._expected(rung + kinds) * self.nodes <= room:
-                    to = rung + kinds
-                    break
-
+        per_state = self.share * self.nodes / ladder.states(rung)
+        states = min(room, max(first, _GROWTH * self.nodes)) / per_state
+        to = ladder.finest(rung + 1, states)
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
     def take(self, to: int, max_nodes: int, value: int) -> None:
         """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is of the known schedule."""
-        r, rung, last = self.relaxation, self.rung, len(self.ladder.steps) - 1
-        if rung < 0:
-            r.use_floors(self.ladder.steps[to], max_nodes)
+        r, floors = self.relaxation, self.ladder.steps[to]
+        if self.rung < 0:
+            r.use_floors(floors, max_nodes)
             self.rung = to
             return
 
@@ -135,20 +112,14 @@ class Climb:
         part = Growth(expected, value).part(r.upper, r.graph_bound)
 
         try:
-            if rung < last:
-                r.use_floors(self.ladder.steps[to], max_nodes)
-            else:
-                order = np.argsort(-r.violation, kind="stable").tolist()
-                r.count([k for k in order if k not in r.counted][: to - rung], max_nodes)
+            r.use_floors(floors, max_nodes)
         except TooLarge:
             seen.learn(max_nodes / before, expected, part)
-            seen.least, seen.bend = _CAUTION * seen.least, seen.bend / 2.0
+            seen.lowest, seen.bend = _CAUTION * seen.lowest, seen.bend / 2.0
             raise
 
         seen.learn(r.made / before, expected, part)
-        if rung < last:
-            self.share *= seen.growth / predicted
-
+        self.share *= seen.growth / predicted
         self.rung = to
 
     def _seen(self, to: int) -> Seen:
@@ -156,15 +127,12 @@ class Climb:
 
     def _predicted(self, to: int) -> float:
         """Return the growth up to a rung if it is as large as at the step before."""
-        if self.rung >= len(self.ladder.steps) - 1:
-            return float(2.0 ** (to - self.rung))
-
         return self.share * self.ladder.states(to) / self.ladder.states(self.rung)
 
     def _expected(self, to: int) -> float:
         """Return the growth up to a rung, after what was seen there."""
         seen = self._seen(to)
-        return min(max(self._predicted(to), seen.least), _CAUTION * seen.growth)
+        return min(max(self._predicted(to), seen.lowest), _CAUTION * seen.growth)
 
 
 def _first_nodes(relaxation: Relaxation) -> float:

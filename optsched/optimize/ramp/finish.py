@@ -1,43 +1,10 @@
 """Finishing a proof by enumeration: every schedule below a target, placement by placement.
 
 Once the graph of `optsched.optimize.ramp.relaxation` is small, its paths can be followed with exact
-memory. A **label** is a graph node together with the requests placed on the way there and the
-tokens of the live ones in this and each earlier round. Labels are made layer by layer: after one
-placement, after two, and so on. A placement that a schedule cannot make is left out: of a request
-that is placed already, one that does not fit, one before its arrival. If no label is left, no
-schedule is below the target. The labels of the last layer are schedules.
-
-**Every schedule below the target is in the graph**, since the graph lost only paths that cost the
-target or more. So labels and bounds may use the graph, and dominance may argue with schedules.
-
-**Counters.** A label costs at least the graph's cost to the end, and what this rises by if a few
-kinds of requests are placed exactly as often as they are left: `optsched.bounds.checker.groups`.
-
-**Dominance.** Let A and B be labels of one layer with m requests placed, of cost F_A and F_B in
-rounds. Let A pass k more rounds, so that its cost is F_A + k m <= F_B. Let w_A(j) be A's tokens j
-rounds earlier. Then A deletes B if
-
-1. w_A(k + j) <= w_B(j) for all j >= 0;
-2. A's clock after the k rounds equals B's. If neither has a clock, A's need after the k rounds is
-   at most B's. The need of a label without a clock is the least round at which it may join the
-   clock: max over the requests placed of (arrival + output, less the rounds passed since), and at
-   least the first round of the clock. A round that passes lowers it by one. A label without a clock
-   may pass rounds, then join, then pass more. If only A has a clock, it deletes nothing;
-3. A and B have placed the same requests, or A has placed i where B has placed j, with i at least j
-   in peak, output and earliest completion (arrival + output).
-
-*Proof.* Take a completion of B: the rounds before now in which the others are placed. A passes k
-rounds and then does the same, with j where B places i. By 1 the tokens of those placed before are
-no more than B's, and by 3 those of j are at each round at most those of i: p_j - x <= p_i - x,
-over a shorter run. So all fits. By 2 the clocks agree, so that each request completes as late as in
-B's schedule, and j may complete wherever i may. The steps left are the same, with the same numbers
-placed, or fewer if the start of the schedule became empty. So A has a completion of at most B's
-total.
-
-*No circle.* Labels are deleted one after another, each by a label that is there at that moment. Of
-a label that is deleted follow the one that deleted it, and so on. The moments ascend, so this ends
-at a label that stays. If any label of a layer has a completion below the target, so has one that
-stays. The next label of this schedule is made in the next layer, because its path is in the graph.
+memory: `optsched.bounds.checker.enumeration` has the labels, and the proof that those that are
+deleted do not matter. Every schedule below the target is in the graph, since the graph lost only
+paths that cost the target or more. If no label is left, no schedule is below the target. The labels
+of the last layer are schedules.
 
 **Targets from below.** The labels below a target grow exponentially with it. So targets are proved
 one above another (`finish`): the first costs next to nothing, each is a bound, and they say how far
@@ -45,7 +12,8 @@ the labels that are allowed will reach.
 
 **A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
 proved, but what remains in the last layer is a schedule. The best are those that may be completed
-at the least cost, by the graph and counters. Of the placements only some times as many are tried.
+at the least cost, by the graph and the tables of groups. Of the placements only some times as many
+are tried.
 
 **Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
 to wait to join the clock. In all other cases they are not followed: without them the schedule is
@@ -68,10 +36,6 @@ from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 
-MAX_OUTPUT = 1024
-"""The max rounds of a run, since a label holds its tokens for each round from now."""
-MAX_COPIES = 255
-"""The max number of equal requests."""
 _TRIED = 8
 """The max placements of a layer that are tried, per label that is allowed in all."""
 WIDER = 3
@@ -80,8 +44,8 @@ _WIDTH, _NODES_PER_WIDTH = 300, 100
 """The max labels of a layer of the first part. It is one per so many nodes in the last part."""
 LABELS_PER_S = 60_000
 """How many labels are made in a second, roughly."""
-_MAX_LABELS = 50_000_000
-"""The max number of labels of one target."""
+_MAX_LABELS, _ALL_LABELS = 50_000_000, 1_000_000_000
+"""The max number of labels of one target, and of all."""
 _FIRST, _NEAR = 4, 125
 """The first target is the bound of the graph and one part in so many of the gap, or of one part in
 so many of the bound if that is less. It is low enough to cost next to nothing, even if it is below
@@ -111,26 +75,16 @@ def refused(relaxation: Relaxation) -> str:
         return "found kinds of requests that were merged; expected none"
     if jobs.arrival.any() and not r.clock:
         return "found arrivals but no clock; expected a clock of a round or more"
-    if jobs.output.max() > MAX_OUTPUT:
-        return f"found an output of {jobs.output.max()} tokens; expected at most {MAX_OUTPUT}"
-    if r.copies.max() > MAX_COPIES:
-        return f"found {r.copies.max()} equal requests; expected at most {MAX_COPIES}"
 
     return ""
 
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """What the enumeration has shown.
+    """What the enumeration has shown: no schedule has a total latency below ``bound``, in rounds.
 
-    Parameters
-    ----------
-    bound : int
-        No schedule has a lower total latency, in rounds.
-    starts : ndarray of int64, shape (n,), or None
-        A schedule of that value, unless the bound is the target.
-    labels : list of int
-        The number of labels that were kept, by layer.
+    ``starts`` is a schedule of that value, unless the bound is the target. ``labels`` has the
+    numbers of labels that were kept, by layer.
     """
 
     bound: int
@@ -153,6 +107,7 @@ def finish(
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return
 
+    max_labels, at_end = min(max_labels, _ALL_LABELS), min(at_end, _ALL_LABELS)
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
@@ -219,7 +174,7 @@ def samples(
     """Follow a part of the labels, then a larger one, and so on."""
     try:
         labels = enumeration_of(relaxation, over)
-    except _Ended:
+    except (TooLarge, _Ended):
         return
 
     yield None
@@ -268,6 +223,7 @@ def enumerate_below(
         labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
         steps, sizes = [], []
 
+        # If no label is left after some placements, no schedule is below the target.
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
             layer, found = labels.layer, labels.placements

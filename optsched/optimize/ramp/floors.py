@@ -76,11 +76,7 @@ def _of_both(counts: Any, others: Any, stop: Any) -> Any:
 
 
 def count_multisets(
-    peak: Floors,
-    floor: Floors,
-    copies: Floors,
-    capacity: int,
-    stop: NDArray[np.int8] | None = None,
+    peak: Floors, floor: Floors, copies: Floors, capacity: int, stop: NDArray[np.int8] | None = None
 ) -> float:
     """Return the max number of multisets of live items, including the empty one.
 
@@ -116,17 +112,9 @@ def count_multisets(
 
 @dataclass(eq=False)
 class Ladder:
-    """Floors from coarse to exact, step by step.
+    """Floors of the kinds of a relaxation from coarse to exact, step by step.
 
-    Parameters
-    ----------
-    relaxation : Relaxation
-        Only its kinds are used.
-
-    Attributes
-    ----------
-    steps : list of ndarray of int64, shape (kinds,)
-        Floors; none rises from one step to the next, and those of the last are exact.
+    None rises from one step to the next, and those of the last are exact.
     """
 
     relaxation: Relaxation
@@ -143,9 +131,8 @@ class Ladder:
         """Return the max number of multisets with the floors of a step."""
         if step not in self._states:
             r = self.relaxation
-            self._states[step] = count_multisets(
-                r.peak, self.steps[step], r.copies, r.jobs.capacity, r.stop
-            )  # fmt: skip
+            floors, capacity = self.steps[step], r.jobs.capacity
+            self._states[step] = count_multisets(r.peak, floors, r.copies, capacity, r.stop)
 
         return self._states[step]
 

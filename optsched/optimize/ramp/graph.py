@@ -10,11 +10,12 @@ source. Import this module lazily: it loads numba.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.product import places
+from optsched.bounds.checker.parts import Cells, Ints, Masks
+from optsched.bounds.checker.product import Leaving, places
 from optsched.problem.kernel import njit
 
 INFINITE = 2**30
@@ -28,12 +29,13 @@ class Interrupted(Exception):
 
 
 @njit(nogil=True)
-def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
+def sweep_backward(graph: Leaving, value: Cells) -> Cells:
     """Return the least cost from each node to the end.
 
     Places are unsigned here and below: else numba asks of each whether it counts from the end, and
     a sweep takes three times as long.
     """
+    arc_start, arc_target, arc_label, _ = graph
     nodes = arc_start.shape[0] - 1
     out = np.empty(nodes, dtype=np.int32)
     out[nodes - 1] = 0
@@ -51,8 +53,9 @@ def sweep_backward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
 
 
 @njit(nogil=True)
-def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) -> Any:
+def _sweep_forward(graph: Leaving, value: Cells) -> Cells:
     """Return the least cost from the root to each node."""
+    arc_start, arc_target, arc_label, _ = graph
     nodes = arc_start.shape[0] - 1
     out = np.full(nodes, INFINITE, dtype=np.int32)
     out[0] = 0
@@ -69,12 +72,7 @@ def _sweep_forward(arc_start: Any, arc_target: Any, arc_label: Any, value: Any) 
 
 
 class Latency(NamedTuple):
-    """How a path's cost c becomes a total latency: (c + shift) / scale - offset.
-
-    Attributes
-    ----------
-    shift, scale, offset : int
-    """
+    """How a path's cost c becomes a total latency: (c + shift) / scale - offset."""
 
     shift: int
     scale: int
@@ -82,15 +80,14 @@ class Latency(NamedTuple):
 
 
 @njit(nogil=True)
-def least_totals(
-    arc_start: Any, arc_target: Any, arc_label: Any, value: Any, backward: Any, latency: Latency,
-    low: int, high: int
-) -> Any:  # fmt: skip
+def nodes_by_total(
+    graph: Leaving, value: Cells, backward: Cells, latency: Latency, low: int, high: int
+) -> Ints:
     """Return on how many nodes the best path has the total latency low, low + 1, ..., high - 1.
 
     Latencies are rounded up, and those below ``low`` count as ``low``.
     """
-    forward = _sweep_forward(arc_start, arc_target, arc_label, value)
+    forward = _sweep_forward(graph, value)
     count = np.zeros(max(high - low, 0), dtype=np.int64)
     for u in range(forward.shape[0]):
         if forward[u] < INFINITE and backward[u] < INFINITE:
@@ -103,16 +100,14 @@ def least_totals(
 
 
 @njit(nogil=True)
-def pruned(
-    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, backward: Any, value: Any,
-    cutoff: int
-) -> Any:  # fmt: skip
+def pruned(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[Leaving, Cells]:
     """Return the graph without nodes and arcs through which every path exceeds the cutoff.
 
     There must be a path up to the cutoff. Labels keep all of their kinds. Arcs that are deleted do
     not count for the cost from the root. They do not matter: where such an arc is on the cheapest
     way to a node, the node is deleted, too.
     """
+    arc_start, arc_target, arc_label, loop = graph
     nodes = loop.shape[0]
     forward = np.full(nodes, INFINITE, dtype=np.int32)
     forward[0] = 0
@@ -125,6 +120,7 @@ def pruned(
     out_backward = np.empty(nodes, dtype=np.int32)
     kept = 0
     arcs = np.uint64(0)
+    # No path below the cutoff leaves by an arc that is left out, so none is lost.
 
     for u in range(nodes):
         here = np.int64(forward[u])
@@ -148,33 +144,23 @@ def pruned(
     for a in range(arcs):
         target[a] = number[np.uint32(target[a])]
 
-    graph = start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept]
-    return graph, out_backward[:kept]
-
-
-@njit(nogil=True)
-def _twice(array: Any) -> Any:
-    """Return the array with twice the room."""
-    more = np.empty(2 * array.shape[0], dtype=array.dtype)
-    more[: array.shape[0]] = array
-    return more
+    rest = Leaving(start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept])
+    return rest, out_backward[:kept]
 
 
 @njit(nogil=True)
 def best_path(
-    arc_start: Any, arc_target: Any, arc_label: Any, value: Any, backward: Any, kind: Any,
-    join: int, first_mask: int
-) -> Any:  # fmt: skip
+    graph: Leaving, value: Cells, backward: Cells, kind: Cells, join: int, first_mask: int
+) -> tuple[Cells, Cells]:
     """Return the symbols of a cheapest path, and the fixed labels' numbers (-1 for kinds)."""
+    arc_start, arc_target, arc_label, _ = graph
     end = arc_start.shape[0] - 2
-    symbols = np.empty(256, dtype=np.int32)
-    number = np.empty(256, dtype=np.int32)
+    # No node comes twice. Pages that are not written take no memory.
+    symbols, number = np.empty(end + 1, dtype=np.int32), np.empty(end + 1, dtype=np.int32)
     length = 0
     u = 0
 
     while u != end:
-        if length == symbols.shape[0]:
-            symbols, number = _twice(symbols), _twice(number)
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
             if backward[arc_target[a]] < INFINITE and (
@@ -196,11 +182,9 @@ def best_path(
 
 
 @njit(nogil=True)
-def accepts(
-    arc_start: Any, arc_target: Any, arc_label: Any, loop: Any, mask: Any, join: int,
-    first_mask: int, symbols: Any
-) -> bool:  # fmt: skip
+def accepts(graph: Leaving, mask: Masks, join: int, first_mask: int, symbols: Cells) -> bool:
     """Whether the graph has the path with these symbols."""
+    arc_start, arc_target, arc_label, loop = graph
     u = 0
     for k in range(symbols.shape[0]):
         found = -1

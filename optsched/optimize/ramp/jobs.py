@@ -15,17 +15,10 @@ from optsched.problem.instance import Instance
 
 @dataclass(frozen=True, eq=False)
 class Jobs:
-    """Requests of one busy period, times counted from its first arrival.
+    """Requests of one busy period, times counted from its first arrival, in rounds.
 
-    Parameters
-    ----------
-    arrival, first_kv, output : ndarray of int64, shape (n,)
-        Arrivals and outputs in rounds. ``first_kv`` is the KV tokens that a request holds in its
-        first round, s or s + 1; it holds one more in each later round.
-    capacity : int
-        KV capacity, in tokens.
-    index : ndarray of int64, shape (n,)
-        The requests' numbers in the instance.
+    ``first_kv`` is the KV tokens that a request holds in its first round, s or s + 1; it holds one
+    more in each later round. ``index`` has the requests' numbers in the instance.
     """
 
     arrival: NDArray[np.int64]

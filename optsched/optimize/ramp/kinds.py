@@ -1,24 +1,22 @@
 """Kinds of requests, and what the ramp relaxation can be set up for.
 
-Requests of equal prompt, output and arrival are one kind. If there are more than
-`MAX_KINDS`, the two kinds of equal floor that differ least are merged, with the smaller peak and
-the earlier completion. Then less is live and more may complete, so every schedule is still a path.
-The limits on items above a weight stay those of the requests. After a merge, a path on which all
-kinds are counted need not be a schedule, so refinement may end below the optimum. Every path of
-separate requests is also a path of merged kinds. So a checker that keeps the requests separate
-finds a bound that is at least as high.
+Requests of equal prompt, output and arrival are one kind. If there are too many, the two kinds of
+equal floor that differ least are merged, with the smaller peak and the earlier completion. Then
+less is live and more may complete, so every schedule is still a path. The limits on items above a
+weight stay those of the requests. After a merge, schedules of kinds need not be schedules, so none
+are enumerated and refinement may end below the optimum. Every path of separate requests is also a
+path of merged kinds. So a checker that keeps the requests separate finds a bound that is at least
+as high.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.bounds.checker.parts import Ints
 from optsched.optimize.ramp.jobs import Jobs, needed_clock
+from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
-MAX_KINDS = 128
-"""The max number of kinds in one busy period. Labels are masks of so many bits, so beyond this
-number similar kinds are merged."""
 _MAX_CLOCK = 4_000_000
 """The max of (rounds with a clock) x (requests) in one busy period."""
 BEYOND = 2**28
@@ -27,15 +25,14 @@ _SCALE = 100
 """The denominator of the multipliers, if costs allow."""
 
 
-def merged_kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
-    """Return the kinds of a busy period, merged until there are at most `MAX_KINDS`."""
+def merged_kinds(jobs: Jobs, max_kinds: int) -> tuple[Ints, ...]:
+    """Return the kinds of a busy period, merged until there are at most so many."""
     triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
-    kinds, kind_of, copies = np.unique(
-        triples, axis=0, return_inverse=True, return_counts=True
-    )  # fmt: skip
-    kind_of, copies = kind_of.reshape(-1), copies.astype(np.int64)
+    kinds, kind_of = np.unique(triples, axis=0, return_inverse=True)
+    kind_of = kind_of.reshape(-1)
+    copies = np.bincount(kind_of).astype(np.int64)
 
-    while len(kinds) > MAX_KINDS:
+    while len(kinds) > max_kinds:
         ready, peak, floor = kinds.T
         heavy, light = np.maximum.outer(peak, peak), np.minimum.outer(peak, peak)
         cost = (heavy - light) * (heavy + light) / 2
@@ -53,11 +50,11 @@ def merged_kinds(jobs: Jobs) -> tuple[NDArray[np.int64], ...]:
     return *(np.ascontiguousarray(c) for c in kinds.T), kind_of, copies
 
 
-def unsupported(jobs: Jobs) -> str:
+def unsupported(jobs: Jobs, tuning: Tuning = MEASURED) -> str:
     """Return why the relaxation cannot be set up for a busy period."""
-    floors = len(np.unique(jobs.first_kv))
-    if floors > MAX_KINDS:
-        return f"found {floors} lengths of prompts in a busy period; expected at most {MAX_KINDS}"
+    floors, highest = len(np.unique(jobs.first_kv)), tuning.max_kinds
+    if floors > highest:
+        return f"found {floors} lengths of prompts in a busy period; expected at most {highest}"
 
     clock = needed_clock(jobs)
     if clock * jobs.n > _MAX_CLOCK:

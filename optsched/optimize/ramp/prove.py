@@ -15,20 +15,19 @@ import math
 import sys
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import TooLarge
+from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
 from optsched.optimize.ramp.kinds import unsupported
-from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement
+from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement, Session
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
-from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper, look
+from optsched.optimize.ramp.second_thread import HELPED, Helper, look
 from optsched.optimize.ramp.tuning import MEASURED, Tuning
 from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.budget import work_time
@@ -42,8 +41,6 @@ _SHORTER = 0.85
 """The factor by which a clock is shortened at a time."""
 _FIRST_ORDERS = 2_000_000
 """The max number of orders that annealing tries before the first graph."""
-_HELPED = 10
-"""The divisor of the first thread's orders if a second thread looks for schedules too."""
 
 Report = Callable[[int, int], None]
 
@@ -55,7 +52,7 @@ def prove(
     deadline: float,
     stop: NDArray[np.int8],
     report: Report | None = None,
-    starts: NDArray[np.int64] | None = None,
+    starts: Ints | None = None,
     gap: float = 0.0,
     threads: int = 1,
     tuning: Tuning = MEASURED,
@@ -65,16 +62,13 @@ def prove(
     `threads`: with 2 or more and a deadline, a second thread looks for schedules unless annealing
     is soon done.
     """
-    outputs = int(jobs.output.sum())
     if jobs.rounds > _MAX_ROUNDS:
         line = in_line(jobs)
-        if starts is None or jobs.total(line) < jobs.total(starts):
-            starts = line
-
-        return Proof(jobs, starts, jobs.total(starts), outputs, note="too long a time axis")
+        known = line if starts is None or jobs.total(line) < jobs.total(starts) else starts
+        return Proof.known(jobs, known, "too long a time axis")
 
     annealing = Annealing(jobs, rng, starts)
-    proof = Proof(jobs, annealing.starts, annealing.value, outputs)
+    proof = Proof.known(jobs, annealing.starts)
     lock, told = threading.Lock(), [-1, sys.maxsize]
 
     def tell(bound: int, value: int) -> None:
@@ -87,97 +81,42 @@ def prove(
 
     # A schedule 1 % above the optimum costs far more time in graphs that are pruned less.
     orders = int(6 * CHUNK * (jobs.n / 12) ** 4)
-    if threads == 1 or deadline == math.inf or orders <= MOST_ORDERS:
-        orders, end = min(orders, _FIRST_ORDERS), _End(deadline, stop, gap)
-        _prove(proof, annealing, orders, None, end, tell, tuning)
+    session = Session(proof, annealing, deadline, stop, gap, tell)
+    if threads == 1 or deadline == math.inf or orders <= tuning.orders:
+        _prove(session, min(orders, _FIRST_ORDERS), tuning)
         return proof
 
     with Helper(annealing, deadline, stop, tell) as helper:
-        end = _End(deadline, helper.halt, gap)
-        _prove(proof, annealing, MOST_ORDERS // _HELPED, helper, end, tell, tuning)
+        session.stop, session.helper = helper.halt, helper
+        _prove(session, tuning.orders // HELPED, tuning)
 
-    _take(proof, helper.relaxation)
-    annealing.offer(helper.annealing.starts)
-    proof.starts, proof.value = annealing.starts, annealing.value
-    tell(proof.bound, proof.value)
-
+    session.update()
     return proof
 
 
-def _take(proof: Proof, relaxation: Relaxation | None) -> None:
-    """Take a relaxation's bound if it is the best."""
-    if relaxation is not None and relaxation.bound > proof.bound:
-        proof.bound, proof.levels = relaxation.bound, relaxation.levels
-        proof.denominator, proof.clock = relaxation.scale, relaxation.clock
-
-
-class _End(NamedTuple):
-    """When to end: see `prove`."""
-
-    deadline: float
-    stop: NDArray[np.int8]
-    gap: float
-
-
-def _prove(
-    proof: Proof,
-    annealing: Annealing,
-    orders: int,
-    helper: Helper | None,
-    end: _End,
-    tell: Report,
-    tuning: Tuning,
-) -> None:
+def _prove(session: Session, orders: int, tuning: Tuning) -> None:
     """Improve a proof until its bounds meet or time is up."""
-    jobs, (deadline, stop, gap) = annealing.jobs, end
-
-    def over() -> bool:
-        return bool(
-            stop[0]
-            or work_time() >= deadline
-            or proof.value - proof.bound <= gap * proof.value
-            or (helper is not None and helper.error is not None)
-        )
-
-    def update(relaxation: Relaxation | None = None) -> None:
-        if helper is not None:
-            _take(proof, helper.relaxation)
-            if helper.annealing.value < annealing.value:
-                annealing.offer(helper.annealing.starts)
-
-        if relaxation is not None:
-            while relaxation.found:
-                annealing.offer(relaxation.found.pop())
-
-            relaxation.offer(annealing.value)
-            _take(proof, relaxation)
-
-        proof.starts, proof.value = annealing.starts, annealing.value
-        tell(proof.bound, proof.value)
-
-    def search(orders: int, until: float) -> None:
-        """Look for schedules, but less if another thread does so too."""
-        anneal(annealing, orders if helper is None else orders // _HELPED, until, stop)
-
-    update()
-    if over() or jobs.n == 1:
+    proof, annealing, jobs = session.proof, session.annealing, session.annealing.jobs
+    stop, deadline = session.stop, session.deadline
+    session.update()
+    if session.over() or jobs.n == 1:
         return
 
     begin = work_time()
     anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
-    update()
-    proof.note = unsupported(jobs)
+    session.update()
+    proof.note = unsupported(jobs, tuning)
 
     if proof.note:
-        while not over() and deadline < math.inf:
+        while not session.over() and deadline < math.inf:
             anneal(annealing, 100 * CHUNK, deadline, stop)
-            update()
+            session.update()
 
         return
 
-    room = min(MAX_NODES, RATE * (deadline - work_time()))
+    room = min(MAX_NODES, RATE * session.left)
     try:
-        clock = _clock(jobs, room, annealing.value, stop, over, tuning)
+        clock = _clock(jobs, room, annealing.value, stop, session.over, tuning)
         needed = needed_clock(jobs)
     except Interrupted:
         proof.note = "stopped"
@@ -186,25 +125,24 @@ def _prove(
     tried: set[int] = set()
     while clock not in tried:
         tried.add(clock)
-        relaxation = Relaxation(jobs, annealing.value, stop, proof.bound, clock, update, tuning)
+        value, update = annealing.value, session.update
+        relaxation = Relaxation(jobs, value, stop, proof.bound, clock, update, tuning)
         try:
-            proof.note = Refinement(
-                relaxation, proof, annealing, helper, over, update, search, deadline
-            ).run()
+            proof.note = Refinement(relaxation, session).run()
         except Interrupted:
             proof.note = "stopped"
         except TooLarge:
             proof.note = TOO_LARGE
 
-        update(relaxation)
-        if over():
+        session.update(relaxation)
+        if session.over():
             break
         if proof.note != TOO_LONG:
             clock = needed
 
-    while proof.note and not over() and deadline < math.inf:
+    while proof.note and not session.over() and deadline < math.inf:
         look(annealing, deadline, stop)
-        update(relaxation)
+        session.update(relaxation)
 
 
 def _clock(
@@ -231,7 +169,7 @@ def _clock(
     coarse = Relaxation(jobs, value, stop, horizon=clock, tuning=tuning)
     ladder = Ladder(coarse)
     floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
-    least = -math.inf
+    lowest = -math.inf
 
     while clock and not over():
         try:
@@ -240,10 +178,10 @@ def _clock(
             break
 
         coarse.ascend()
-        if coarse.graph_bound < least:
+        if coarse.graph_bound < lowest:
             break
 
-        least = max(least, coarse.graph_bound - tuning.lost * value)
+        lowest = max(lowest, coarse.graph_bound - tuning.lost * value)
         clock, pi = coarse.clock, coarse.pi
         coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock), tuning=tuning)
         coarse.pi = pi
@@ -258,7 +196,7 @@ def prove_all(
     time_limit_s: float = math.inf,
     stop: NDArray[np.int8] | None = None,
     report: Report | None = None,
-    starts: NDArray[np.int64] | None = None,
+    starts: Ints | None = None,
     gap: float = 0.0,
     threads: int = 1,
     tuning: Tuning = MEASURED,
@@ -270,37 +208,33 @@ def prove_all(
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     deadline = work_time() + time_limit_s
-    parts = periods(instance)
-    rng = np.random.default_rng(seed)
-    proofs: list[Proof] = []
-
-    for jobs in parts:
-        given = None
+    rng, proofs = np.random.default_rng(seed), []
+    for jobs in periods(instance):
+        line = in_line(jobs)
         if starts is not None:
-            given = starts[jobs.index] - instance.arrival[jobs.index] + jobs.arrival
+            line = starts[jobs.index] - instance.arrival[jobs.index] + jobs.arrival
 
-        line = in_line(jobs) if given is None else given
-        proofs.append(Proof(jobs, line, jobs.total(line), int(jobs.output.sum())))
+        proofs.append(Proof.known(jobs, line))
 
-    for k, jobs in enumerate(parts):
+    for k, proof in enumerate(proofs):
         now = work_time()
         if now >= deadline or flag[0]:
             break
 
-        bounds = sum(p.bound for p in proofs) - proofs[k].bound
-        values = sum(p.value for p in proofs) - proofs[k].value
+        bounds = sum(p.bound for p in proofs) - proof.bound
+        values = sum(p.value for p in proofs) - proof.value
 
         def tell(bound: int, value: int, bounds: int = bounds, values: int = values) -> None:
             if report is not None:
                 report(bounds + bound, values + value)
 
         proofs[k] = prove(
-            jobs,
+            proof.jobs,
             rng=rng,
-            deadline=now + (deadline - now) / (len(parts) - k),
+            deadline=now + (deadline - now) / (len(proofs) - k),
             stop=flag,
             report=tell,
-            starts=None if starts is None else proofs[k].starts,
+            starts=None if starts is None else proof.starts,
             gap=gap,
             threads=threads,
             tuning=tuning,

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import TooLarge
+from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.climb import Climb
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
 from optsched.optimize.ramp.floors import Ladder
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
-from optsched.optimize.ramp.second_thread import MOST_ORDERS, Helper
-from optsched.optimize.search.orders import Annealing
+from optsched.optimize.ramp.second_thread import HELPED, Helper
+from optsched.optimize.search.orders import Annealing, anneal
 from optsched.problem.budget import work_time
 
 RATE = 1_500_000.0
@@ -66,28 +66,86 @@ _NO_MORE = "nothing is left to refine"
 class Proof:
     """What is known of one busy period.
 
-    Attributes
-    ----------
-    value : int
-        The total latency of ``starts``, in rounds.
-    bound : int
-        The bound on the total latency, in rounds.
-    denominator : int
-        The denominator of the multipliers.
-    levels : sequence of Level
-        The chain that proves the bound (`optsched.optimize.ramp.chain.ramp_leaf`).
-    note : str
-        The reason why the refinement ended.
+    ``value`` is the total latency of ``starts`` and ``bound`` that on any total latency, in rounds.
+    The chain ``levels``, whose multipliers have the ``denominator``, proves it
+    (`optsched.optimize.ramp.chain.ramp_leaf`). ``note`` is the reason why the refinement ended.
     """
 
     jobs: Jobs
-    starts: NDArray[np.int64]
+    starts: Ints
     value: int
     bound: int
     denominator: int = 1
     clock: int = 0
     levels: Sequence[Level] = ()
     note: str = ""
+
+    @classmethod
+    def known(cls, jobs: Jobs, starts: Ints, note: str = "") -> Proof:
+        """Return what a schedule shows, and what outputs do."""
+        return cls(jobs, starts, jobs.total(starts), int(jobs.output.sum()), note=note)
+
+    def take(self, relaxation: Relaxation | None) -> None:
+        """Take a relaxation's bound if it is the best."""
+        if relaxation is not None and relaxation.bound > self.bound:
+            self.bound, self.levels = relaxation.bound, relaxation.levels
+            self.denominator, self.clock = relaxation.scale, relaxation.clock
+
+
+@dataclass(eq=False)
+class Session:
+    """Work on one busy period: what it has found, who looks for schedules, and when it ends.
+
+    It ends at the ``deadline``, a time of `work_time`, with the ``stop`` flag, or where bound and
+    value are apart by at most the part ``gap`` of the value. ``tell`` is given both.
+    """
+
+    proof: Proof
+    annealing: Annealing
+    deadline: float
+    stop: NDArray[np.int8]
+    gap: float
+    tell: Callable[[int, int], None]
+    helper: Helper | None = None
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.deadline - work_time()
+
+    def over(self) -> bool:
+        """Whether time is up, or bound and schedule are close enough."""
+        proof, helper = self.proof, self.helper
+        return bool(
+            self.stop[0]
+            or self.left <= 0
+            or proof.value - proof.bound <= self.gap * proof.value
+            or (helper is not None and helper.error is not None)
+        )
+
+    def update(self, relaxation: Relaxation | None = None) -> None:
+        """Take over what a relaxation and the second thread have proved and found."""
+        proof, annealing, helper = self.proof, self.annealing, self.helper
+        if helper is not None:
+            proof.take(helper.relaxation)
+            if helper.annealing.value < annealing.value:
+                annealing.offer(helper.annealing.starts)
+
+        if relaxation is not None:
+            while relaxation.found:
+                annealing.offer(relaxation.found.pop())
+
+            relaxation.offer(annealing.value)
+            proof.take(relaxation)
+
+        proof.starts, proof.value = annealing.starts, annealing.value
+        self.tell(proof.bound, proof.value)
+
+    def search(self, orders: int, until: float) -> None:
+        """Look for schedules, but less if another thread does so too."""
+        anneal(
+            self.annealing, orders if self.helper is None else orders // HELPED, until, self.stop
+        )
 
 
 @dataclass(eq=False)
@@ -97,35 +155,11 @@ class Refinement:
     The lower the target, the smaller is the graph of the paths below it. If the next graph would
     exceed a budget of nodes, the target is lowered. Once the target is proved or out of reach, the
     budget is raised. Refinement then begins again at the finest graph of all paths below the known
-    value.
-
-    Parameters
-    ----------
-    first : Relaxation
-        It has no graph yet but that without memory.
-    proof : Proof
-        What is known. ``update`` keeps it up to date.
-    annealing : Annealing
-    helper : Helper or None
-        The second thread, if there is one.
-    over : callable
-        Whether time is up, or bound and schedule are close enough.
-    update : callable
-        Takes over what a relaxation has proved and found.
-    search : callable
-        ``search(orders, until)`` anneals.
-    deadline : float
-        A time of `optsched.problem.budget.work_time`.
+    value. ``first`` has no graph yet but that without memory.
     """
 
     first: Relaxation
-    proof: Proof
-    annealing: Annealing
-    helper: Helper | None
-    over: Callable[[], bool]
-    update: Callable[[Relaxation], None]
-    search: Callable[[int, float], None]
-    deadline: float
+    session: Session
     base: Climb = field(init=False)  # where targets begin
     climb: Climb = field(init=False)  # for the present target
     rate: float = RATE  # nodes per second
@@ -140,20 +174,16 @@ class Refinement:
         self.start = self.begin = work_time()
 
     @property
-    def _left(self) -> float:
-        """The seconds that are left."""
-        return self.deadline - work_time()
-
-    @property
     def _whole(self) -> bool:
         """Whether the present graph has all paths below the known value."""
-        return self.climb.relaxation.upper >= self.annealing.value
+        return self.climb.relaxation.upper >= self.session.annealing.value
 
     def run(self) -> str:
         """Prove targets. Return why the last one is not the known value, or an empty string."""
+        # Every target that is proved is a bound, whether or not the known value is.
         while True:
             self._climb_on()
-            if self.over():
+            if self.session.over():
                 return ""
 
             proved = self.climb.relaxation.closed
@@ -167,7 +197,7 @@ class Refinement:
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
 
-            factor = _CAREFUL * self._left / (work_time() - self.begin)
+            factor = _CAREFUL * self.session.left / (work_time() - self.begin)
             if factor < _WORTH:
                 self._use_up()
                 return TOO_LONG
@@ -175,21 +205,21 @@ class Refinement:
             factor = factor if factor < _LAST else _RAISE
             self.budget = min(MAX_NODES, factor * self.budget)
             last, self.climb = self.climb.relaxation.upper, self.base.fork()
-            self.climb.relaxation.offer(self.annealing.value)
-            target = self._further(last, factor) if proved else self.annealing.value
+            self.climb.relaxation.offer(self.session.annealing.value)
+            target = self._further(last, factor) if proved else self.session.annealing.value
 
-            if target < self.annealing.value:
+            if target < self.session.annealing.value:
                 self.climb.relaxation.cut(target)
-                self.update(self.climb.relaxation)
+                self.session.update(self.climb.relaxation)
 
     def _climb_on(self) -> None:
         """Make finer and finer graphs for the target, which may become lower on the way."""
         self.begin = work_time()
-        while not self.over() and not self.climb.ended:
-            timely = max(0.0, _NEXT * self.rate * self._left)
+        while not self.session.over() and not self.climb.ended:
+            timely = max(0.0, _NEXT * self.rate * self.session.left)
             self.hurried = timely < _SOON * self.budget
             room = min(timely if self.hurried else self.budget, MAX_NODES)
-            to, growth = self.climb.plan(room, self.annealing.value)
+            to, growth = self.climb.plan(room, self.session.annealing.value)
 
             if self._growth(growth) * self.climb.nodes > _NEARLY * room:
                 if not self._lower(room, growth):
@@ -200,9 +230,9 @@ class Refinement:
             self.start = work_time()
             try:
                 max_nodes = int(2 * room) if growth.factor else MAX_NODES
-                self.climb.take(to, max_nodes, self.annealing.value)
+                self.climb.take(to, max_nodes, self.session.annealing.value)
             except TooLarge:
-                if not self._lower(room, self.climb.plan(room, self.annealing.value)[1]):
+                if not self._lower(room, self.climb.plan(room, self.session.annealing.value)[1]):
                     break
 
                 continue
@@ -223,15 +253,15 @@ class Refinement:
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
-        labels = LABELS_PER_S * self._left / 2 if self.hurried else 0.0
-        if target <= max(self.proof.bound, reach(relaxation, labels)):
+        labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
+        if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False
         if self._whole:
             self.base, self.climb = self.climb, self.climb.fork()
             self.begin = work_time()  # the next target begins here, too
 
         self.climb.relaxation.cut(target)
-        self.update(self.climb.relaxation)
+        self.session.update(self.climb.relaxation)
         return True
 
     def _further(self, last: int, factor: float) -> int:
@@ -239,11 +269,11 @@ class Refinement:
 
         It is above what is proved: the second thread may have gone on meanwhile.
         """
-        value, relaxation = self.annealing.value, self.climb.relaxation
+        value, relaxation = self.session.annealing.value, self.climb.relaxation
         sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])
         nodes = factor * sizes[last - 1 - relaxation.bound]
         target = relaxation.bound + int(np.searchsorted(sizes, nodes, side="right"))
-        target = max(target, last + 1, self.proof.bound + 1)
+        target = max(target, last + 1, self.session.proof.bound + 1)
 
         return value if value - last <= _NEARLY * (target - last) else target
 
@@ -251,8 +281,8 @@ class Refinement:
         """Use a new graph: improve multipliers, delete, and look for schedules."""
         relaxation, nodes = self.climb.relaxation, self.climb.nodes
         large_nodes = relaxation.tuning.large_nodes
-        self.update(relaxation)
-        if self.over() or relaxation.closed:
+        self.session.update(relaxation)
+        if self.session.over() or relaxation.closed:
             return
         while True:
             if relaxation.graph.nodes > large_nodes:
@@ -261,8 +291,8 @@ class Refinement:
             large = relaxation.graph.nodes > large_nodes
             middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
             relaxation.ascend(until=middle if large else None)
-            self.update(relaxation)
-            if self.over() or relaxation.closed:
+            self.session.update(relaxation)
+            if self.session.over() or relaxation.closed:
                 return
             if not large or relaxation.graph_bound < middle:
                 break
@@ -272,32 +302,33 @@ class Refinement:
         if self._whole and _close(relaxation):
             self._follow_some(relaxation, _FOLLOWED * (work_time() - self.start))
 
-        orders = min(MOST_ORDERS, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        orders = min(relaxation.tuning.orders, relaxation.graph.arcs // _ARCS_PER_ORDER)
         now = work_time()
-        self.search(orders, min(self.deadline, now + _SEARCHED * (now - self.start)))
-        self.update(relaxation)
+        until = min(self.session.deadline, now + _SEARCHED * (now - self.start))
+        self.session.search(orders, until)
+        self.session.update(relaxation)
         relaxation.prune()
-        if _close(relaxation) and not self.over():
+        if (self.climb.finest or _close(relaxation)) and not self.session.over():
             self._enumerate(nodes)
 
     def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
         """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""
-        if relaxation.closed or relaxation.counted or refused(relaxation):
+        if relaxation.closed or refused(relaxation):
             return
-        if relaxation.graph.nodes > _TABLES * self._left:
+        if relaxation.graph.nodes > _TABLES * self.session.left:
             return
 
-        found = samples(relaxation, self.over)
-        next(found)
+        found = samples(relaxation, self.session.over)
+        next(found, None)  # the tables, unless time is up before
         begin = before = work_time()
 
         for starts in found:
             if starts is not None:
-                self.annealing.offer(starts)
-                self.update(relaxation)
+                self.session.annealing.offer(starts)
+                self.session.update(relaxation)
 
             now = work_time()
-            if self.over() or now + WIDER * (now - before) > begin + seconds:
+            if self.session.over() or now + WIDER * (now - before) > begin + seconds:
                 break
 
             before = now
@@ -305,37 +336,40 @@ class Refinement:
         relaxation.prune()
 
     def _enumerate(self, nodes: int) -> None:
-        """Prove targets by enumeration."""
+        """Prove targets by enumeration. No finer graph follows the one of exact floors."""
         relaxation, at_end = self.climb.relaxation, _LABELS + nodes / _NODES_PER_LABEL
-        if self.helper is None:
-            room = min(self.budget, MAX_NODES)
-            growth = self._growth(self.climb.plan(room, self.annealing.value)[1])
-            at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self._left))
-
         labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
-        finish(relaxation, labels, self.over, at_end)
-        self.update(relaxation)
-        if self.helper is not None and self._whole and not (relaxation.counted or self.over()):
-            self.helper.post(relaxation)  # it goes on to the end
+        helper = self.session.helper if self._whole else None
+        if self.climb.finest and helper is None:
+            labels = at_end = LABELS_PER_S * self.session.left
+        elif self.session.helper is None:
+            room = min(self.budget, MAX_NODES)
+            growth = self._growth(self.climb.plan(room, self.session.annealing.value)[1])
+            at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self.session.left))
+
+        finish(relaxation, labels, self.session.over, at_end)
+        self.session.update(relaxation)
+        if helper is not None and not self.session.over():
+            helper.post(relaxation)  # it goes on to the end
 
     def _use_up(self) -> None:
         """Enumerate for the rest of the time."""
         parts = [self.climb]
-        if self.helper is not None and self._whole:
+        if self.session.helper is not None and self._whole:
             parts = []  # the second thread does so
-        elif self.helper is None and not self._whole:
+        elif self.session.helper is None and not self._whole:
             parts.append(self.base)
 
         for part in parts:
             relaxation = part.relaxation
-            relaxation.offer(self.annealing.value)
-            relaxation.bound = max(relaxation.bound, self.proof.bound)
+            relaxation.offer(self.session.annealing.value)
+            relaxation.bound = max(relaxation.bound, self.session.proof.bound)
 
-            if not self.over() and part.rung >= 0 and _close(relaxation):
+            if not self.session.over() and part.rung >= 0 and _close(relaxation):
                 relaxation.prune()
-                self._follow_some(relaxation, _FOLLOWED * self._left)
-                finish(relaxation, LABELS_PER_S * self._left, self.over)
-                self.update(relaxation)
+                self._follow_some(relaxation, _FOLLOWED * self.session.left)
+                finish(relaxation, LABELS_PER_S * self.session.left, self.session.over)
+                self.session.update(relaxation)
 
 
 def _close(relaxation: Relaxation) -> bool:

@@ -46,10 +46,8 @@ Let the cutoff be z - 1 for an integer z. If no path is left, OPT >= z. Else the
 gives a bound, which counts up to z. z need not be the value of a schedule: with a lower z, which is
 called a target, the graphs are far smaller.
 
-There are two kinds of trackers: multisets with finer floors, and counters of how often the kinds of
-a group were placed. A counter allows at most as many placements as there are such requests, and
-exactly as many at the end. If every kind is counted and f' = f, a path *is* a schedule of the same
-cost. So refinement ends at the optimum.
+Trackers are multisets with finer floors. Once floors are exact, schedules are enumerated
+(`optsched.optimize.ramp.finish`), so that refinement ends at the optimum.
 
 Similar kinds of requests are merged if there are too many (`optsched.optimize.ramp.kinds`).
 
@@ -72,7 +70,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints, Limits
+from optsched.bounds.checker.parts import Ints, Limits, Unlimited
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
 from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
@@ -93,27 +91,13 @@ _PARTS = 8
 """On a divided graph, multipliers are improved on one part in so many of its nodes first."""
 
 
-class _Unlimited(Budget):
-    """A prover takes as many steps as its time allows."""
-
-    def spend(self, steps: int) -> None:
-        """Count nothing."""
-
-
 class Growth(NamedTuple):
     """How the nodes on paths below a target are expected to grow in the next graph.
 
     The fewer paths are left, the less do their nodes grow. Measured: with x = (target - bound) /
-    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths.
-
-    Attributes
-    ----------
-    factor : float
-        The growth of the nodes on all paths below ``value``.
-    value : int
-        The total latency of the known schedule.
-    bend : float
-        1, or less where the growth was larger.
+    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths,
+    ``factor``, where ``value`` is that of the known schedule. The bend is 1, or less where the
+    growth was larger.
     """
 
     factor: float = 1.0
@@ -121,34 +105,11 @@ class Growth(NamedTuple):
     bend: float = 1.0
 
     def below(self, target: Any, bound: int) -> Any:
-        """Return the growth below a target.
-
-        Parameters
-        ----------
-        target : int or ndarray of int
-        bound : int
-            What the cheapest path of the graph shows.
-
-        Returns
-        -------
-        float or ndarray of float
-            At least 1.
-        """
+        """Return the growth below a target."""
         return max(1.0, self.factor) ** (self.part(target, bound) ** self.bend)
 
     def part(self, target: Any, bound: int) -> Any:
-        """Return x (2 - x).
-
-        Parameters
-        ----------
-        target, bound
-            See `below`.
-
-        Returns
-        -------
-        float or ndarray of float
-            Between 0 and 1.
-        """
+        """Return x (2 - x)."""
         x = np.clip((target - bound) / max(1, self.value - bound), 0.0, 1.0)
         return x * (2.0 - x)
 
@@ -160,37 +121,16 @@ _SAME = Growth()
 class Relaxation:
     """The relaxation of one busy period, refined level by level.
 
-    Parameters
-    ----------
-    jobs : Jobs
-    upper : int
-        The largest bound of interest: the total latency of a known schedule, or a lower target.
-        A lower target leads to smaller graphs. `offer` lowers it.
-    stop : ndarray of int8, shape (1,), optional
-        Another thread sets it to 1 to interrupt the kernels (`graph.Interrupted`).
-    horizon : int, optional
-        The max number of rounds that get a clock. Default: all that need one.
-    improved : callable, optional
-        Called with the relaxation when `bound` or the chain that proves it is new.
-    tuning : Tuning
+    ``upper`` is the largest bound of interest: the total latency of a known schedule, or a lower
+    target, which leads to smaller graphs. `offer` lowers it. Another thread sets ``stop`` to
+    interrupt the kernels (`graph.Interrupted`). At most ``horizon`` rounds get a clock; by default
+    all that need one. ``improved`` is called with the relaxation when `bound` or the chain that
+    proves it, ``levels``, is new. The bound never exceeds ``upper``.
 
-    Attributes
-    ----------
-    bound : int
-        The bound on the total latency proved so far, in rounds. It never exceeds `upper`.
-    found : list of ndarray of int64
-        The starts of the schedules that paths turned out to be.
-    levels : list of Level
-        The chain that proves `bound`, up to the level that reached it.
-    made : int
-        The number of nodes that were made for the present graph.
-    shown : list of (int, optsched.optimize.ramp.finish.Finished)
-        The targets that were proved by enumeration of the present graph, and what it showed.
-
-    Raises
-    ------
-    ValueError
-        There are too many kinds, the clock is too long or numbers are too large (`unsupported`).
+    ``found`` has the starts of the schedules that paths turned out to be, ``made`` the number of
+    nodes that were made for the present graph, and ``shown`` the targets that were proved by its
+    enumeration, with what it showed (`optsched.optimize.ramp.finish.Finished`). It raises
+    ValueError where `unsupported` says why.
     """
 
     jobs: Jobs
@@ -202,7 +142,7 @@ class Relaxation:
     tuning: Tuning = MEASURED
 
     def __post_init__(self) -> None:
-        reason = unsupported(self.jobs)
+        reason = unsupported(self.jobs, self.tuning)
         if reason:
             raise ValueError(reason)
 
@@ -212,7 +152,8 @@ class Relaxation:
 
         self._kernels = ramp_graph
         jobs = self.jobs
-        self.ready, self.peak, self.floor, self.kind_of, self.copies = merged_kinds(jobs)
+        merged = merged_kinds(jobs, self.tuning.max_kinds)
+        self.ready, self.peak, self.floor, self.kind_of, self.copies = merged
         self.clock = needed_clock(jobs)
         if self.horizon is not None:
             self.clock = min(self.clock, self.horizon)
@@ -220,14 +161,12 @@ class Relaxation:
         self.scale = scale_of(jobs)
         self.latency_offset = int(jobs.arrival.sum())
         order = np.argsort(self.kind_of, kind="stable")
-        kinds = Kinds(
-            self.ready, self.peak, self.floor, self.copies, jobs.capacity, jobs.peak[order]
-        )  # fmt: skip
+        columns = self.ready, self.peak, self.floor, self.copies
+        kinds = Kinds(*columns, jobs.capacity, jobs.peak[order])
         completed = max_completed_by(jobs, self.clock)
-        self.period = Period(kinds, completed, _Unlimited(), _LIMITS)
+        self.period = Period(kinds, completed, Unlimited(), _LIMITS)
         self.graph: Any = outward(self.period.graph)  # None without a path
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
-        self.counted: set[int] = set()
         self._chain: list[Level] = []
         self._deleted = False
         start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
@@ -238,9 +177,7 @@ class Relaxation:
         self.found: list[Ints] = []
         self.shown: list[tuple[int, Any]] = []
         self._known = self.upper
-        self.violation = np.ones(len(self.copies))
         self.made = 0
-        self.evaluations = 0
         self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._step = 1.0
         self.bound = max(self.bound, int(jobs.output.sum()))
@@ -272,21 +209,14 @@ class Relaxation:
         return total - int((self.copies * self.pi).sum())
 
     def offer(self, value: int) -> None:
-        """Lower `upper`, beyond which bounds do not count.
-
-        Parameters
-        ----------
-        value : int
-            The total latency of a known schedule, or a target for the bound. A value above `upper`
-            changes nothing.
-        """
+        """Lower `upper`, beyond which bounds do not count."""
         self.upper = min(self.upper, value)
 
     def fork(self) -> Relaxation:
         """Return a copy that can be refined further while this relaxation stays as it is."""
         other = copy(self)
         other.period = self.period.fork()
-        other.counted, other.found, other.shown = set(self.counted), [], list(self.shown)
+        other.found, other.shown = [], list(self.shown)
         other._chain, other._paths = list(self._chain), list(self._paths)
 
         return other
@@ -295,13 +225,6 @@ class Relaxation:
         """Return a copy that is cut down to the paths below a target, with multipliers of its own.
 
         On fewer paths other multipliers are best. They show more, and delete more.
-
-        Parameters
-        ----------
-        target : int
-            The total latency of the copy's ``upper``, in rounds.
-        like : Relaxation, optional
-            What this returned for another target. Its multipliers are where the ascent begins.
         """
         part = self.fork()
         part.improved, part.bound, part.levels = None, min(self.graph_bound, self.bound), []
@@ -309,13 +232,7 @@ class Relaxation:
         return part
 
     def cut(self, target: int, like: Relaxation | None = None) -> None:
-        """Keep the paths below a target only, and improve the multipliers on them; see `below`.
-
-        Parameters
-        ----------
-        target : int
-        like : Relaxation, optional
-        """
+        """Keep the paths below a target only, and improve the multipliers on them; see `below`."""
         self.offer(target)
         self.prune()
         if like is not None:
@@ -325,13 +242,7 @@ class Relaxation:
         self.prune()
 
     def take(self, part: Relaxation) -> None:
-        """Take the bound that a copy of this relaxation has proved, and the schedules met there.
-
-        Parameters
-        ----------
-        part : Relaxation
-            See `below`.
-        """
+        """Take the bound that a copy of this relaxation has proved, and the schedules met there."""
         for starts in part.found:
             self._offer_starts(starts)
         if part.bound > self.bound:
@@ -340,103 +251,35 @@ class Relaxation:
                 self.improved(self)
 
     def sizes(self, growth: Growth = _SAME) -> NDArray[np.float64]:
-        """Return how many nodes are on paths whose total latency is below each target.
-
-        Parameters
-        ----------
-        growth : Growth
-            How these nodes will grow. Default: not at all.
-
-        Returns
-        -------
-        ndarray of float64
-            The nodes of the targets `bound` + 1, ..., `upper`.
-        """
+        """Return how many nodes are on paths whose total latency is below each target."""
         if not self._chain:  # `backward` does not say anything yet
             return np.full(self.upper - self.bound, np.inf)
 
         shift = int((self.copies * self.pi).sum())
         latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
-        least = self._kernels.least_totals(
-            *self.arcs, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
+        number = self._kernels.nodes_by_total(
+            self.graph, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
         targets = np.arange(self.bound + 1, self.upper + 1)
 
-        return np.asarray(np.cumsum(least) * growth.below(targets, self.graph_bound))
+        return np.asarray(np.cumsum(number) * growth.below(targets, self.graph_bound))
 
     def target(self, nodes: float, growth: Growth = _SAME) -> int:
-        """Return the largest target whose graph would have at most so many nodes.
-
-        Parameters
-        ----------
-        nodes : float
-            The max number of nodes on paths whose total latency is below the target.
-        growth : Growth
-            See `sizes`.
-
-        Returns
-        -------
-        int
-            Between `bound` and `upper`, in rounds.
-        """
+        """Return the largest target whose graph would have at most so many nodes."""
         return self.bound + int(np.searchsorted(self.sizes(growth), nodes, side="right"))
 
     def use_floors(self, floors: Ints, max_nodes: int = MAX_NODES) -> None:
-        """Refine by multisets in which kind k vanishes at ``floors[k]``.
-
-        Parameters
-        ----------
-        floors : ndarray of int64, shape (kinds,)
-            In tokens.
-        max_nodes : int
-            The max number of nodes of the graph.
-
-        Raises
-        ------
-        Interrupted
-            The stop flag was set. The graph stays as it was.
-        TooLarge
-            The graph would have too many nodes. It stays as it was.
-        """
-        level = Level(floors[self.kind_of], [], self.pi[self.kind_of])
-        self._refine(floors, [], level, max_nodes)
-
-    def count(self, kinds: Sequence[int], max_nodes: int = MAX_NODES) -> None:
-        """Refine by a counter for each of these kinds.
-
-        Parameters
-        ----------
-        kinds : sequence of int
-            Numbers of kinds that are not counted yet.
-        max_nodes : int
-            The max number of nodes of the graph.
-
-        Raises
-        ------
-        Interrupted
-            The stop flag was set. The graph stays as it was.
-        TooLarge
-            The graph would have too many nodes. It stays as it was.
-        """
-        members = [np.flatnonzero(self.kind_of == k).tolist() for k in kinds]
-        level = Level(None, members, self.pi[self.kind_of])
-        self._refine(None, [{k} for k in kinds], level, max_nodes)
-        self.counted.update(kinds)
-
-    def _refine(
-        self, floors: Ints | None, groups: list[set[int]], level: Level, max_nodes: int
-    ) -> None:
+        """Refine by multisets in which kind k vanishes at ``floors[k]``."""
         from optsched.bounds.checker.period import inward, outward
 
         period, nodes = self.period, min(max_nodes, MAX_NODES)
-        period.limits = replace(
-            period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=_STATE_BYTES // 4
-        )  # fmt: skip
+        cells = _STATE_BYTES // 4
+        period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
         period.rest = self.rest() if self._chain else None
         period.graph = inward(self.graph)
-        is_left = period.refine(floors, groups, self.pi, self.scale, self.cutoff, self._look)
+        is_left = period.refine(floors, [], self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
-        self._chain.append(level)
+        self._chain.append(Level(floors[self.kind_of], self.pi[self.kind_of]))
         self._deleted, self.shown = False, []
         self.graph = outward(period.graph) if is_left else None
 
@@ -464,19 +307,11 @@ class Relaxation:
             raise self._kernels.Interrupted
 
     def enumerated(self, bound: int, starts: Ints | None) -> None:
-        """Take what an enumeration of the schedules below `upper` has shown.
-
-        Parameters
-        ----------
-        bound : int
-            No schedule's total latency is less.
-        starts : ndarray of int64, shape (n,), or None
-            A schedule of that value, if there is one below `upper`.
-        """
+        """Take what an enumeration of the schedules below `upper` has shown."""
         if starts is not None:
             self._offer_starts(starts)
 
-        self._prove(bound, [Level(None, [], None)])
+        self._prove(bound, [Level(None, None)])
 
     def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
         value = min(value, self.upper)
@@ -486,37 +321,20 @@ class Relaxation:
             if self.improved is not None:
                 self.improved(self)
 
-    @property
-    def arcs(self) -> tuple[Ints, Cells, Cells]:
-        """The arcs by source: where those of each node start, and their targets and labels."""
-        first, target, label, _ = self.graph
-        return first, target, label
-
     def values(self, pi: Ints) -> Any:
-        """Return the cost of each label, and the kind of min cost.
-
-        Parameters
-        ----------
-        pi : ndarray of int64, shape (kinds,)
-
-        Returns
-        -------
-        tuple of ndarray of int32, shape (labels,)
-            A kind is -1 where the label places none.
-        """
+        """Return the cost of each label, and the kind of min cost."""
         price = self.period.prices(pi, self.scale)
         value = np.minimum(price[:, 0], self._kernels.INFINITE)
         return value.astype(np.int32), price[:, 1].astype(np.int32)
 
     def _evaluate(self, pi: Ints) -> tuple[int, Any, Any]:
-        kernels, period, arcs = self._kernels, self.period, self.arcs
+        kernels, period, graph = self._kernels, self.period, self.graph
         value, kind = self.values(pi)
-        backward = kernels.sweep_backward(*arcs, value)
-        self.evaluations += 1
+        backward = kernels.sweep_backward(graph, value)
         if backward[0] >= kernels.INFINITE:
             return 0, backward, None
 
-        path = kernels.best_path(*arcs, value, backward, kind, period.join, period.fixed)
+        path = kernels.best_path(graph, value, backward, kind, period.join, period.fixed)
         self._read(path[0])
         return int(backward[0]) + int((self.copies * pi).sum()), backward, path
 
@@ -540,18 +358,6 @@ class Relaxation:
         """Return the starts of a schedule that is given by completions before its end.
 
         The end is as early as arrivals and outputs allow.
-
-        Parameters
-        ----------
-        kinds : ndarray of int, shape (n,)
-            The kinds of the requests, in the order of the path.
-        steps : ndarray of int, shape (n,)
-            How many rounds before the end each of them completes.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-            The starts by request, in rounds since the first arrival.
         """
         back = np.empty(self.jobs.n, dtype=np.int64)
         order = np.argsort(kinds, kind="stable")
@@ -568,16 +374,6 @@ class Relaxation:
         If `prune` has deleted something since the last call, the graph counts as a new level of the
         chain. The ascent also ends when the stop flag is set. On a large graph it begins on the
         part with the cheapest paths.
-
-        Parameters
-        ----------
-        until : int, optional
-            The `graph_bound` at which to stop, in rounds. Default: `upper`.
-        evaluations : int
-            The max number of evaluations of the graph.
-        tolerance : float
-            The ascent stops when the bundle's model predicts an improvement below this share of
-            the gap.
         """
         if self.graph is None or self.closed:
             return
@@ -585,18 +381,16 @@ class Relaxation:
         from optsched.optimize.ramp.ascent import Bundle
 
         if self._deleted:
-            self._chain.append(Level(None, [], self.pi[self.kind_of]))
+            self._chain.append(Level(None, self.pi[self.kind_of]))
             self._deleted = False
 
         if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
 
-        kernels, period, arcs = self._kernels, self.period, self.arcs
+        period, accepts = self.period, self._kernels.accepts
         bundle = Bundle(self.pi / self.scale, self._step)
         for path in self._paths:
-            if kernels.accepts(
-                *arcs, self.graph.loop, period.labels.mask, period.join, period.fixed, path[0]
-            ):
+            if accepts(self.graph, period.labels.mask, period.join, period.fixed, path[0]):
                 bundle.add(*self._piece(path))
 
         best, self.backward, path = self._evaluate(self.pi)
@@ -626,7 +420,6 @@ class Relaxation:
 
         self._paths = self._paths[-_PATHS:]
         self._step = max(bundle.step, 0.01)
-        self.violation = bundle.weight @ np.abs(bundle.slopes) / max(bundle.weight.sum(), 1e-9)
 
     def _ascend_on_part(self) -> None:
         """Improve the multipliers on the nodes of the cheapest paths, then take them if they pay.
@@ -671,8 +464,6 @@ class Relaxation:
             return
 
         before = self.graph
-        kept, self.backward = self._kernels.pruned(
-            *before, self.backward, self.values(self.pi)[0], cutoff
-        )
-        self.graph = before._make(kept)
+        value = self.values(self.pi)[0]
+        self.graph, self.backward = self._kernels.pruned(before, self.backward, value, cutoff)
         self._deleted |= (self.graph.nodes, self.graph.arcs) != (before.nodes, before.arcs)

@@ -23,8 +23,8 @@ from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.search.orders import Annealing, anneal
 from optsched.problem.budget import work_time
 
-MOST_ORDERS = 600_000
-"""The number of orders that the first thread tries at a time."""
+HELPED = 10
+"""The divisor of the first thread's orders if a second thread looks for schedules too."""
 _ORDERS_S = 9.0
 """The seconds of annealing at a time."""
 _SAMPLES = 3
@@ -42,29 +42,12 @@ def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
 class Helper:
     """Works from entering a ``with`` block to leaving it.
 
-    Parameters
-    ----------
-    main : Annealing
-        The annealing of the first thread. Its best schedule is taken over now and then.
-    deadline : float
-        A time of `optsched.problem.budget.work_time`.
-    stop : ndarray of int8, shape (1,)
-        Another thread sets it to 1 to end the work.
-    found : callable
-        Called from the second thread, now and then, with the bound and the min total latency
-        found, in rounds.
-
-    Attributes
-    ----------
-    annealing : Annealing
-        The annealing of the second thread. Its best schedule may be read at any time.
-    relaxation : Relaxation or None
-        What is enumerated. Its bound may be read at any time.
-    halt : ndarray of int8, shape (1,)
-        It becomes 1 when the first thread has to end too: the stop flag is set, time is up, or
-        bound and schedule meet.
-    error : Exception or None
-        The error that ended the work. It is raised when the block is left.
+    `main` is the annealing of the first thread, whose best schedule is taken over now and then.
+    Its own ``annealing`` and the bound of the ``relaxation`` that it enumerates may be read at any
+    time. `deadline` is a time of `work_time`, `stop` a flag that another thread sets. ``halt``
+    becomes 1 when the first thread has to end too: for one of these, or since bound and schedule
+    meet. `found` is given the bound and the min total latency now and then, in rounds. An ``error``
+    that ended the work is raised when the block is left.
     """
 
     def __init__(

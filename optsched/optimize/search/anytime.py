@@ -15,8 +15,9 @@ import numpy as np
 
 from optsched.bounds import lower_bound
 from optsched.bounds.ascent import raise_dual
-from optsched.bounds.certificate import make_certificate, prices_leaf
+from optsched.bounds.certificate import make_certificate
 from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.leaves import prices_leaf
 from optsched.bounds.timeline import MAX_UNITS, Floats, Ints, model_of
 from optsched.optimize.search.lns import Search
 from optsched.optimize.search.placement import Room, orders, place, room_of
@@ -151,7 +152,7 @@ def explore(
         _place(found, room, None)
 
     model = room.model if room is not None else model_of(instance)
-    if model.block_end[-1] > MAX_UNITS:
+    if model.blocks.end[-1] > MAX_UNITS:
         model = model_of(instance)
 
     means = None
@@ -190,7 +191,7 @@ def _place(found: Found, room: Room, means: Floats | None) -> None:
 def _improve(found: Found, room: Room, seed: int, max_steps: int) -> int:
     """Search from the best schedule until a limit. Return the number of steps made."""
     assert found.starts is not None
-    search = Search(room, found.starts - room.model.shift, seed=seed)
+    search = Search(room, found.starts - room.model.blocks.shift, seed=seed)
 
     def tell() -> None:
         if found.objective is None or search.best_value < found.objective:

@@ -41,7 +41,7 @@ class Room:
 
     def real(self, starts: Ints) -> Ints:
         """Return the starts in the instance's own time."""
-        return starts + self.model.shift
+        return starts + self.model.blocks.shift
 
 
 def room_of(instance: Instance) -> Room:
@@ -54,7 +54,7 @@ def room_of(instance: Instance) -> Room:
         )
 
     model = model_of(instance, max_units=1 << 62)
-    ends = model.block_end[model.block]
+    ends = model.blocks.end[model.blocks.of]
     if int(ends.max()) > MAX_ROUNDS:
         raise UsageError(
             f"search: found a time axis of up to {int(ends.max()):.2g} rounds; expected at most "
@@ -151,7 +151,7 @@ def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     placement.
     """
     starts, homes = np.zeros((2, len(order)), dtype=np.int64)
-    grouped = order[np.argsort(room.model.block[order], kind="stable")]
+    grouped = order[np.argsort(room.model.blocks.of[order], kind="stable")]
     first = room.arrival
     if since is not None:
         first = np.maximum(first, np.minimum(since, room.deadline))

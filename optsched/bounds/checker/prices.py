@@ -1,0 +1,166 @@
+"""Prices of KV memory: what a list of them proves, exactly. The prover and the checker call it.
+
+Let p_t >= 0 be the price of one KV token in round t, over the denominator D. Request i, started at
+k, holds q_i + j tokens in round k + j, j = 1..o_i, with q_i = s_i (cached accounting: s_i - 1), and
+the machine holds at most M. For any schedule with starts k_i,
+
+    D TEL  =  sum_i D (k_i + o_i - a_i)
+          >=  sum_i D (k_i + o_i - a_i) + sum_t p_t (tokens held in t - M)
+          >=  sum_i min_{k >= a_i} f_i(k) - M sum_t p_t,
+    f_i(k) = D (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),
+
+since prices are not negative and memory is not exceeded. So every list of prices gives a bound, and
+TEL is an integer, so that the bound may be rounded up. Limits on batches only rule schedules out.
+
+Prices are constant on pieces of rounds. Take a run of starts over which the first round k + 1 stays
+in one piece (price p) and the last round k + o in another (price r). There the second difference of
+f is the constant p - r, so f is quadratic. Its min over integers is at an end of the run or, where
+p > r, next to its vertex. A request has at most two such runs per piece, so it takes
+O(n * pieces) steps, however far apart the pieces are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.bounds.checker.parts import Budget
+from optsched.problem.kernel import njit
+
+NEVER = 1 << 60
+"""The round at which the last piece ends."""
+_WRAP = (1 << 64) - 1
+_EXACT = 8
+"""What a step with integers of any size counts."""
+
+
+class Runs(NamedTuple):
+    """Arrivals, outputs, and the KV q held before the first round, as arrays or lists."""
+
+    arrival: Sequence[int]
+    output: Sequence[int]
+    held: Sequence[int]
+
+
+class _Pieces(NamedTuple):
+    """Begin, end and price of pieces, and the sums of price and price * round before each."""
+
+    begin: Sequence[int]
+    end: Sequence[int]
+    price: Sequence[int]
+    sums: Sequence[int]
+    moments: Sequence[int]
+
+
+def priced_total(
+    runs: Runs, capacity: int, from_round: list[int], price: list[int], unit: int, budget: Budget
+) -> int:
+    """Return the bound times D, ``unit``, that prices from these rounds on prove (module's text).
+
+    Rounds are >= 1 and ascend, and the last price is 0. Before the first round the price is 0.
+    """
+    begin, price = [0, *from_round], [0, *price]
+    sums, moments = [0], [0]
+    for b, e, p in zip(begin, from_round, price, strict=False):
+        sums.append(sums[-1] + (e - b) * p)
+        moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
+
+    # f at the arrival is at most D o + top o peak, so the min is too, and so is D times the
+    # delay of the starts that matter. Elsewhere among them f is at most twice that.
+    longest, peak = max(runs.output), max(map(int.__add__, runs.held, runs.output))
+    largest = unit * longest + max(price) * longest * peak
+    pieces = _Pieces(begin, [*from_round, NEVER], price, sums, moments)
+
+    if 4 * largest < 2**62 and largest // unit < 2**31:
+        wrapped: list[Any] = [
+            np.array([v & _WRAP for v in c], np.uint64).view(np.int64) for c in pieces
+        ]
+        lowest = np.zeros(len(runs.arrival), np.int64)
+        columns: list[Any] = [np.array(c, np.int64) for c in runs]
+        budget.spend_compiled(
+            _minima(Runs(*columns), _Pieces(*wrapped), unit, lowest, budget.compiled)
+        )
+        minima = lowest.tolist()
+    else:
+        minima = [0] * len(runs.arrival)
+        steps = _minima.py_func(runs, pieces, unit, minima, budget.left // _EXACT)
+        budget.spend(_EXACT * steps)
+
+    return sum(minima) - capacity * sums[-1]
+
+
+@njit(nogil=True)
+def _minima(runs: Any, pieces: Any, unit: Any, minima: Any, allowed: int) -> int:
+    """Fill in the exact min of f of each request, and return the steps, which end beyond a number.
+
+    In compiled code 64-bit sums wrap. Every f that matters fits into 64 bits (see `priced_total`),
+    so a result that is right modulo 2**64 is right. Called as plain Python on lists, it computes
+    with integers of any size.
+    """
+    arrival, output, q = runs
+    begin, end, price, sums, moments = pieces
+    steps = 0
+
+    for i in range(len(arrival)):
+        a, o, held = arrival[i], output[i], q[i]
+        lowest = -1
+        k = a
+        low, high = 0, len(begin) - 1
+
+        while low < high:  # the piece of the first round, k + 1
+            middle = (low + high + 1) // 2
+            if begin[middle] <= k + 1:
+                low = middle
+            else:
+                high = middle - 1
+
+        # One run after another. Once every later start has a delay that alone costs more than the
+        # best so far, none of them can be better.
+        left = right = low
+        while True:
+            while end[left] <= k + 1:
+                left += 1
+            while end[right] <= k + o:
+                right += 1
+
+            last = min(end[left] - 2, end[right] - 1 - o)
+            # Sums over the rounds up to k, and up to k + o.
+            m = k + 1 - begin[left]
+            sum_k = sums[left] + m * price[left]
+            half = m // 2 * (m - 1) if m % 2 == 0 else (m - 1) // 2 * m
+            moment_k = moments[left] + price[left] * (m * begin[left] + half)
+            m = k + o + 1 - begin[right]
+            sum_o = sums[right] + m * price[right]
+            half = m // 2 * (m - 1) if m % 2 == 0 else (m - 1) // 2 * m
+            moment_o = moments[right] + price[right] * (m * begin[right] + half)
+            value = unit * (k + o - a) + moment_o - moment_k + (held - k) * (sum_o - sum_k)
+            if lowest < 0 or value < lowest:
+                lowest = value
+
+            last = min(last, a - o + lowest // unit)
+            if last > k:
+                bend = price[left] - price[right]
+                rise = unit - (sum_o - sum_k - price[left])
+                rise += price[right] * (held + o) - price[left] * (held + 1)
+                ahead = last - k
+                if bend > 0 and rise < 0:
+                    ahead = min(ahead, (-rise + bend - 1) // bend)
+
+                value += ahead * rise + bend * (ahead * (ahead - 1) // 2)
+                if value < lowest:
+                    lowest = value
+
+            delay = lowest // unit
+            if delay < end[left] - 1 + o - a and delay < end[right] - a:
+                break
+
+            k = min(end[left] - 1, end[right] - o)
+
+        minima[i] = lowest
+        steps += 40 + 8 * (right - low)
+        if steps > allowed:
+            break
+
+    return steps

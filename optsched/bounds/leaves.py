@@ -1,0 +1,116 @@
+"""Leaves of certificates: the numbers of a bound as the checker reads them, in JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.dual import Prices
+
+TICKS_PER_SECOND = 10**12
+"""Ticks per second of the certificates made here."""
+_PRICE_BITS, _PATH_BITS = 24, 16
+_HIGHEST_WEIGHT = 4000
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def prices_leaf(prices: Prices) -> dict[str, Any]:
+    """Return the leaf that holds prices of KV memory. Their denominator is not part of it."""
+    rounds, price = prices.from_round.tolist(), prices.price.tolist()
+    return {"relaxation": "prices", "from_round": rounds, "price": price}
+
+
+def work_leaf() -> dict[str, Any]:
+    """Return the leaf of `optsched.bounds.batch`. The checker derives all numbers itself."""
+    return {"relaxation": "work"}
+
+
+def clock_leaf(branches: Integers) -> dict[str, Any]:
+    """Return the leaf of a search, with the nodes that `clock_search.searched` returns."""
+    return {"relaxation": "clock", "branches": branches.tolist()}
+
+
+def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
+    """Return the leaf of prices of machine time on cells of so many seconds.
+
+    It holds them as multiples of a power of 2, rounded.
+    """
+    unit = _unit(max(float(p1.max()), float(p2.max())))
+    return {
+        "relaxation": "busy-time",
+        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "denominator": unit,
+        "p1": _whole(p1 * unit),
+        "p2": _whole(p2 * unit),
+    }
+
+
+def shares_leaf(
+    width: float,
+    price: Floats,
+    levels: Floats,
+    shared: tuple[Floats, Integers, Floats],
+    centre: Floats,
+    cell: Integers,
+) -> dict[str, Any]:
+    """Return the leaf of prices and shares on cells of so many seconds.
+
+    `shared` is a `Shared` of `shares_kernel`. Its prices and `price` are held as multiples of a
+    power of 2, and shares as weights, rounded. `centre` (shape (n, 2)) has multipliers for the
+    prefill and for the steps of each request, in seconds, and `levels` says which multiples the
+    checker tries. `cell` is that of each arrival.
+    """
+    p3, begin, share = shared
+    # A path's prices need so many bits less than one token's.
+    highest = max(float(price.max()), float(p3.max())) * 2 ** (_PRICE_BITS - _PATH_BITS)
+    bits = min(_unit(highest).bit_length() - 1, 26)
+    many = np.diff(begin)
+    at = np.repeat(cell - begin[:-1], many) + np.arange(len(share))
+    largest = np.zeros(int(at.max(initial=0)) + 1)
+    np.maximum.at(largest, at, share)
+    weight = share / np.where(largest > 0, largest, 1.0)[at] * _HIGHEST_WEIGHT
+    first, later = (centre * TICKS_PER_SECOND).T
+
+    return {
+        "relaxation": "shares",
+        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "bits": bits,
+        "p2": _whole(price * 2.0**bits),
+        "p3": _whole(p3 * 2.0**bits),
+        "levels": _whole(levels * 1000),
+        "first": _whole(first),
+        "later": _whole(later),
+        "cells": many.tolist(),
+        "weight": _whole(weight),
+    }
+
+
+def _whole(values: Floats) -> list[int]:
+    return list(np.rint(values).astype(np.int64).tolist())
+
+
+def _unit(highest: float) -> int:
+    """Return the power of 2 that gives the highest price `_PRICE_BITS` bits."""
+    return int(1 << min(max(_PRICE_BITS - math.frexp(highest)[1], 0), 60))
+
+
+def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, Any]:
+    """Return a node that takes a tree for each range of requests: (first, last, tree).
+
+    The bounds of the ranges add up, or for the makespan the largest counts. Ranges are disjoint and
+    ascend, as places in order of arrival, ties by index. A tree is a leaf, or the node of the parts
+    of its range.
+    """
+    node = "max" if objective == "makespan" else "sum"
+    flat = []
+    for first, last, tree in trees:
+        for part in tree.get(node) or [{"first": 0, "last": last - first, "tree": tree}]:
+            i, j = int(first + part["first"]), int(first + part["last"])
+            flat.append({"first": i, "last": j, "tree": part["tree"]})
+
+    return {node: flat}
