@@ -8,9 +8,11 @@ what is drawn for the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -26,9 +28,6 @@ from optsched.workloads.bisection import bisect
 
 MAX_REQUESTS = 10_000_000
 """Maximum number of requests that a generator makes."""
-
-ARRIVALS = ("all-at-once", "poisson", "gamma")
-"""Arrival processes of the generators ``uniform`` and ``lognormal``."""
 
 _SHORT, _LONG = (8, 16), (512, 1024)
 _CLASSES = {
@@ -46,22 +45,22 @@ class Parameter:
     Parameters
     ----------
     type : {"int", "float", "text"}
-    default : int, float, str or None
-        None means that the value is drawn or follows from the others, as ``doc`` says.
     doc : str
         What the parameter is, with its unit.
+    default : int, float, str or None
+        None means that the value is drawn or follows from the others, as ``doc`` says.
     low, high : number
         The smallest and largest value of a number. A float must be larger than ``low``.
-    choices : tuple of str
+    choices : sequence of str
         The allowed texts; empty if any text is.
     """
 
     type: Literal["int", "float", "text"]
-    default: int | float | str | None
     doc: str
+    default: int | float | str | None = None
     low: float = 1
     high: float = MAX_TOKENS
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class InstanceGenerator:
 
 
 _REGISTRY: Registry[InstanceGenerator] = Registry("generator")
+_TABLE = tomllib.loads(Path(__file__).with_name("generators.toml").read_text(encoding="utf-8"))
 
 
 def generators() -> dict[str, InstanceGenerator]:
@@ -183,11 +183,14 @@ def _number(text: str, parameter: Parameter) -> int | float | str:
     return text
 
 
-def _generator(
-    name: str, summary: str, **parameters: Parameter
-) -> Callable[[Callable[[Generator, Any], Instance]], Callable[[Generator, Any], Instance]]:
-    def register(draw: Callable[[Generator, Any], Instance]) -> Callable[..., Instance]:
-        _REGISTRY.add(name, InstanceGenerator(name, summary, parameters, draw))
+Draw = Callable[[Generator, Any], Instance]
+
+
+def _generator(name: str) -> Callable[[Draw], Draw]:
+    def register(draw: Draw) -> Draw:
+        row = _TABLE[name]
+        parameters = {key: Parameter(**entry) for key, entry in row["parameters"].items()}
+        _REGISTRY.add(name, InstanceGenerator(name, row["summary"], parameters, draw))
         return draw
 
     return register
@@ -222,37 +225,14 @@ def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
     raise InputError(f"{place}: found {value!r:.80}; expected {right}")
 
 
-def _count(default: int | None, doc: str) -> Parameter:
-    return Parameter("int", default, doc, 1, MAX_REQUESTS)
-
-
-def _capacity(default: int | None, doc: str = "KV capacity, tokens") -> Parameter:
-    return Parameter("int", default, doc, 1, 2**53)
-
-
-_JAILLET_CAPACITY = Parameter("int", None, "KV capacity, tokens; none: uniform on 30..50", 6, 2**31)
-
-
-@_generator(
-    "jaillet-model-1",
-    "Jaillet et al. 2025 (MC-SF), section 5.1, arrival model 1: all at 0",
-    n=_count(None, "requests; none: uniform on 40..60"),
-    kv_capacity=_JAILLET_CAPACITY,
-)
+@_generator("jaillet-model-1")
 def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
     capacity, n = int(rng.integers(30, 51)), int(rng.integers(40, 61))
     capacity, n = values.kv_capacity or capacity, values.n or n
     return _jaillet(rng, values.label, np.zeros(n, dtype=np.int64), capacity)
 
 
-@_generator(
-    "jaillet-model-2",
-    "Jaillet et al. 2025 (MC-SF), section 5.1, arrival model 2: Poisson over rounds 1..T",
-    n=_count(None, "requests: the first n arrivals of the process without an end; none: random"),
-    kv_capacity=_JAILLET_CAPACITY,
-    horizon=Parameter("int", None, "T, rounds; none: uniform on 40..60; unused with n", 1, 10**7),
-    rate=Parameter("float", None, "arrivals per round; none: uniform on [0.5, 1.5]", 1e-6, 1e6),
-)
+@_generator("jaillet-model-2")
 def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
     capacity, horizon = int(rng.integers(30, 51)), int(rng.integers(40, 61))
     rate = float(rng.uniform(0.5, 1.5))
@@ -289,31 +269,7 @@ def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: i
     )
 
 
-def _arrivals(process: str, rate: float, unit: str) -> dict[str, Parameter]:
-    """Return the parameters of arrivals, with these defaults."""
-    doc = "gamma: coefficient of variation of the gaps, 1 / sqrt(shape)"
-    units, accountings = ("round", "second"), ("generated", "cached")
-    none = "none: generated in rounds, cached in seconds"
-    return {
-        "arrivals": Parameter("text", process, "arrival process", choices=ARRIVALS),
-        "rate": Parameter("float", rate, "arrivals per unit of time; unused all at once", 0.0, 1e9),
-        "cv": Parameter("float", 2.0, doc, 0.0, 100.0),
-        "time_unit": Parameter("text", unit, "rounds floor the arrival times", choices=units),
-        "kv_accounting": Parameter("text", None, none, choices=accountings),
-    }
-
-
-@_generator(
-    "uniform",
-    "prompts and outputs uniform on ranges",
-    n=_count(50, "requests"),
-    prompt_min=Parameter("int", 1, "shortest prompt, tokens"),
-    prompt_max=Parameter("int", 5, "longest prompt, tokens"),
-    output_min=Parameter("int", 1, "shortest output, tokens"),
-    output_max=Parameter("int", 25, "longest output, tokens"),
-    kv_capacity=_capacity(40),
-    **_arrivals("all-at-once", 1.0, "round"),
-)
+@_generator("uniform")
 def _uniform(rng: Generator, values: Any) -> Instance:
     for kind in ("prompt", "output"):
         low, high = getattr(values, f"{kind}_min"), getattr(values, f"{kind}_max")
@@ -328,19 +284,7 @@ def _uniform(rng: Generator, values: Any) -> Instance:
     return _with_arrivals(rng, values, "uniform", prompt, output)
 
 
-@_generator(
-    "lognormal",
-    "lengths with the published mean, median and maximum of LMSYS-Chat-1M",
-    n=_count(1000, "requests"),
-    prompt_mean=Parameter("float", 40.62, "mean prompt after clipping, tokens", 0.0),
-    prompt_median=Parameter("float", 11.0, "median prompt, tokens", 0.0),
-    prompt_max=Parameter("int", 468, "longest prompt, tokens"),
-    output_mean=Parameter("float", 85.32, "mean output after clipping, tokens", 0.0),
-    output_median=Parameter("float", 45.0, "median output, tokens", 0.0),
-    output_max=Parameter("int", 883, "longest output, tokens"),
-    kv_capacity=_capacity(16492),
-    **_arrivals("poisson", 50.0, "second"),
-)
+@_generator("lognormal")
 def _lognormal(rng: Generator, values: Any) -> Instance:
     # Mean, median and maximum determine the clipped lognormal. Its variance is higher than the
     # published one: 6,600 instead of 4,961 for prompts, 14,300 instead of 9,702 for outputs.
@@ -425,14 +369,7 @@ def _with_arrivals(
     )
 
 
-@_generator(
-    "infermax-fixed",
-    "InferMax (Kim et al. 2024): equal requests at 0, as in its CSP experiments",
-    n=_count(4, "B, requests"),
-    prompt=Parameter("int", 64, "I, tokens"),
-    output=Parameter("int", 4, "O, tokens"),
-    kv_capacity=_capacity(None, "M, tokens; none: max(2 I, I + O - 1)"),
-)
+@_generator("infermax-fixed")
 def _infermax_fixed(rng: Generator, values: Any) -> Instance:
     n, prompt, output = values.n, values.prompt, values.output
     return Instance(
@@ -446,13 +383,7 @@ def _infermax_fixed(rng: Generator, values: Any) -> Instance:
     )
 
 
-@_generator(
-    "infermax-mix",
-    "InferMax (Kim et al. 2024), appendix A.3: shuffled halves of two classes of requests at 0",
-    n=_count(64, "B, requests; the first class gets the odd one"),
-    mix=Parameter("text", "LILO+SISO", "classes: short or long input and output, joined by +"),
-    kv_capacity=_capacity(100_000, "M, tokens"),
-)
+@_generator("infermax-mix")
 def _infermax_mix(rng: Generator, values: Any) -> Instance:
     classes = values.mix.split("+")
     if not set(classes) <= set(_CLASSES) or len(set(classes)) < len(classes):

@@ -82,7 +82,7 @@ def refine_probabilities(
     return q
 
 
-def lengths(
+def _lengths(
     readings: NDArray[np.float64],
     offsets: NDArray[np.int64],
     noise: float,
@@ -94,28 +94,10 @@ def lengths(
 ) -> NDArray[np.float64]:
     """Return the predicted tokens left for every reading of the synthetic classifier.
 
-    The classifier's probabilities are a normal density around the reading, taken at the middles of
-    the bins and normalised. Its variance adds up all that separates a reading from a middle: the
-    noise, the bias, and w^2 / 12 for the width w of a bin. The loops are plain, to be compiled.
-
-    Parameters
-    ----------
-    readings : ndarray of float64, shape (entries,)
-        Tokens left as the classifier reads them, after every token of every request.
-    offsets : ndarray of int64, shape (n + 1,)
-        Request i has the readings ``offsets[i]:offsets[i + 1]``.
-    noise, bias : float
-        See `trail`.
-    bins : int
-    longest : float
-        Tokens that the bins cover.
-    refine, feedback : bool
-        Whether the filter is applied, and its prior; see `refine_probabilities`.
-
-    Returns
-    -------
-    ndarray of float64, shape (entries,)
-        Tokens: the mean over the middles of the bins.
+    Request i has the readings ``offsets[i]:offsets[i + 1]``. The classifier's probabilities are a
+    normal density around the reading, taken at the middles of the bins and normalised. Its variance
+    adds up all that separates a reading from a middle: the noise, the bias, and w^2 / 12 for the
+    width w of a bin. The loops are plain, to be compiled.
     """
     width = longest / bins
     found = np.empty(readings.shape[0])
@@ -168,7 +150,7 @@ def lengths(
 def _compiled() -> Any:
     from optsched.problem.kernel import njit  # loaded only where lengths are predicted
 
-    return njit(lengths)
+    return njit(_lengths)
 
 
 @predictor("trail", "TRAIL's forecast: bins from a synthetic classifier, refined with every token")

@@ -208,17 +208,7 @@ class TraceOptions:
         if self.run is not None and (type(self.run) is not int or not self.run):
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
 
-    def check(self, format: TraceFormat) -> None:
-        """Check that a format takes the options that are given.
-
-        Parameters
-        ----------
-        format : TraceFormat
-
-        Raises
-        ------
-        UsageError
-        """
+    def _check(self, format: TraceFormat) -> None:
         for key in ("columns", "unit", "success", "run", "tokenizer"):
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
@@ -293,7 +283,7 @@ def read_trace_report(
         The format does not take an option.
     """
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
-    wanted.check(chosen)
+    wanted._check(chosen)
     from optsched.workloads.traces.tokenizer import token_counter
 
     source = Source(

@@ -17,24 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
+from optsched.workloads.traces import status
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.delimited import (
-    find_columns,
-    open_bytes,
-    plain_name,
-    read_delimited,
-)
+from optsched.workloads.traces.delimited import find_columns, open_bytes, plain_name, read_delimited
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields, Mask
 from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import unit_in_name
-from optsched.workloads.traces.status import (
-    IDENTITY_NAMES,
-    STATUS_NAMES,
-    UNIT_NAMES,
-    lists_errors,
-    served,
-)
 
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "status")
 """Fields of a request for which a user can name a column."""
@@ -112,7 +101,7 @@ class _Table:
         wanted |= {f"status {name}": (name,) for name in layout.status}
         wanted |= {f"one {name}": (name,) for name in layout.one}
         taken = {plain_name(name) for names in wanted.values() for name in names}
-        others = (*STATUS_NAMES, *IDENTITY_NAMES, *UNIT_NAMES, *layout.foreign)
+        others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
         wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
         optional = set(filter(self._may_lack, wanted))
 
@@ -140,7 +129,7 @@ class _Table:
             for name in TIMES
             if name in have
         }
-        for name in UNIT_NAMES:
+        for name in status.UNIT_NAMES:
             values = set(rows.columns[f"? {name}"]) if f"? {name}" in have else set()
             if len(values) == 1 and "arrival" in says:
                 says["arrival"] = (UNIT_WORDS.get(values.pop().casefold()), name)
@@ -194,7 +183,7 @@ class _Table:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
         failed = np.zeros(len(rows.line), dtype=bool)
         for name in sorted(name for name in have if name.startswith("status ")):
-            bad, unknown = served(rows, name, self.source.success.union(self.layout.success))
+            bad, unknown = status.served(rows, name, self.source.success.union(self.layout.success))
             failed |= bad if self.layout.open else bad | unknown
             for i in np.flatnonzero(unknown & self.layout.open).tolist():
                 rows.refuse(
@@ -208,18 +197,18 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], left: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
-        same = {f"? {name}" for name in (*IDENTITY_NAMES, *UNIT_NAMES)}
+        same = {f"? {name}" for name in (*status.IDENTITY_NAMES, *status.UNIT_NAMES)}
         for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())
             if len(values) < 10:
                 values.update(rows.columns[key][~left])
 
-        for name in STATUS_NAMES:
+        for name in status.NAMES:
             if f"? {name}" not in have or self.layout.status:
                 continue
 
             named = rows.names[f"? {name}"]
-            failed, unknown = served(rows, f"? {name}", self.source.success)
+            failed, unknown = status.served(rows, f"? {name}", self.source.success)
             bad = (failed | unknown) & ~left & ~_empty(rows, f"? {name}")
             if bad.any():
                 word = rows.columns[f"? {name}"][np.argmax(bad)]
@@ -294,12 +283,12 @@ def _named(source: Source, json: bool) -> Layout:
         if name in columns and point in columns:
             raise InputError(f"columns: found {name} and {point}; expected one of them")
 
-    status = columns.pop("status", None)
-    needs = (*columns, *([f"status {status}"] if status and not lists_errors(status) else []))
+    named = columns.pop("status", None)
+    needs = (*columns, *([f"status {named}"] if named and not status.lists_errors(named) else []))
     return Layout(
         names={name: (columns.get(name, name),) for name in FIELDS if name != "status"},
         needs=needs,
-        status=() if status is None else (status,),
+        status=() if named is None else (named,),
         json=json,
         inside=inside,
         open=True,

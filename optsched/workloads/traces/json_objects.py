@@ -35,11 +35,14 @@ def objects_in_blocks(
     """
     stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
     for block in source.window.blocks(_objects(source.path, stream, inside), rows):
+        found = list[tuple[int, dict[str, Any]]]()
         for line, value in block:
-            if isinstance(value, InputError):
+            if isinstance(value, dict):
+                found.append((line, value))
+            else:
                 source.findings.skip(line, value)
 
-        if found := [(line, value) for line, value in block if isinstance(value, dict)]:
+        if found:
             yield found
 
 
@@ -270,12 +273,14 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
     whole is there, and a number into a list. A list of keys and values is read as an object.
     Everything inside null is null.
     """
-    values = [_inside(row, name) for name in names]
-    for value in values:
+    for name in names:
+        value = _inside(row, name)
         if value is not None and value is not _MISSING:
             return value
 
-    if None in values or optional:
+        optional = optional or value is None
+
+    if optional:
         return None
 
     end: Any = row
@@ -314,12 +319,9 @@ def _inside(value: Any, name: str) -> Any:
     if name in value:
         return value[name]
 
-    at = name.find(".")
-    while at >= 0:
-        if name[:at] in value:
+    for at, char in enumerate(name):
+        if char == "." and name[:at] in value:
             return _inside(value[name[:at]], name[at + 1 :])
-
-        at = name.find(".", at + 1)
 
     return _MISSING
 

@@ -14,7 +14,7 @@ _STATUS = (
     "canceled|was_cancelled|aborted|timed_out|status_code|status_message|http_status|"
     "http_status_code|response_status|response_code|request_status|http_code|finish_reason|level"
 )
-STATUS_NAMES = _STATUS.split("|")
+NAMES = _STATUS.split("|")
 """Names of columns that say whether a request was served."""
 
 _IDENTITY = (
