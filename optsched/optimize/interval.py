@@ -37,7 +37,17 @@ class Incumbent:
 
 
 def judge(task: Task, schedule: Schedule) -> Evaluation:
-    """Judge a schedule with the limits of service that the objectives are about."""
+    """Judge a schedule with the limits of service that the objectives are about.
+
+    Parameters
+    ----------
+    task : Task
+    schedule : Schedule
+
+    Returns
+    -------
+    Evaluation
+    """
     limits = service_limits(task.objective)
     return evaluate(task.instance, schedule, task.cost_model, **limits)
 

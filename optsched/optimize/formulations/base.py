@@ -164,7 +164,19 @@ class Formulation:
 
 
 def check_prompts(instance: Instance, ending: str) -> None:
-    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch.
+
+    Parameters
+    ----------
+    instance : Instance
+    ending : str
+        The end of the message: what is expected.
+
+    Raises
+    ------
+    InfeasibleError
+        A prompt is too long. The message names the request.
+    """
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
