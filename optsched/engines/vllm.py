@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel, UnitCost, load_cost_model
 from optsched.engines.sending import PREDICTED
 from optsched.policies import make_policy
-from optsched.policies.base import Batch, Rules, Scheduler, View
-from optsched.policies.engine.readable import Readable
+from optsched.policies.base import Batch, Job, Rules, Scheduler, View
+from optsched.policies.engine.stepwise import Stepwise
 from optsched.problem.errors import PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.kernel import interpret
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
@@ -113,9 +114,9 @@ class Desk:
                 chunked_prefill=None if self.chunked else False,
             )  # fmt: skip
             if self.told:
-                self.asked.learn(known)
+                self.asked.learn(Job(known, known, self.cost))
             else:
-                self.asked = Readable(self.policy, known)
+                self.asked = Stepwise(self.policy, Job(known, known, self.cost))
 
             self.told = len(prompt)
 
@@ -177,6 +178,7 @@ class _Decides(_Base):
                 f"optsched.engines.vllm: found {wrong}; expected a configuration without"
             )
 
+        interpret()  # vLLM's engine on a CPU does not start beside numba
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:
