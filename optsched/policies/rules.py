@@ -147,57 +147,38 @@ class Rules(Runner):
     wide_below: float = 0.0
 
     def __post_init__(self) -> None:
-        groups, drawn = self.groups, self.ties == "random"
+        groups, line, drawn = self.groups, "all" in self.groups, self.ties == "random"
+        latest, at_rank = self.overflow == "evict_latest", self.requeue == "order"
         once = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
-        shortest = self.overflow == "evict_shortest"
-        checks = (
-            (0 <= self.alpha < 1, f"alpha: found {self.alpha!r}; expected 0 <= alpha < 1"),
-            (0 < self.beta <= 1, f"beta: found {self.beta!r}; expected 0 < beta <= 1"),
-            (once, f"groups: found {groups!r}; expected each request in one group"),
-            (
-                "all" not in groups or (len(groups) == 1 and self.requeue == "order"),
-                f"groups: found {groups!r}; expected 'all' alone, with requeue='order'",
-            ),
-            (
-                not self.chunked or (self.overflow == "evict_latest" and not self.promote),
-                f"chunked: found True with overflow={self.overflow!r} or promote; expected False",
-            ),
-            (self.margin >= 0, f"margin: found {self.margin!r}; expected an integer >= 0"),
-            (
-                not drawn
-                or (
-                    self.order in ("output", "random")
-                    and self.overflow != "evict_latest"
-                    and self.requeue == "order"
-                    and "all" not in groups
-                ),
-                "ties: found 'random'; expected with it order 'output' or 'random', requeue "
-                "'order', groups without 'all', and an overflow other than 'evict_latest'",
-            ),
-            (
-                not self.make_room or shortest,
-                f"make_room: found overflow={self.overflow!r} with it; expected 'evict_shortest'",
-            ),
-            (
-                not self.late_last or not (self.promote or "all" in groups or drawn),
-                "late_last: found promote, ties='random' or groups=('all',) with it; expected none",
-            ),
-            (
-                (self.chunked or not self.paced)
-                and self.hold >= 1 >= self.catch_up > 0
-                and self.lump >= 0.5,
-                f"paced: found it with chunked={self.chunked}, hold={self.hold!r}, catch_up="
-                f"{self.catch_up!r} and lump={self.lump!r}; expected chunked prefill, hold >= 1, "
-                "0 < catch_up <= 1 and lump >= 0.5",
-            ),
-            (
-                self.order != "random" or drawn,
-                f"order: found 'random' with ties={self.ties!r}; expected ties='random'",
-            ),
+        draws = self.order in ("output", "random") and at_rank and not (latest or line)
+        plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
+        fixed = not (self.promote or line or drawn)
+        drawing = (
+            "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
         )
-        for holds, message in checks:
+        checks = (
+            ("alpha", 0 <= self.alpha < 1, "0 <= alpha < 1"),
+            ("beta", 0 < self.beta <= 1, "0 < beta <= 1"),
+            ("margin", self.margin >= 0, "an integer >= 0"),
+            ("groups", once, "each request in one group"),
+            ("groups", not line or (at_rank and len(groups) == 1), "'all' alone, requeue='order'"),
+            ("order", drawn or self.order != "random", "ties='random' with it"),
+            ("ties", draws or not drawn, f"with it {drawing} other than 'evict_latest'"),
+            (
+                "chunked",
+                plain or not self.chunked,
+                "overflow='evict_latest' and no promote with it",
+            ),
+            ("make_room", shortest or not self.make_room, "overflow='evict_shortest' with it"),
+            ("late_last", fixed or not self.late_last, "no promote, random ties or 'all' with it"),
+            ("paced", self.chunked or not self.paced, "chunked prefill with it"),
+            ("hold", self.hold >= 1, "hold >= 1"),
+            ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
+            ("lump", self.lump >= 0.5, "lump >= 0.5"),
+        )
+        for name, holds, expected in checks:
             if not holds:
-                raise InputError(message)
+                raise InputError(f"{name}: found {getattr(self, name)!r}; expected {expected}")
 
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)

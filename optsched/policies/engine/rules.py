@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from optsched.costs.batch import Sums
 from optsched.judge import life, memory
@@ -92,14 +93,14 @@ class Settings(NamedTuple):
 
 @njit
 def _queue(
-    requests: Records, s: np.record, heap: Ints, i: int, settings: Settings, generator: Any
+    requests: Records, s: np.record, heap: Ints, i: int, settings: Settings, random: Generator
 ) -> None:
     """Let a request wait: at its rank, behind those that wait, or at random among its equals."""
     r = requests[i]
     r.band, r.key = 0, 0.0
     if settings.random_ties:
         r.key = float(r.estimate) if settings.by_estimate else 0.0
-        r.place = int(generator.random() * TIES)
+        r.place = int(random.random() * TIES)
     else:
         r.place = s.counter if settings.requeue_back else r.rank
 
@@ -141,31 +142,6 @@ def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Li
 
 
 @njit
-def _promote(requests: Records, s: np.record, running: Ints, evicted: Ints, limits: Limits) -> int:
-    """Evict requests that are longer than their first estimate; return their KV after a decode."""
-    kv = 0
-    for k in range(s.running):
-        r = requests[running[k]]
-        if r.produced >= r.estimate and not r.promoted:
-            r.promoted = r.gone = True
-            add_eviction(evicted, s, running[k])
-            kv += kv_of(r.prompt + r.produced, limits)
-
-    return kv
-
-
-@njit
-def _clear(
-    requests: Records, s: np.record, running: Ints, evicted: Ints, beta: float, generator: np.record
-) -> None:
-    """Evict every running request, each with probability beta."""
-    for k in range(s.running):
-        if beta >= 1.0 or generator.random() < beta:
-            requests[running[k]].gone = True
-            add_eviction(evicted, s, running[k])
-
-
-@njit
 def _evict_shortest(
     requests: Records,
     s: np.record,
@@ -173,13 +149,13 @@ def _evict_shortest(
     evicted: Ints,
     next_kv: int,
     limits: Limits,
-    generator: Any,
+    random: Generator,
 ) -> None:
     """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
     room = limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
     for k in range(s.running if next_kv > room else 0):
         if not requests[running[k]].gone:
-            requests[running[k]].tie = generator.random()
+            requests[running[k]].tie = random.random()
 
     while next_kv > room:
         victim = -1
@@ -231,22 +207,29 @@ def _leave(
     usage: Ints,
     evicted: Ints,
     settings: Settings,
-    generator: Any,
+    random: Generator,
 ) -> None:
     """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
     heap, running = lines[0], lines[1]
     limits = settings.limits
     first = s.evicted
     next_kv = _kv_after_decodes(requests, s, running, limits)
-    if settings.promote:
-        next_kv -= _promote(requests, s, running, evicted, limits)
+    for k in range(s.running if settings.promote else 0):
+        r = requests[running[k]]
+        if r.produced >= r.estimate and not r.promoted:
+            r.promoted = r.gone = True
+            add_eviction(evicted, s, running[k])
+            next_kv -= kv_of(r.prompt + r.produced, limits)
 
     promoted = s.evicted
     clearing = settings.overflow == CLEAR and next_kv > limits.kv_capacity
     if clearing:
-        _clear(requests, s, running, evicted, settings.beta, generator)
+        for k in range(s.running):
+            if settings.beta >= 1.0 or random.random() < settings.beta:
+                requests[running[k]].gone = True
+                add_eviction(evicted, s, running[k])
     elif settings.overflow == EVICT_SHORTEST:
-        _evict_shortest(requests, s, running, evicted, next_kv, limits, generator)
+        _evict_shortest(requests, s, running, evicted, next_kv, limits, random)
 
     for k in range(first, s.evicted):
         i = evicted[k]
@@ -258,7 +241,7 @@ def _leave(
             s.counter += 1
             push(requests, heap, s, i)
         else:
-            _queue(requests, s, heap, i, settings, generator)
+            _queue(requests, s, heap, i, settings, random)
 
     if s.evicted > first:
         common.drop_gone(requests, running, s)
@@ -280,20 +263,9 @@ def _leave(
 
 
 @njit
-def _project_short(
-    requests: Records, s: np.record, running: Ints, usage: Ints, limits: Limits
-) -> None:
-    """Project one more token of every request that is past its estimate."""
-    for k in range(s.running):
-        r = requests[running[k]]
-        if r.produced >= r.estimate:
-            s.over += project(usage, s.batches, r.prompt + r.produced - 1, 1, 1, limits)
-
-
-@njit
 def _decode_all(
     requests: Records, s: np.record, running: Ints, entries: Ints, sums: Sums, limits: Limits
-) -> Any:
+) -> Sums:
     """Let every running request decode. This is the common case, without any checks."""
     at, latest = s.entries, s.latest
     for k in range(s.running):
@@ -570,7 +542,12 @@ def _holds(requests: Records, s: np.record, heap: Ints, usage: Ints, settings: S
 
 @njit
 def _settle(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, generator: Any
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    evicted: Ints,
+    settings: Settings,
+    random: Generator,
 ) -> None:
     """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
     heap, running = lines[0], lines[1]
@@ -580,7 +557,7 @@ def _settle(
         r.gone = True
         s.partial -= not r.decoding
         life.evict(r, settings.limits.restart)
-        _queue(requests, s, heap, evicted[k], settings, generator)
+        _queue(requests, s, heap, evicted[k], settings, random)
 
     if s.lost > 0:
         common.drop_gone(requests, running, s)
@@ -605,7 +582,7 @@ def decide(
     columns: Columns,
     settings: Settings,
     cost: Floats,
-    generator: Any,
+    random: Generator,
 ) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
@@ -613,11 +590,15 @@ def decide(
     """
     heap, running = lines[0], lines[1]
     if settings.overflow != EVICT_LATEST or settings.promote:
-        _leave(requests, s, lines, usage, columns.evicted, settings, generator)
+        _leave(requests, s, lines, usage, columns.evicted, settings, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if settings.admission == LOOKAHEAD and settings.short:
-        _project_short(requests, s, running, usage, settings.limits)
+        for k in range(s.running):  # one past its estimate takes a token more, whenever that is
+            r = requests[running[k]]
+            if r.produced >= r.estimate:
+                tokens = r.prompt + r.produced - 1
+                s.over += project(usage, s.batches, tokens, 1, 1, settings.limits)
     if settings.late_last:
         _pass_late(requests, s, heap)
 
@@ -674,13 +655,13 @@ def _process(
 @njit
 def run(
     requests: Records,
-    state: Any,
+    state: Records,
     settings: Settings,
     cost: Floats,
     by_arrival: Ints,
     span: int,
     columns: Columns,
-    generator: np.record,
+    random: Generator,
     lines: Ints,
     usage: Ints,
     until: float,
@@ -697,7 +678,7 @@ def run(
         s.turns -= 1
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
-            _queue(requests, s, heap, i, settings, generator)
+            _queue(requests, s, heap, i, settings, random)
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
@@ -710,7 +691,7 @@ def run(
             usage = common.grown(usage, s.batches + span)
 
         first = s.entries
-        sums = decide(requests, s, lines, usage, columns, settings, cost, generator)
+        sums = decide(requests, s, lines, usage, columns, settings, cost, random)
         if s.outcome != common.DONE:
             break
         if s.stall:  # the time of the batch that could not run
@@ -721,7 +702,7 @@ def run(
             continue
 
         if s.admitted + s.lost > 0:
-            _settle(requests, s, lines, columns.evicted, settings, generator)
+            _settle(requests, s, lines, columns.evicted, settings, random)
         if sums.tokens == 0:
             if not common.idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that

@@ -57,11 +57,10 @@ class Stepwise:
         from optsched.policies.engine import common, rules as loop
 
         requests, settings, s = self.requests, self.settings, self.state[0]
-        running = self._show(view)
-        size = len(view.running) + len(view.waiting)
+        running, usage = self._show(view)
+        size = len(running) + len(view.waiting)
         lines = np.zeros((2, size + 1), dtype=np.int64)
         lines[1, : len(running)] = running
-        usage = self._project(running, view.waiting)
         columns = common.Columns(
             np.empty(0, common.BATCH), np.empty((2, size), np.int64), np.empty(size, np.int64)
         )
@@ -89,52 +88,43 @@ class Stepwise:
 
         return Batch(tokens, evicted)
 
-    def _show(self, view: View) -> list[int]:
-        """Write what a view shows into the records; return the running requests in order."""
-        from optsched.judge.memory import take
+    def _show(self, view: View) -> tuple[list[int], Ints]:
+        """Write into the records what a view shows.
+
+        Returned are the running requests in order, and the KV that they hold in the next batches.
+        """
+        from optsched.judge.memory import project, take
         from optsched.policies.engine import common
 
-        requests, s, now = self.requests, self.state[0], view.now - self.first_arrival
+        requests, s, limits = self.requests, self.state[0], self.settings.limits
         running = sorted(view.running, key=requests["priority"].__getitem__)
-        here = np.array([*running, *view.waiting])
-        produced = view.generated[here]
-        requests["produced"][here], requests["cached"][here] = produced, view.cached[here]
-        requests["decoding"][here] = view.decoding[here]
-        first_at = np.minimum(requests["first_at"][here], now)
-        requests["first_at"][here] = np.where(produced > 0, first_at, np.inf)
+        ids = np.array([*running, *view.waiting])
+        now, produced = view.now - self.first_arrival, view.generated[ids]
+        requests["produced"][ids], requests["cached"][ids] = produced, view.cached[ids]
+        requests["decoding"][ids] = view.decoding[ids]
+        first_at = np.minimum(requests["first_at"][ids], now)
+        requests["first_at"][ids] = np.where(produced > 0, first_at, np.inf)
         for name in ("gone", "in_batch", "allocated"):
-            requests[name][here] = 0
+            requests[name][ids] = 0
 
         s.now, s.outcome, s.cleared_at, s.running = now, common.DONE, -1, len(running)
-        for name in ("waiting", "entries", "evicted", "held", "reserved", "partial", "clearings"):
+        zero = ("waiting", "entries", "evicted", "held", "reserved", "over", "partial", "clearings")
+        for name in zero:
             s[name] = 0
 
-        s.freed = 0
-        if self.settings.make_room:
-            s.freed = sum(kv for i, kv in self.batched.items() if i not in here)
-
+        gone = set(self.batched).difference(
+            ids.tolist() if self.settings.make_room else self.batched
+        )
+        s.freed = sum(self.batched[i] for i in gone)
+        lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)
+        usage = np.zeros(max(int(column.max()) for column in lengths) + 2, dtype=np.int64)
         for i in running:
             r = requests[i]
             r.band = 0
-            whole = 0 if r.decoding else r.prompt + r.produced
-            take(s, r, max(r.cached, whole), self.settings.limits)
+            size = r.prompt + r.produced
+            take(s, r, max(r.cached, 0 if r.decoding else size), limits)
             s.reserved += r.peak
             s.partial += not r.decoding
+            s.over += project(usage, 0, size - 1, r.estimate - r.produced, 1, limits)
 
-        return running
-
-    def _project(self, running: list[int], waiting: list[int]) -> Ints:
-        """Return the KV that the running requests will hold in the next batches."""
-        from optsched.judge.memory import project
-
-        requests, s = self.requests, self.state[0]
-        r = requests[[*running, *waiting]]
-        longest = np.maximum(np.maximum(r["estimate"], r["second"]), r["produced"] + 1)
-        usage = np.zeros(int(longest.max()) + 2, dtype=np.int64)
-        s.over = 0
-        for i in running:
-            r = requests[i]
-            steps = r.estimate - r.produced
-            s.over += project(usage, 0, r.prompt + r.produced - 1, steps, 1, self.settings.limits)
-
-        return usage
+        return running, usage
