@@ -14,7 +14,7 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, growth, room, take
+from optsched.judge.memory import kv_of
 from optsched.judge.replay import Limits
 from optsched.policies.engine import common
 from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_eviction, before, push
@@ -36,7 +36,7 @@ STATE_FIELDS = (
     ("kept", np.int64),  # running requests that keep their seats
     ("lost", np.int64),  # those that lose them, at the front of the list aside
     ("admitted", np.int64),  # those that win them, from its end
-    *MEMORY,  # of those that have seats, after the batch; counted anew for each
+    ("used", np.int64),  # KV of those that have seats, after the batch
 )
 
 SHIELDED, PREEMPTIBLE = 0, 1
@@ -65,7 +65,7 @@ def _rank(r: np.record, i: int, settings: Settings, offsets: Ints, remaining: Fl
         r.key = max(1.0, float(r.first - r.produced))
 
 
-@njit
+@njit(allocates=False)
 def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
     """Sort the running requests, which are nearly sorted already; return how many decode."""
     decoding = 0
@@ -84,7 +84,7 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
     return decoding
 
 
-@njit
+@njit(allocates=False)
 def _shares(
     requests: Records, s: np.record, lines: Ints, decoding: int, settings: Settings
 ) -> None:
@@ -115,18 +115,17 @@ def _shares(
     s.alone, s.decodes, s.prefills = alone, decodes, prefills
 
 
-@njit
+@njit(allocates=False)
 def _choose(
     requests: Records, s: np.record, lines: Ints, entries: Ints, settings: Settings
 ) -> Sums:
     """Choose which requests hold KV and what each processes; return the sums of the batch."""
     heap, running, aside, limits = lines[0], lines[1], lines[2], settings.limits
     sums = EMPTY
-    prefills = s.prefills
+    alone, front, decodes, prefills = s.alone, s.front, s.decodes, s.prefills
     latest = 0.0
-    kept = lost = admitted = position = 0
+    used = kept = lost = admitted = position = 0
     refused = False
-    s.held = 0
 
     while True:
         fresh = (
@@ -143,17 +142,17 @@ def _choose(
             break
 
         r = requests[i]
-        r.allocated = work = 0
+        work = 0
         if r.decoding:
-            work = 1 if sums.decode_requests < s.decodes else 0
-            needed = r.cached + work
+            work = 1 if sums.decode_requests < decodes else 0
+            kv = kv_of(r.cached + work, limits)
         else:
-            needed = r.prompt + r.produced
-            if not s.alone or i == s.front:
+            kv = kv_of(r.prompt + r.produced, limits)
+            if not alone or i == front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
 
-        seated = kept + admitted < settings.seats and room(s, growth(r, needed, limits), limits)
+        seated = kept + admitted < settings.seats and used + kv <= limits.kv_capacity
         if not seated or (fresh and work == 0):
             refused = True
             if not fresh:
@@ -162,7 +161,7 @@ def _choose(
 
             continue
 
-        take(s, r, needed, limits)
+        used += kv
         if fresh:
             common.pop(requests, heap, s)
             admitted += 1
@@ -182,11 +181,11 @@ def _choose(
         latest = max(latest, r.arrival)
         common.add_entry(entries, s, i, work)
 
-    s.kept, s.lost, s.admitted, s.latest = kept, lost, admitted, latest
+    s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _give_up(
     requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
 ) -> None:
@@ -197,10 +196,11 @@ def _give_up(
     for k in range(s.lost):
         i = aside[k]
         r = requests[i]
-        stays = holders < limits.max_running and room(s, growth(r, r.cached, limits), limits)
+        kv = kv_of(r.cached, limits)
+        stays = holders < limits.max_running and s.used + kv <= limits.kv_capacity
         if settings.keep and stays:
             holders += 1
-            take(s, r, r.cached, limits)
+            s.used += kv
             running[kept] = i
             kept += 1
         else:
@@ -217,7 +217,7 @@ def _give_up(
     s.running = kept
 
 
-@njit
+@njit(allocates=False)
 def decide(
     requests: Records, s: np.record, lines: Ints, columns: Columns, settings: Settings
 ) -> Sums:
@@ -236,7 +236,7 @@ def decide(
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _process(
     requests: Records,
     s: np.record,

@@ -128,7 +128,7 @@ def _forget(usage: Ints, s: np.record, r: np.record, steps: int, limits: Limits)
     s.over += project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, limits)
 
 
-@njit
+@njit(allocates=False)
 def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Limits) -> int:
     """Return the KV held if every running request caches one more token."""
     if limits.kv_block_tokens == 1:
@@ -262,7 +262,7 @@ def _leave(
         s.cleared_at = s.done + s.arrived
 
 
-@njit
+@njit(allocates=False)
 def _decode_all(
     requests: Records, s: np.record, running: Ints, entries: Ints, sums: Sums, limits: Limits
 ) -> Sums:
@@ -281,7 +281,7 @@ def _decode_all(
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _make_room(
     requests: Records,
     s: np.record,
@@ -394,7 +394,7 @@ def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, co
     return c if c >= 1 else REFUSED
 
 
-@njit
+@njit(allocates=False)
 def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> bool:
     """Return whether a waiting request may join the batch."""
     limits = settings.limits
@@ -416,7 +416,7 @@ def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> 
     return True
 
 
-@njit
+@njit(allocates=False)
 def _admit(
     requests: Records, s: np.record, heap: Ints, running: Ints, usage: Ints, settings: Settings
 ) -> None:
@@ -437,18 +437,19 @@ def _admit(
         project(usage, s.batches, r.prompt + r.produced - 1, steps, 1, settings.limits)
 
 
-@njit
+@njit(allocates=False)
 def _form(
     requests: Records,
     s: np.record,
     lines: Ints,
     usage: Ints,
-    columns: Columns,
+    entries: Ints,
+    evicted: Ints,
     settings: Settings,
     cost: Floats,
 ) -> Sums:
     """Form the next batch group by group; return its sums."""
-    heap, running, entries = lines[0], lines[1], columns.entries
+    heap, running = lines[0], lines[1]
     limits = settings.limits
     max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
     sums = EMPTY
@@ -499,7 +500,7 @@ def _form(
                 if sums.tokens + 1 > max_batch:
                     break
                 if not room(s, growth(r, c, limits), limits):
-                    _make_room(requests, s, running, usage, columns.evicted, i, settings)
+                    _make_room(requests, s, running, usage, evicted, i, settings)
                     if r.gone:
                         continue
 
@@ -529,7 +530,7 @@ def _form(
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _holds(requests: Records, s: np.record, heap: Ints, usage: Ints, settings: Settings) -> bool:
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
@@ -579,18 +580,19 @@ def decide(
     s: np.record,
     lines: Ints,
     usage: Ints,
-    columns: Columns,
+    entries: Ints,
+    evicted: Ints,
     settings: Settings,
     cost: Floats,
     random: Generator,
 ) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
-    Its entries and the evictions come to the columns, whose lengths the state counts.
+    Its entries and the evictions come to the two columns, whose lengths the state counts.
     """
     heap, running = lines[0], lines[1]
     if settings.overflow != EVICT_LATEST or settings.promote:
-        _leave(requests, s, lines, usage, columns.evicted, settings, random)
+        _leave(requests, s, lines, usage, evicted, settings, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if settings.admission == LOOKAHEAD and settings.short:
@@ -603,15 +605,15 @@ def decide(
         _pass_late(requests, s, heap)
 
     s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
-    sums = _form(requests, s, lines, usage, columns, settings, cost)
+    sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
     if s.holding and sums.tokens == 0:
         s.holding = False
-        sums = _form(requests, s, lines, usage, columns, settings, cost)
+        sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
 
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _process(
     requests: Records,
     s: np.record,
@@ -673,6 +675,7 @@ def run(
     n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
+    entries, evicted = columns.entries, columns.evicted
 
     while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
         s.turns -= 1
@@ -687,11 +690,12 @@ def run(
 
         if common.full(columns, s, s.running + s.waiting, s.running):
             columns = common.with_room(columns, s, s.running + s.waiting, s.running)
+            entries, evicted = columns.entries, columns.evicted
         if s.batches + span > usage.shape[0]:
             usage = common.grown(usage, s.batches + span)
 
         first = s.entries
-        sums = decide(requests, s, lines, usage, columns, settings, cost, random)
+        sums = decide(requests, s, lines, usage, entries, evicted, settings, cost, random)
         if s.outcome != common.DONE:
             break
         if s.stall:  # the time of the batch that could not run
@@ -702,7 +706,7 @@ def run(
             continue
 
         if s.admitted + s.lost > 0:
-            _settle(requests, s, lines, columns.evicted, settings, random)
+            _settle(requests, s, lines, evicted, settings, random)
         if sums.tokens == 0:
             if not common.idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
@@ -715,6 +719,6 @@ def run(
 
         s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, usage, columns.entries, first, settings)
+        _process(requests, s, running, usage, entries, first, settings)
 
     return columns, usage

@@ -54,7 +54,7 @@ class Settings(NamedTuple):
     by_priority: bool
 
 
-@njit
+@njit(allocates=False)
 def _wait(
     requests: Records, s: np.record, heap: Ints, i: int, back: bool, by_priority: bool
 ) -> None:
@@ -72,7 +72,7 @@ def _wait(
     push(requests, heap, s, i)
 
 
-@njit
+@njit(allocates=False)
 def _begin(requests: Records, s: np.record, running: Ints, settings: Settings) -> None:
     """Begin a step with its budget, and say whether it defers prefills."""
     s.left, s.prefill_left = settings.budget, settings.limits.max_prefill_tokens
@@ -84,7 +84,7 @@ def _begin(requests: Records, s: np.record, running: Ints, settings: Settings) -
             s.defer = s.defer or requests[running[k]].decoding
 
 
-@njit
+@njit(allocates=False)
 def _share(r: np.record, s: np.record, settings: Settings) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
     limits = settings.limits
@@ -105,7 +105,7 @@ def _share(r: np.record, s: np.record, settings: Settings) -> int:
     return tokens if tokens <= room else 0
 
 
-@njit
+@njit(allocates=False)
 def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
     """Give a request tokens of the step, or with sign -1 take them back."""
     s.left -= sign * tokens
@@ -118,7 +118,7 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
     r.tokens = tokens if sign > 0 else 0
 
 
-@njit
+@njit(allocates=False)
 def _preempt(
     requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
 ) -> int:
@@ -146,7 +146,7 @@ def _preempt(
     return int(at)
 
 
-@njit
+@njit(allocates=False)
 def _schedule_running(
     requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
 ) -> None:
@@ -172,7 +172,7 @@ def _schedule_running(
         at += 1
 
 
-@njit
+@njit(allocates=False)
 def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings) -> None:
     """Admit waiting requests, up to the first that must wait on."""
     heap, running, limits = lines[0], lines[1], settings.limits
@@ -200,7 +200,7 @@ def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings) -> 
         s.bound = s.waiting > 0
 
 
-@njit
+@njit(allocates=False)
 def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> Sums:
     """Write the entries of a batch; return its sums."""
     sums = EMPTY
@@ -220,7 +220,7 @@ def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> S
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _process(
     requests: Records, s: np.record, running: Ints, entries: Ints, first: int, limits: Limits
 ) -> None:
