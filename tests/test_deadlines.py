@@ -141,12 +141,13 @@ def test_who_has_fallen_behind_does_not_stop_prefills() -> None:
 def test_pacing_needs_what_it_goes_by() -> None:
     assert "no slo_tpot" in str(allows("paced", one_at_a_time([1])))
     assert "no slo_ttft" in str(allows("paced", Instance([0], [1], [1], kv_capacity=3)))
-    with pytest.raises(InputError, match=r"paced: found it with .*hold=0.5"):
+    with pytest.raises(InputError, match=r"hold: found 0.5; expected hold >= 1"):
         simulate(paced_pair(0.0, 2, 1.0), "paced:hold=0.5", PLAIN)
-    with pytest.raises(InputError, match="paced: found it with chunked=False"):
+    with pytest.raises(InputError, match="paced: found True; expected chunked prefill"):
         Rules(paced=True)
-    for wrong in ("catch_up=0", "catch_up=1.1", "lump=0.4"):
-        with pytest.raises(InputError, match=r"paced: found it with .*0 < catch_up <= 1 and lump"):
+    for wrong in ("catch_up=0.0", "catch_up=1.1", "lump=0.4"):
+        name, value = wrong.split("=")
+        with pytest.raises(InputError, match=f"{name}: found {value}; expected .*{name}"):
             simulate(paced_pair(0.0, 2, 1.0), f"paced:{wrong}", PLAIN)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 from command_line import run
+from readable_rules import Readable
 from readable_windows import simulate_windows
 from slow_judge import TIMED, batches, random_batches, random_instance, slow_judge
 from sweeps import parts
@@ -25,7 +26,6 @@ from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.timeline import timeline
 from optsched.optimize.search.offline import improve
 from optsched.policies import allows, make_policy, policies
-from optsched.policies.engine.readable import Readable
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InputError,

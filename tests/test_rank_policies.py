@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from readable_rules import Readable
 
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, policies
 from optsched.policies.base import Rules
-from optsched.policies.engine.readable import Readable
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from readable_rules import Readable
 
 from optsched.analysis.ratio.families import from_shares
 from optsched.analysis.theory import largest_quotient
@@ -15,7 +16,6 @@ from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Rules, View
-from optsched.policies.engine.readable import Readable
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, PolicyError
 from optsched.problem.instance import Instance

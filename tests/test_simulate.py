@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from readable_rules import Readable
 from slow_judge import TIMED, batches, random_instance
 from sweeps import parts
 
@@ -16,7 +17,6 @@ from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
 from optsched.policies.base import Batch, View
-from optsched.policies.engine.readable import Readable
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
 from optsched.problem.forecast import Forecast

@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from optsched_studies.queueing import exponential, mean_response_time, perfect
+from readable_trail import ReadableTrail
 from slow_judge import TIMED, random_instance
 from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
 
@@ -33,7 +34,7 @@ STEP = BatchCost("step", 1, {"base": "1000"})
 
 
 class Open:
-    """A policy without its compiled loop."""
+    """A policy that is asked before every batch."""
 
     evict_mode = "recompute"
 
@@ -66,11 +67,13 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
         policy.max_batch_tokens = rng.choice([None, rng.randint(1, 12)])
         policy.max_running = rng.choice([None, 1, 2, 3])
         fast = run_or_error(instance, policy, seed=number)
-        slow = run_or_error(instance, Open(policy), seed=number)
+        slow = run_or_error(instance, ReadableTrail(policy), seed=number)
         if isinstance(fast, OptschedError) or isinstance(slow, OptschedError):
             assert type(fast) is type(slow) is LoopError, (fast, slow, instance.to_dict())
             continue
         assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
+        if number % 4 == 0:
+            assert same(fast, simulate(instance, Open(policy), cost_of(instance), seed=number))
         judged = evaluate(instance, fast, cost_of(instance))
         finished += 1
         evicting += len(fast.evicted) > 0

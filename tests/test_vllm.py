@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -116,3 +118,48 @@ def test_limits_of_the_server_are_shown() -> None:
     here.add(0.0, 8, 5)
     here.ask(0.0, [0], [], np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_))
     assert seen == [(32, 16, 3)]
+
+
+INSIDE = """
+import sys
+from types import SimpleNamespace as Of
+from optsched.engines.vllm import _Decides
+
+class Base:  # what the plug-in uses of vLLM's scheduler
+    def __init__(self, config):
+        self.scheduler_config = Of(enable_chunked_prefill=True)
+        self.kv_cache_config = Of(num_blocks=5)
+        self.block_size, self.max_num_scheduled_tokens, self.max_num_running_reqs = 4, 100, 8
+
+    def add_request(self, request):
+        pass
+
+Plugged = type("Plugged", (_Decides, Base), {})
+config = Of(
+    cache_config=Of(enable_prefix_caching=False), scheduler_config=Of(async_scheduling=False),
+    parallel_config=Of(pipeline_parallel_size=1), speculative_config=None, lora_config=None,
+    kv_transfer_config=None, ec_transfer_config=None,
+    model_config=Of(is_encoder_decoder=False, is_multimodal_model=False, runner_type="generate"),
+    additional_config={"optsched": {"policy": "mc-sf"}},
+)
+scheduler = Plugged(config)
+for number, longest in enumerate((9, 2, 3)):
+    scheduler.add_request(Of(
+        request_id=str(number), arrival_time=0.0, num_prompt_tokens=4, max_tokens=longest,
+        sampling_params=Of(extra_args=None),
+    ))
+import numpy as np
+answer = scheduler._desk.ask(
+    0.0, [0, 1, 2], [], np.zeros(3, int), np.zeros(3, int), np.zeros(3, bool)
+)
+print(dict(answer.tokens), "numba" in sys.modules)
+"""
+
+
+def test_inside_vllm_rules_decide_without_numba() -> None:
+    # 16 tokens of KV in blocks of 4. Outputs of 2 and 3 need 8 each at their ends, so the request
+    # of 9, which alone would take 12, waits.
+    done = subprocess.run(
+        [sys.executable, "-c", INSIDE], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("{1: 4, 2: 4} False\n", "")

@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel, UnitCost, load_cost_model
 from optsched.engines.sending import PREDICTED
 from optsched.policies import make_policy
-from optsched.policies.base import Batch, Rules, Scheduler, View
-from optsched.policies.engine.readable import Readable
+from optsched.policies.base import Batch, Job, Rules, Scheduler, View
+from optsched.policies.engine.stepwise import Stepwise
 from optsched.problem.errors import PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.kernel import interpret
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
@@ -98,9 +99,9 @@ class Desk:
                 chunked_prefill=None if self.chunked else False,
             )
             if self.told:
-                self.asked.learn(known)
+                self.asked.learn(Job(known, known, self.cost))
             else:
-                self.asked = Readable(self.policy, known)
+                self.asked = Stepwise(self.policy, Job(known, known, self.cost))
 
             self.told = len(prompt)
 
@@ -156,6 +157,7 @@ class _Decides(_Base):
             found = f"optsched.engines.vllm: found {wrong}"
             raise UsageError(f"{found}; expected a configuration without")
 
+        interpret()  # vLLM's engine on a CPU does not start beside numba
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:

@@ -25,6 +25,7 @@ UNLIMITED = np.iinfo(np.int64).max
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Records = NDArray[np.record]
 
 
 def record(*fields: tuple[str, Any]) -> np.dtype[Any]:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
-from optsched.policies.helpers import (
+from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows  # noqa: F401
+from optsched.policies.helpers import (  # noqa: F401
     admit,
     decode_all,
     evict_until_fits,
@@ -23,26 +23,12 @@ from optsched.policies.helpers import (
     fits_to_the_end,
     kv_after,
 )
+from optsched.problem import specs
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.registry import Registry
-from optsched.problem.specs import (
-    Parameter,
-    convert_all,
-    is_file,
-    load_attribute,
-    parameters_of,
-    parse_spec,
-)
+from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
 from optsched.workloads.predict import check_predictor
-
-__all__ = [
-    "Batch", "Parameter", "Policy", "PolicyInfo", "Rules", "Runner", "Scheduler", "View", "Windows",
-    "admit", "allows", "behind_routers", "decode_all", "evict_until_fits", "fits",
-    "fits_to_the_end", "is_clairvoyant", "kv_after", "lengths_note", "make_policy", "on_workers",
-    "parse_spec", "policies", "policy", "runner_of",
-]  # fmt: skip
-
 
 _ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
@@ -81,7 +67,7 @@ class PolicyInfo:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Parameters by name, read from the signature of ``make``."""
-        return parameters_of(self.make)
+        return specs.parameters_of(self.make)
 
 
 _REGISTRY: Registry[PolicyInfo] = Registry("policy", __name__)
@@ -153,10 +139,10 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
     predictor = _predictor(spec, texts)
-    own = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
-    ours = {"workers", "router"} - set(info.parameters)
-    routing = {key: own.pop(key) for key in own.keys() & ours}
-    values = convert_all(own, info.parameters, f"policy {name!r}")
+    settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
+    for_router = {"workers", "router"} - set(info.parameters)
+    routing = {key: settings.pop(key) for key in settings.keys() & for_router}
+    values = convert_all(settings, info.parameters, f"policy {name!r}")
 
     try:
         made = info.make(**values)
@@ -173,8 +159,8 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     if routing:
         made = _routed(spec, made, info, routing)
     if predictor is not None:
-        told = predictor.partition(":")[0] == "oracle"
-        info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and told)
+        oracle = predictor.partition(":")[0] == "oracle"
+        info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and oracle)
 
     return made, info
 
@@ -215,8 +201,8 @@ def on_workers(spec: str, workers: int, router: str) -> str:
         return spec
 
     name, texts = parse_spec(spec)
-    own = not is_file(name) and "workers" in policies()[name].parameters
-    more = f"workers={workers}" + ("" if own else f",router={router}")
+    balances = not is_file(name) and "workers" in policies()[name].parameters
+    more = f"workers={workers}" + ("" if balances else f",router={router}")
     return f"{spec}{',' if texts else ':'}{more}"
 
 
@@ -236,10 +222,8 @@ def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
     if workers == 1:
         return list(specs)
 
-    return [
-        on_workers(spec, workers, router) + ",predictor=oracle"
-        for router in _ROUTERS for spec in specs
-    ]  # fmt: skip
+    pairs = ((router, spec) for router in _ROUTERS for spec in specs)
+    return [f"{on_workers(spec, workers, router)},predictor=oracle" for router, spec in pairs]
 
 
 def runner_of(made: Scheduler) -> Runner:
@@ -341,7 +325,7 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
 def _from_file(name: str) -> PolicyInfo:
     """Load a user's policy, which is a class with ``batch(view)``, a function or a `Runner`."""
-    found = load_attribute(name, "policy", (Rules, Windows, Runner))
+    found = specs.load_attribute(name, "policy", (Rules, Windows, Runner))
     if isinstance(found, Runner):
         guess = not isinstance(found, (Rules, Windows))  # these say where they use lengths
         return PolicyInfo(name, "a user's rules", lambda: found, clairvoyant=guess, assumed=guess)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optsched.policies import policy
 from optsched.policies.base import Order, Rules
 from optsched.policies.unified import DECODE_FIRST
@@ -9,16 +11,12 @@ from optsched.policies.unified import DECODE_FIRST
 TOKENS = 512
 """Max tokens of a batch, which bounds how long a prefill delays the decodes beside it."""
 
+CHUNKS = Rules(groups=DECODE_FIRST, chunked=True)
+
 
 def _rules(order: Order, late_last: bool, tokens: int, max_running: int | None) -> Rules:
-    return Rules(
-        order=order,
-        groups=DECODE_FIRST,
-        late_last=late_last,
-        chunked=True,
-        max_batch_tokens=tokens,
-        max_running=max_running,
-    )
+    made = replace(CHUNKS, order=order, late_last=late_last)
+    return replace(made, max_batch_tokens=tokens, max_running=max_running)
 
 
 @policy("edf", "earliest deadline of the first token first, decodes first, chunked prefill")
@@ -70,15 +68,9 @@ def paced(
     `eviction_free`: whether a request is admitted only where the predicted peaks of all fit
     together.
     """
-    return Rules(
-        order="slack" if by_slack else "arrival",
-        groups=DECODE_FIRST,
-        late_last=late_last,
-        paced=True,
-        hold=hold,
-        catch_up=catch_up,
-        lump=lump,
-        admission="reserve" if eviction_free else "present",
-        chunked=True,
-        max_running=max_running,
-    )
+    made = replace(CHUNKS, order="slack" if by_slack else "arrival", late_last=late_last)
+    if eviction_free:
+        made = replace(made, admission="reserve")
+
+    made = replace(made, paced=True, hold=hold, catch_up=catch_up, lump=lump)
+    return replace(made, max_running=max_running)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optsched.policies import policy
 from optsched.policies.base import Rules
+from optsched.policies.memory_constrained import CAREFUL
 
 
 @policy("fcfs", "first come first served, hybrid batches, evicting the latest arrival")
@@ -13,7 +16,4 @@ def fcfs(*, max_running: int | None = None) -> Rules:
     In rounds an eviction loses all progress. Admission therefore looks ahead there, as that of
     `mc-benchmark` does.
     """
-    careful = Rules(
-        admission="lookahead", overflow="clear", evict_mode="restart", max_running=max_running
-    )
-    return Rules(max_running=max_running, in_rounds=careful)
+    return Rules(max_running=max_running, in_rounds=replace(CAREFUL, max_running=max_running))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect_left
 
 from optsched.policies import policy
 from optsched.policies.base import Batch, View
@@ -92,7 +94,7 @@ class Geometric:
         self._run: object = None  # the view's generator, which tells one run from the next
         self._phase: dict[int, int] = {}  # of each request that has arrived
         self._now = -1  # the phase that goes on
-        self._wide = 1  # K of that phase
+        self._width = 1  # K of that phase
         self._batch = 0  # batches of that phase so far
         self._starts = 0  # requests that it should have started before the next one
 
@@ -129,25 +131,17 @@ class Geometric:
 
     def _phase_of(self, length: int) -> int:
         """Return the first phase whose slice is not shorter than a length."""
-        phase = 0
-        while self._slice(phase) < length:
-            phase += 1
-
-        return phase
+        return next(phase for phase in itertools.count() if self._slice(phase) >= length)
 
     def _begin(self, view: View, line: list[int]) -> None:
         """Begin the phase of the first in line."""
         self._now, self._batch, self._starts = self._phase[line[0]], 0, 0
         prompts = [int(view.prompt_tokens[i]) for i in line if self._phase[i] == self._now]
         length, mean = self._slice(self._now), -(-sum(prompts) // len(prompts))
-        low, high = 1, max(1, view.kv_capacity // view.kv_of(mean))
-
-        while low < high:
-            wide = (low + high + 1) // 2
-            held = _held(view, mean, length, wide)
-            low, high = (wide, high) if held <= view.kv_capacity else (low, wide - 1)
-
-        self._wide = low
+        widths = range(2, view.kv_capacity // view.kv_of(mean) + 1)
+        self._width = 1 + bisect_left(
+            widths, 1, key=lambda width: _held(view, mean, length, width) > view.kv_capacity
+        )
 
     def _start(
         self,
@@ -160,11 +154,11 @@ class Geometric:
         """Return the batch with those of a phase whose turn it is, as far as they fit."""
         length = self._slice(self._now)
         if not running:  # those that ran were short: the next one need not wait for its turn
-            self._batch = max(self._batch, self._starts * length // self._wide)
+            self._batch = max(self._batch, self._starts * length // self._width)
 
-        self._starts = max(self._starts, self._batch * self._wide // length)
+        self._starts = max(self._starts, self._batch * self._width // length)
         for i in line:
-            due = self._starts * length < (self._batch + 1) * self._wide
+            due = self._starts * length < (self._batch + 1) * self._width
             if (self.staggered and not due) or not self._fits(view, [*running, i], length):
                 break
 

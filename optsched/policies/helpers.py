@@ -54,10 +54,10 @@ def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ())
     -------
     int
     """
-    stay = [i for i in view.running if i not in evicted]
-    kv, here = view.held(stay), set(stay)
+    stay = set(view.running).difference(evicted)
+    kv = view.held(list(stay))
     for i, c in tokens.items():
-        cached = int(view.cached[i]) if i in here else 0
+        cached = int(view.cached[i]) if i in stay else 0
         kv += view.kv_of(cached + c) - (view.kv_of(cached) if cached else 0)
 
     return kv
@@ -152,10 +152,10 @@ def admit(
     dict of int to int
         Tokens to process, by request.
     """
-    joined, most = dict(tokens), math.inf if max_running is None else max_running
+    joined, seats = dict(tokens), math.inf if max_running is None else max_running
     for i in line:
         wider = {**joined, i: view.rest(i)}
-        if _holding(view, wider, evicted) > most or not fits(view, wider, evicted):
+        if _holding(view, wider, evicted) > seats or not fits(view, wider, evicted):
             break
 
         joined = wider

@@ -24,10 +24,4 @@ def least_work(*, margin: int = 0, max_running: int | None = None) -> Rules:
     one until the others fit. To clear all running requests, as `mc-sf` does, would lose more work
     than the machine can make up for.
     """
-    return Rules(
-        order="work",
-        margin=margin,
-        admission="lookahead",
-        overflow="evict_latest",
-        max_running=max_running,
-    )
+    return Rules(order="work", margin=margin, admission="lookahead", max_running=max_running)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optsched.policies import policy
 from optsched.policies.base import Rules
+
+CAREFUL = Rules(admission="lookahead", overflow="clear", evict_mode="restart")
+"""First come first served while KV fits at every predicted completion; all cleared at overflow."""
+
+CLEARING = Rules(admission="protect", overflow="clear", evict_mode="restart")
 
 
 @policy(
@@ -23,13 +30,7 @@ def mc_sf(*, margin: int = 0) -> Rules:
     When predictions are too short, KV may overflow. Running requests are then cleared, as for
     `alpha-protection`, and their estimates rise to the tokens that they had produced.
     """
-    return Rules(
-        order="output",
-        margin=margin,
-        admission="lookahead",
-        overflow="clear",
-        evict_mode="restart",
-    )
+    return replace(CAREFUL, order="output", margin=margin)
 
 
 @policy(
@@ -40,7 +41,7 @@ def mc_sf(*, margin: int = 0) -> Rules:
 )
 def mc_benchmark() -> Rules:
     """Return the rules of MC-SF in the order of arrival."""
-    return Rules(order="arrival", admission="lookahead", overflow="clear", evict_mode="restart")
+    return CAREFUL
 
 
 @policy(
@@ -55,7 +56,7 @@ def alpha_protection(*, alpha: float = 0.25) -> Rules:
 
     `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
     """
-    return Rules(admission="protect", alpha=alpha, overflow="clear", evict_mode="restart")
+    return replace(CLEARING, alpha=alpha)
 
 
 @policy(
@@ -70,6 +71,4 @@ def alpha_beta(*, alpha: float = 0.2, beta: float = 0.1) -> Rules:
 
     `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
     """
-    return Rules(
-        admission="protect", alpha=alpha, overflow="clear", beta=beta, evict_mode="restart"
-    )
+    return replace(CLEARING, alpha=alpha, beta=beta)

@@ -8,21 +8,37 @@ produced, as in the paper. The policies run in rounds and, with a cost model, in
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
-from optsched.policies import policy
-from optsched.policies.base import Rules
+from optsched.policies import Make, policy
+from optsched.policies.base import Order, Rules
+from optsched.policies.memory_constrained import CAREFUL
 from optsched.problem.errors import InputError
 
 ALPHA_STAR = (3 - math.sqrt(5)) / 2
 """Value of l / u below which `a_l` has the smaller bound (Chen, Ye and Zhou 2025, section 5.1)."""
 
+SHORTEST = Rules(
+    order="output",
+    ties="random",
+    lengths="lower",
+    admission="lookahead",
+    overflow="evict_shortest",
+    evict_mode="restart",
+)
+"""The smallest estimate is admitted first, and evicted first."""
 
-@policy(
+
+def chen(name: str, summary: str, place: str) -> Callable[[Make], Make]:
+    """Register a policy of the paper, whose lengths are known."""
+    return policy(name, summary, clairvoyant=True, paper=f"Chen, Ye and Zhou 2025, {place}")
+
+
+@chen(
     "a-max",
     "every output is taken as its upper prediction; as many as fit, equals at random",
-    clairvoyant=True,
-    paper="Chen, Ye and Zhou 2025, Algorithm 1",
+    "Algorithm 1",
 )
 def a_max(*, sample: str = "equals") -> Rules:
     """Return rules that admit by upper prediction while KV fits at every predicted completion.
@@ -47,21 +63,14 @@ def a_max(*, sample: str = "equals") -> Rules:
     if sample not in ("equals", "all"):
         raise InputError(f"sample: found {sample!r}; expected equals or all")
 
-    return Rules(
-        order="random" if sample == "all" else "output",
-        ties="random",
-        lengths="upper",
-        admission="lookahead",
-        overflow="clear",
-        evict_mode="restart",
-    )
+    order: Order = "random" if sample == "all" else "output"
+    return replace(CAREFUL, order=order, ties="random", lengths="upper")
 
 
-@policy(
+@chen(
     "a-min",
     "outputs are their lower predictions until they prove longer; smallest estimate goes first",
-    clairvoyant=True,
-    paper="Chen, Ye and Zhou 2025, Algorithms 2 and 5",
+    "Algorithms 2 and 5",
 )
 def a_min(*, make_room: bool = False) -> Rules:
     """Return rules whose estimates start at the lower predictions and rise with evictions.
@@ -82,22 +91,13 @@ def a_min(*, make_room: bool = False) -> Rules:
     request that is evicted before it reached its estimate keeps the estimate, which is still a
     lower bound and the larger one.
     """
-    return Rules(
-        order="output",
-        ties="random",
-        lengths="lower",
-        admission="lookahead",
-        overflow="evict_shortest",
-        make_room=make_room,
-        evict_mode="restart",
-    )
+    return replace(SHORTEST, make_room=make_room)
 
 
-@policy(
+@chen(
     "a-l",
     "a request longer than its lower prediction starts again, last, at its upper one",
-    clairvoyant=True,
-    paper="Chen, Ye and Zhou 2025, Algorithm 6",
+    "Algorithm 6",
 )
 def a_l() -> Rules:
     """Return rules for outputs that are either l or u.
@@ -105,23 +105,10 @@ def a_l() -> Rules:
     A request that outlives its lower prediction restarts behind all others with its upper one.
     Other outputs in [l, u] are allowed, and are then served as if they were u.
     """
-    return Rules(
-        order="output",
-        ties="random",
-        lengths="lower",
-        admission="lookahead",
-        overflow="evict_shortest",
-        promote=True,
-        evict_mode="restart",
-    )
+    return replace(SHORTEST, promote=True)
 
 
-@policy(
-    "a-switch",
-    "a-l where l / u is below (3 - sqrt 5) / 2, else a-min",
-    clairvoyant=True,
-    paper="Chen, Ye and Zhou 2025, section 5.1",
-)
+@chen("a-switch", "a-l where l / u is below (3 - sqrt 5) / 2, else a-min", "section 5.1")
 def a_switch() -> Rules:
     """Return rules that switch between `a-l` and `a-min`, whichever has the smaller bound.
 
@@ -130,12 +117,7 @@ def a_switch() -> Rules:
     return replace(a_min(), wide=a_l(), wide_below=ALPHA_STAR)
 
 
-@policy(
-    "h-sf",
-    "shortest true output first, while KV fits at every completion",
-    clairvoyant=True,
-    paper="Chen, Ye and Zhou 2025, Algorithm 3",
-)
+@chen("h-sf", "shortest true output first, while KV fits at every completion", "Algorithm 3")
 def h_sf() -> Rules:
     """Return the rules of MC-SF in hindsight.
 
@@ -146,28 +128,12 @@ def h_sf() -> Rules:
     -----
     The paper takes the largest set that fits; see `a-max`.
     """
-    return Rules(
-        order="output",
-        lengths="hindsight",
-        admission="lookahead",
-        overflow="clear",
-        evict_mode="restart",
-    )
+    return replace(CAREFUL, order="output", lengths="hindsight")
 
 
-@policy(
-    "a-random",
-    "random order with true outputs, while KV fits at every completion",
-    clairvoyant=True,
-    paper="Chen, Ye and Zhou 2025, Algorithm 4",
+@chen(
+    "a-random", "random order with true outputs, while KV fits at every completion", "Algorithm 4"
 )
 def a_random() -> Rules:
     """Return the rules of `h-sf` in the order of a random permutation."""
-    return Rules(
-        order="random",
-        ties="random",
-        lengths="hindsight",
-        admission="lookahead",
-        overflow="clear",
-        evict_mode="restart",
-    )
+    return replace(CAREFUL, order="random", ties="random", lengths="hindsight")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,11 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
+
+if TYPE_CHECKING:  # the loop is loaded by those who run it
+    from optsched.judge.life import Ints, Records
+    from optsched.policies.engine.common import Columns
+    from optsched.policies.engine.rules import Settings
 
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
@@ -142,61 +147,38 @@ class Rules(Runner):
     wide_below: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < 1:
-            raise InputError(f"alpha: found {self.alpha!r}; expected 0 <= alpha < 1")
-        if not 0 < self.beta <= 1:
-            raise InputError(f"beta: found {self.beta!r}; expected 0 < beta <= 1")
-        if len(set(self.groups)) < len(self.groups) or (
-            "running" in self.groups and len(self.groups) > 2
-        ):
-            raise InputError(f"groups: found {self.groups!r}; expected each request in one group")
-
-        if "all" in self.groups and (len(self.groups) > 1 or self.requeue == "back"):
-            raise InputError(
-                f"groups: found {self.groups!r}; expected 'all' alone, with requeue='order'"
-            )
-
-        if self.chunked and (self.overflow != "evict_latest" or self.promote):
-            raise InputError(
-                f"chunked: found True with overflow={self.overflow!r} or promote; expected False"
-            )
-
-        if self.margin < 0:
-            raise InputError(f"margin: found {self.margin!r}; expected an integer >= 0")
-        if self.ties == "random" and (
-            self.order not in ("output", "random")
-            or self.overflow == "evict_latest"
-            or self.requeue == "back"
-            or "all" in self.groups
-        ):
-            raise InputError(
-                "ties: found 'random'; expected with it order 'output' or 'random', requeue "
-                "'order', groups without 'all', and an overflow other than 'evict_latest'"
-            )
-
-        if self.make_room and self.overflow != "evict_shortest":
-            raise InputError(
-                f"make_room: found overflow={self.overflow!r} with it; expected 'evict_shortest'"
-            )
-
-        if self.late_last and (self.promote or "all" in self.groups or self.ties == "random"):
-            raise InputError(
-                "late_last: found promote, ties='random' or groups=('all',) with it; expected none"
-            )
-
-        if (self.paced and not self.chunked) or not (
-            self.hold >= 1 >= self.catch_up > 0 and self.lump >= 0.5
-        ):
-            raise InputError(
-                f"paced: found it with chunked={self.chunked}, hold={self.hold!r}, catch_up="
-                f"{self.catch_up!r} and lump={self.lump!r}; expected chunked prefill, hold >= 1, "
-                "0 < catch_up <= 1 and lump >= 0.5"
-            )
-
-        if self.order == "random" and self.ties != "random":
-            raise InputError(
-                f"order: found 'random' with ties={self.ties!r}; expected ties='random'"
-            )
+        groups, line, drawn = self.groups, "all" in self.groups, self.ties == "random"
+        latest, at_rank = self.overflow == "evict_latest", self.requeue == "order"
+        once = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
+        draws = self.order in ("output", "random") and at_rank and not (latest or line)
+        plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
+        fixed = not (self.promote or line or drawn)
+        drawing = (
+            "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
+        )
+        checks = (
+            ("alpha", 0 <= self.alpha < 1, "0 <= alpha < 1"),
+            ("beta", 0 < self.beta <= 1, "0 < beta <= 1"),
+            ("margin", self.margin >= 0, "an integer >= 0"),
+            ("groups", once, "each request in one group"),
+            ("groups", not line or (at_rank and len(groups) == 1), "'all' alone, requeue='order'"),
+            ("order", drawn or self.order != "random", "ties='random' with it"),
+            ("ties", draws or not drawn, f"with it {drawing} other than 'evict_latest'"),
+            (
+                "chunked",
+                plain or not self.chunked,
+                "overflow='evict_latest' and no promote with it",
+            ),
+            ("make_room", shortest or not self.make_room, "overflow='evict_shortest' with it"),
+            ("late_last", fixed or not self.late_last, "no promote, random ties or 'all' with it"),
+            ("paced", self.chunked or not self.paced, "chunked prefill with it"),
+            ("hold", self.hold >= 1, "hold >= 1"),
+            ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
+            ("lump", self.lump >= 0.5, "lump >= 0.5"),
+        )
+        for name, holds, expected in checks:
+            if not holds:
+                raise InputError(f"{name}: found {getattr(self, name)!r}; expected {expected}")
 
         for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
             value = getattr(self, name)
@@ -241,8 +223,19 @@ class Rules(Runner):
         chunked = rules.chunked and instance.chunked_prefill is not False
         return rules, mode, hybrid, chunked
 
-    def begin(self, job: Job, workers: int) -> Fleet:
-        """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
+    def prepared(self, job: Job) -> tuple[Records, Settings, EvictMode]:
+        """Return the requests and the settings of the loop, and what an eviction loses.
+
+        Parameters
+        ----------
+        job : Job
+
+        Returns
+        -------
+        requests : ndarray of records
+        settings : optsched.policies.engine.rules.Settings
+        evict_mode : {"restart", "recompute"}
+        """
         from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rules as loop
@@ -250,64 +243,69 @@ class Rules(Runner):
         instance = job.instance
         rules, mode, hybrid, chunked = self.on(instance)
         predicted, _ = estimates(instance, rules.lengths, rules.margin)
-        second = estimates(instance, "upper", rules.margin)[0] if rules.promote else predicted
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
-        requests["estimate"], requests["second"] = predicted, second
-        requests["peak"] = whole_blocks(
-            instance.prompt_tokens + predicted - 1 + instance.kv_offset, instance.kv_block_tokens
-        )
+        requests["estimate"] = requests["second"] = predicted
+        if rules.promote:
+            requests["second"] = estimates(instance, "upper", rules.margin)[0]
+
+        peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
+        requests["peak"] = whole_blocks(peak, instance.kv_block_tokens)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
-        limits = limits_of(instance, mode)
-        groups = (*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP)
+        limits, seats = limits_of(instance, mode), rules.max_running or UNLIMITED
+        batch = rules.max_batch_tokens or UNLIMITED
+        groups = [*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP]
         settings = loop.Settings(
-            limits._replace(
-                hybrid=hybrid,
-                chunked=chunked,
-                max_running=min(limits.max_running, rules.max_running or UNLIMITED),
+            limits=limits._replace(
+                hybrid=hybrid, chunked=chunked, max_running=min(limits.max_running, seats)
             ),
-            float(instance.clock_origin),
-            groups[:3],  # type: ignore[arg-type]
-            loop.ADMISSIONS[rules.admission],
-            loop.OVERFLOWS[rules.overflow],
-            (1.0 - rules.alpha) * instance.kv_capacity,
-            float(rules.beta),
-            rules.requeue == "back",
-            rules.ties == "random",
-            rules.order == "output",
-            rules.promote,
-            rules.make_room,
-            rules.late_last,
-            rules.paced,
-            rules.hold,
-            1 - rules.catch_up,
-            rules.lump,
-            bool((predicted < instance.output_tokens).any()),
-            rules.max_batch_tokens or UNLIMITED,
-            rules.max_prefill_tokens or UNLIMITED,
+            origin=float(instance.clock_origin),
+            groups=(groups[0], groups[1], groups[2]),
+            admission=loop.ADMISSIONS[rules.admission],
+            overflow=loop.OVERFLOWS[rules.overflow],
+            threshold=(1.0 - rules.alpha) * instance.kv_capacity,
+            beta=float(rules.beta),
+            requeue_back=rules.requeue == "back",
+            random_ties=rules.ties == "random",
+            by_estimate=rules.order == "output",
+            promote=rules.promote,
+            make_room=rules.make_room,
+            late_last=rules.late_last,
+            paced=rules.paced,
+            hold=float(rules.hold),
+            spare=1.0 - rules.catch_up,
+            lump=float(rules.lump),
+            short=bool((predicted < instance.output_tokens).any()),
+            max_batch_tokens=batch,
+            max_prefill_tokens=min(batch, rules.max_prefill_tokens or UNLIMITED),
         )
-        span = 2 + max(int(a.max()) for a in (predicted, second, instance.output_tokens))
+        return requests, settings, mode
+
+    def begin(self, job: Job, workers: int) -> Fleet:
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
+        from optsched.policies.engine import common, rules as loop
+
+        requests, settings, mode = self.prepared(job)
+        lengths = (requests["estimate"], requests["second"], requests["output"])
+        span = 2 + max(int(column.max()) for column in lengths)
         seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
         generators = [np.random.default_rng(seed) for seed in seeds]
-        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
+        lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
+        run, cost = common.direct(loop.run), job.cost.array
 
-        run = common.direct(loop.run)
-
-        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
-            columns, usage[w] = run(
-                requests, state, settings, job.cost.array, queue, span, columns,
-                generators[w], lines[w], usage[w], until,
-            )  # fmt: skip
+        def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
+            kept = (columns, generators[w], lines[w], usage[w])
+            columns, usage[w] = run(requests, state, settings, cost, queue, span, *kept, until)
             return columns
 
-        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        states = [common.new_state(loop.STATE_FIELDS, job.instance) for _ in range(workers)]
         for state in states:
             state["cleared_at"] = -1
 
-        return common.Compiled(job, mode, requests, states, step, chunked)
+        return common.Compiled(job, mode, requests, states, step, settings.limits.chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,7 +98,7 @@ def _order(view: View) -> Iterator[int]:
         chosen = _smallest_f(size, output, capacity)
         chosen = chosen[np.argsort(output[chosen], kind="stable")]
         yield from left[chosen].tolist()
-        left, size, output = (np.delete(one, chosen) for one in (left, size, output))
+        left, size, output = (np.delete(column, chosen) for column in (left, size, output))
 
 
 def _smallest_f(
@@ -129,11 +130,11 @@ def _by_dynamic_program(
 
     ``best[k, s]`` is the smallest sum of outputs of k requests whose sizes sum to s.
     """
-    most = items.size
-    best = np.full((most + 1, capacity + 1), np.inf)
+    n = items.size
+    best = np.full((n + 1, capacity + 1), np.inf)
     best[0, 0] = 0.0
-    takes = np.zeros((items.size, most + 1, capacity + 1), dtype=np.bool_)
-    count = np.arange(1, most + 1)[:, None]
+    takes = np.zeros((n, n + 1, capacity + 1), dtype=np.bool_)
+    count = np.arange(1, n + 1)[:, None]
 
     for step, i in enumerate(items.tolist()):
         s, o = int(size[i]), int(output[i])
@@ -148,7 +149,7 @@ def _by_dynamic_program(
     k, s = int(smallest) + 1, int(f[smallest].argmin())
     chosen: list[int] = []
 
-    for step in range(items.size - 1, -1, -1):
+    for step in reversed(range(n)):
         if takes[step, k, s]:
             chosen.append(int(items[step]))
             k, s = k - 1, s - int(size[chosen[-1]])
@@ -164,13 +165,8 @@ def _by_prefixes(
     volume = size * output + output * (output + 1) // 2
     for key in (output, size + output, volume):
         line = items[np.argsort(key[items], kind="stable")]
-        low, high = 1, min(line.size, capacity)  # a part of a set that fits fits, too
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if _fits(line[:middle], size, output, capacity) else (
-                low, middle - 1,
-            )  # fmt: skip
-
+        sizes = range(2, min(line.size, capacity) + 1)  # a part of a set that fits fits, too
+        low = 1 + bisect_left(sizes, 1, key=lambda k: not _fits(line[:k], size, output, capacity))
         f = np.cumsum(output[line[:low]]) / np.arange(1, low + 1) ** 2
         k = int(f.size - 1 - f[::-1].argmin())
         if f[k] < best:

@@ -6,8 +6,8 @@ carries a forecast, the tokens that are left as it runs. Without predictions the
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,10 +17,23 @@ from optsched.problem.errors import InputError
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
 
+if TYPE_CHECKING:  # the loop is loaded by those who run it
+    from optsched.judge.life import Ints, Records
+    from optsched.judge.replay import Limits
+    from optsched.policies.engine.common import Columns
+    from optsched.policies.engine.rerank import Settings
+
 BATCH_TOKENS = 512
 """Max tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
 
 
+@policy(
+    "trail",
+    "shortest predicted remaining output first, preempting requests early in their run",
+    clairvoyant=True,
+    paper="Shahout et al. 2024, section 3.3",
+)
+@dataclass(kw_only=True, eq=False)
 class Trail(Runner):
     """All requests in one line, ranked anew before every batch (Shahout et al. 2024, section 3.3).
 
@@ -50,47 +63,23 @@ class Trail(Runner):
     ``keep``. To discard at once is the plainer reading of "discard", and costs more.
     """
 
-    evict_mode: EvictMode = "recompute"
-    hybrid = chunked = True  # unless the instance forbids it
+    evict_mode: EvictMode = field(default="recompute", init=False)
+    hybrid: ClassVar[bool] = True  # unless the instance forbids it, as below
+    chunked: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        c: float = 0.8,
-        refine: bool = True,
-        keep: bool = False,
-        max_running: int | None = None,
-        max_batch_tokens: int | None = BATCH_TOKENS,
-    ) -> None:
-        if not 0 <= c <= 1:
-            raise InputError(f"c: found {c!r}; expected 0 <= c <= 1")
-        for name, value in (("max_running", max_running), ("max_batch_tokens", max_batch_tokens)):
+    c: float = 0.8
+    refine: bool = True
+    keep: bool = False
+    max_running: int | None = None
+    max_batch_tokens: int | None = BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.c <= 1:
+            raise InputError(f"c: found {self.c!r}; expected 0 <= c <= 1")
+        for name in ("max_running", "max_batch_tokens"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
-
-        self.c, self.refine, self.keep = c, refine, keep
-        self.max_running, self.max_batch_tokens = max_running, max_batch_tokens
-
-    def place(self, view: View, i: int) -> tuple[bool, float, float, int]:
-        """Return the key by which the line is sorted, ascending.
-
-        Parameters
-        ----------
-        view : View
-        i : int
-            The request.
-
-        Returns
-        -------
-        tuple of bool, float, float and int
-            Whether it may be preempted, its predicted tokens left, its arrival and its index.
-        """
-        beyond = i in view.running and view.generated[i] >= math.floor(self.c * view.predicted[i])
-        left = max(1.0, float(view.predicted[i] - view.generated[i]))
-        if self.refine:
-            left = float(view.remaining[i])
-
-        return not beyond, left, float(view.arrival[i]), i
 
     def batch(self, view: View) -> Batch:
         """Return the next batch.
@@ -115,94 +104,57 @@ class Trail(Runner):
         Where an instance keeps phases apart, the head of the line decides which phase runs. Where
         it forbids chunks, a prefill beyond ``max_batch_tokens`` runs alone once it is the head.
         """
-        limits = view.limits
-        own_batch = self.max_batch_tokens or math.inf
-        hard_batch = limits.max_batch_tokens or math.inf
-        hard_prefill = limits.max_prefill_tokens or math.inf
-        hard_running = limits.max_running or math.inf
-        most_batch = min(own_batch, hard_batch)
-        seats = min(self.max_running or math.inf, hard_running)
-        line = sorted([*view.running, *view.waiting], key=lambda i: self.place(view, i))
-        head = line[0]
+        from optsched.judge import life, replay
+        from optsched.policies.engine import common, rerank as loop
 
-        room = min(hard_batch, hard_prefill)
-        need: float = 0 if view.decoding[head] else view.rest(head)
-        if view.chunked:
-            need = min(need, 1)
-        elif need > room:
-            need = 0  # this head will never run
+        ids, running = np.array([*view.running, *view.waiting]), len(view.running)
+        n, shown = len(ids), {"produced": "generated", "cached": "cached", "decoding": "decoding"}
+        requests = life.new_requests(
+            view.prompt_tokens[ids], view.predicted[ids], loop.REQUEST_FIELDS
+        )
+        for name, column in shown.items():
+            requests[name] = getattr(view, column)[ids]
 
-        alone = need > own_batch
-        n_decoding = sum(bool(view.decoding[i]) for i in view.running)
-        decodes = 0 if alone else min(n_decoding, most_batch - need)
-        prefills = room if alone else min(most_batch - decodes, hard_prefill)
+        requests["place"][np.lexsort((ids, view.arrival[ids]))] = np.arange(n)
+        left = view.remaining if self.refine else view.predicted - view.generated
+        requests["key"] = np.maximum(1.0, left[ids])
+        beyond = requests["produced"] >= np.floor(self.c * view.predicted[ids])
+        beyond[running:] = False
+        requests["band"] = np.where(beyond, loop.SHIELDED, loop.PREEMPTIBLE)
 
-        if not view.hybrid and need > 0:
-            decodes = 0
-            prefills = room if alone else min(most_batch, hard_prefill)
+        state = np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS))
+        state["running"] = running
+        lines = np.empty((3, n + 1), dtype=np.int64)
+        lines[1, :running] = np.arange(running)
+        for i in range(running, n):
+            common.push(requests, lines[0], state[0], i)
 
-        if not view.hybrid and need == 0:
-            prefills = 0
+        kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens)
+        batch, prefill, seats = (value or life.UNLIMITED for value in vars(view.limits).values())
+        switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
+        limits = replay.Limits(*kv, batch, prefill, seats, *switches)
+        columns = common.Columns(
+            np.empty(0, common.BATCH), np.empty((2, n), np.int64), np.empty(n, np.int64)
+        )
+        loop.decide(requests, state[0], lines, columns, self._settings(limits, 0.0, 1))
+        entries = columns.entries[:, : state[0].entries]
+        tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))
+        return Batch(tokens, ids[columns.evicted[: state[0].evicted]].tolist())
 
-        tokens: dict[int, int] = {}
-        lost: list[int] = []
-        used = holders = 0
-        refused = False
+    def _settings(self, limits: Limits, origin: float, every: int) -> Settings:
+        from optsched.judge.life import UNLIMITED
+        from optsched.policies.engine.rerank import Settings
 
-        for i in line:
-            fresh = i in view.waiting
-            if fresh and refused:
-                continue
-
-            work: float = 0
-            if view.decoding[i]:
-                work = 1 if decodes >= 1 else 0
-                kv = view.kv_of(int(view.cached[i] + work))
-            else:
-                if not alone or i == head:
-                    rest = view.rest(i)
-                    work = min(rest, prefills) if view.chunked or rest <= prefills else 0
-
-                kv = view.kv_of(int(view.prompt_tokens[i] + view.generated[i]))
-
-            if (fresh and work == 0) or holders + 1 > seats or used + kv > view.kv_capacity:
-                refused = True
-                if not fresh:
-                    lost.append(i)
-
-                continue
-
-            holders += 1
-            used += kv
-            if work == 0:
-                continue
-
-            tokens[i] = int(work)
-            if view.decoding[i]:
-                decodes -= 1
-            else:
-                prefills -= work
-
-        if not tokens:
-            return Batch()
-
-        evicted = []
-        for i in lost:
-            kv = view.held([i])
-            if self.keep and holders < hard_running and used + kv <= view.kv_capacity:
-                holders += 1
-                used += kv
-            else:
-                evicted.append(i)
-
-        return Batch(tokens=tokens, evict=evicted)
+        own_batch = self.max_batch_tokens or UNLIMITED
+        batch = min(own_batch, limits.max_batch_tokens)
+        seats = min(self.max_running or UNLIMITED, limits.max_running)
+        return Settings(limits, origin, every, self.refine, self.keep, own_batch, batch, seats)
 
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`.
 
         The decisions are those of `batch`, made by the loop in `optsched.policies.engine.rerank`.
         """
-        from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rerank as loop
         from optsched.policies.engine.online import evict_mode_of
@@ -216,57 +168,15 @@ class Trail(Runner):
         requests["band"] = loop.PREEMPTIBLE
         requests["place"][by_arrival] = np.arange(instance.n)
         limits = limits_of(instance, mode)
-        own_batch = self.max_batch_tokens or UNLIMITED
-        settings = loop.Settings(
-            limits,
-            float(instance.clock_origin),
-            int(forecast.every),
-            self.refine,
-            self.keep,
-            own_batch,
-            min(own_batch, limits.max_batch_tokens),
-            min(self.max_running or UNLIMITED, limits.max_running),
-        )
+        settings = self._settings(limits, float(instance.clock_origin), int(forecast.every))
         lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)
 
-        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
-            return loop.run(
-                requests, state, settings, job.cost.array, queue,
-                forecast.offsets, forecast.remaining, columns, lines[w], until,
-            )  # fmt: skip
+        def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
+            inputs = (job.cost.array, queue, forecast.offsets, forecast.remaining)
+            return loop.run(requests, state, settings, *inputs, columns, lines[w], until)
 
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         return common.Compiled(job, mode, requests, states, step, limits.chunked)
-
-
-@policy(
-    "trail",
-    "shortest predicted remaining output first, preempting requests early in their run",
-    clairvoyant=True,
-    paper="Shahout et al. 2024, section 3.3",
-)
-def trail(
-    *,
-    c: float = 0.8,
-    refine: bool = True,
-    keep: bool = False,
-    max_running: int | None = None,
-    max_batch_tokens: int | None = BATCH_TOKENS,
-) -> Trail:
-    """Return `Trail` with the paper's C; ``refine=false`` is the paper's Trail-BERT.
-
-    Parameters
-    ----------
-    c, refine, keep, max_running, max_batch_tokens
-        As for `Trail`.
-
-    Returns
-    -------
-    Trail
-    """
-    return Trail(
-        c=c, refine=refine, keep=keep, max_running=max_running, max_batch_tokens=max_batch_tokens
-    )
 
 
 @policy(
@@ -275,32 +185,25 @@ def trail(
     clairvoyant=True,
     paper="Shahout et al. 2024, section 3.3 (C = 1)",
 )
-def srpt(
-    *,
-    refine: bool = True,
-    keep: bool = False,
-    max_running: int | None = None,
-    max_batch_tokens: int | None = BATCH_TOKENS,
-) -> Trail:
-    """Return `Trail` with C = 1.
+@dataclass(kw_only=True, eq=False)
+class Srpt(Trail):
+    """`Trail` with C = 1.
 
     Parameters
     ----------
     refine, keep, max_running, max_batch_tokens
         As for `Trail`.
 
-    Returns
-    -------
-    Trail
-
     Notes
     -----
     A request may be preempted until it has produced as many tokens as its first prediction. After
     that it is not preempted, since it may end with any token.
     """
-    return Trail(
-        c=1.0, refine=refine, keep=keep, max_running=max_running, max_batch_tokens=max_batch_tokens
-    )
+
+    c: float = field(default=1.0, init=False)
+
+
+CHUNKS = Rules(groups=("waiting", "running"), chunked=True, max_prefill_tokens=BATCH_TOKENS)
 
 
 @policy(
@@ -324,13 +227,7 @@ def vllm_sjf(*, max_running: int | None = None) -> Rules:
     -------
     Rules
     """
-    return Rules(
-        order="output",
-        groups=("waiting", "running"),
-        chunked=True,
-        max_prefill_tokens=BATCH_TOKENS,
-        max_running=max_running,
-    )
+    return replace(CHUNKS, order="output", max_running=max_running)
 
 
 @policy(
@@ -350,9 +247,4 @@ def vllm_fcfs(*, max_running: int | None = None) -> Rules:
     -------
     Rules
     """
-    return Rules(
-        groups=("waiting", "running"),
-        chunked=True,
-        max_prefill_tokens=BATCH_TOKENS,
-        max_running=max_running,
-    )
+    return replace(CHUNKS, max_running=max_running)

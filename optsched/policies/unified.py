@@ -9,61 +9,28 @@ of 0.01. The published effect of evictions is reproduced only with both
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 from optsched.policies import policy
-from optsched.policies.base import Group, Order, Rules
+from optsched.policies.base import Group, Rules
 
 TOKENS = 4096
 """C of all schedulers, and P of all but Sarathi (Kim et al. 2024, section 4.1 and Table 1)."""
 
-PREFILL_FIRST: tuple[Group, ...] = ("waiting", "running")
 DECODE_FIRST: tuple[Group, ...] = ("running_decode", "running_prefill", "waiting")
+VLLM = Rules(groups=("waiting", "running"), requeue="back", max_batch_tokens=TOKENS)
+SARATHI = replace(VLLM, groups=DECODE_FIRST, chunked=True)
+LINE = replace(VLLM, groups=("all",), requeue="order")
 
 
-class _Options(NamedTuple):
-    """The parameters that the user of a scheduler may choose."""
+def _admitting(rules: Rules, eviction_free: bool, watermark: float) -> Rules:
+    if eviction_free:
+        return replace(rules, admission="reserve", alpha=watermark)
 
-    eviction_free: bool
-    max_running: int | None
-    max_prefill_tokens: int
-    watermark: float
-    evicted_first: bool
+    return replace(rules, admission="protect" if watermark else "present", alpha=watermark)
 
 
-def _rules(
-    options: _Options,
-    *,
-    groups: tuple[Group, ...],
-    hybrid: bool,
-    chunked: bool = False,
-    order: Order = "arrival",
-) -> Rules:
-    return Rules(
-        order=order,
-        groups=groups,
-        requeue="order" if options.evicted_first or "all" in groups else "back",
-        admission=(
-            "reserve" if options.eviction_free else "protect" if options.watermark else "present"
-        ),
-        alpha=options.watermark,
-        hybrid=hybrid,
-        chunked=chunked,
-        max_batch_tokens=TOKENS,
-        max_prefill_tokens=options.max_prefill_tokens,
-        max_running=options.max_running,
-    )
-
-
-def _table_1(
-    name: str,
-    summary: str,
-    *,
-    groups: tuple[Group, ...],
-    hybrid: bool,
-    chunked: bool = False,
-    prefill_tokens: int = TOKENS,
-) -> None:
+def _table_1(name: str, summary: str, rules: Rules, prefill_tokens: int = TOKENS) -> None:
     """Register a scheduler of Table 1; all of them take the same parameters."""
 
     @policy(name, summary, paper="Kim et al. 2024, Table 1")
@@ -75,11 +42,12 @@ def _table_1(
         watermark: float = 0.0,
         evicted_first: bool = False,
     ) -> Rules:
-        options = _Options(eviction_free, max_running, max_prefill_tokens, watermark, evicted_first)
-        return _rules(options, groups=groups, hybrid=hybrid, chunked=chunked)
+        made = replace(rules, max_running=max_running, max_prefill_tokens=max_prefill_tokens)
+        made = replace(made, requeue="order" if evicted_first else "back")
+        return _admitting(made, eviction_free, watermark)
 
 
-def _ranking(name: str, summary: str, *, order: Order, clairvoyant: bool = False) -> None:
+def _ranking(name: str, summary: str, rules: Rules, clairvoyant: bool = False) -> None:
     """Register a ranking of appendix A.3 with one group, hybrid batches and no chunking.
 
     The last requests in the order are evicted first, and wait at their place in it. That there is
@@ -94,38 +62,22 @@ def _ranking(name: str, summary: str, *, order: Order, clairvoyant: bool = False
         max_prefill_tokens: int = TOKENS,
         watermark: float = 0.0,
     ) -> Rules:
-        options = _Options(eviction_free, max_running, max_prefill_tokens, watermark, True)
-        return _rules(options, groups=("all",), hybrid=True, order=order)
+        made = replace(rules, max_running=max_running, max_prefill_tokens=max_prefill_tokens)
+        return _admitting(made, eviction_free, watermark)
 
 
-_table_1(
-    "vllm", "prefill first, no hybrid batches, no chunking", groups=PREFILL_FIRST, hybrid=False
-)
-_table_1("vllm-hy", "prefill first, hybrid batches, no chunking", groups=PREFILL_FIRST, hybrid=True)
-_table_1(
-    "sarathi",
-    "decode first, hybrid batches, chunked prefill",
-    groups=DECODE_FIRST,
-    hybrid=True,
-    chunked=True,
-    prefill_tokens=512,
-)
-_table_1("sarathi-pc", "sarathi with P = C = 4096", groups=DECODE_FIRST, hybrid=True, chunked=True)
-_table_1(
-    "sarathi-nocp", "decode first, hybrid batches, no chunking", groups=DECODE_FIRST, hybrid=True
-)
-_table_1(
-    "sarathi-nohy",
-    "decode first, no hybrid batches, no chunking",
-    groups=DECODE_FIRST,
-    hybrid=False,
-)
+_table_1("vllm", "prefill first, no hybrid batches, no chunking", replace(VLLM, hybrid=False))
+_table_1("vllm-hy", "prefill first, hybrid batches, no chunking", VLLM)
+_table_1("sarathi", "decode first, hybrid batches, chunked prefill", SARATHI, prefill_tokens=512)
+_table_1("sarathi-pc", "sarathi with P = C = 4096", SARATHI)
+WHOLE = replace(SARATHI, chunked=False)
+_table_1("sarathi-nocp", "decode first, hybrid batches, no chunking", WHOLE)
+SPLIT_PHASES = replace(WHOLE, hybrid=False)
+_table_1("sarathi-nohy", "decode first, no hybrid batches, no chunking", SPLIT_PHASES)
 
-_ranking("rank-org", "one line of all requests by arrival", order="arrival")
-_ranking("rank-input", "one line of all requests, smallest prompt first", order="prompt")
+BY_PROMPT, BY_OUTPUT = replace(LINE, order="prompt"), replace(LINE, order="output")
+_ranking("rank-org", "one line of all requests by arrival", LINE)
+_ranking("rank-input", "one line of all requests, smallest prompt first", BY_PROMPT)
 _ranking(
-    "rank-output",
-    "one line of all requests, smallest predicted output first",
-    order="output",
-    clairvoyant=True,
+    "rank-output", "one line of all requests, smallest predicted output first", BY_OUTPUT, True
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,26 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
+if TYPE_CHECKING:  # the loop is loaded by those who run it
+    from optsched.judge.life import Ints, Records
+    from optsched.policies.engine.common import Columns
+
 Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 """What a server of vLLM 0.32 takes on an A100 or a smaller GPU."""
 
+LOWEST = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "long_prefill_token_threshold": 0,
+    "prefill_schedule_interval": 1,
+}
 
+
+@register("vllm-v1", "vLLM's version 1 engine: running requests first, prefills in chunks")
+@dataclass(kw_only=True, eq=False)
 class VllmV1(Runner):
     """The scheduler of vLLM's version 1 engine, as it is in vLLM 0.32.
 
@@ -64,46 +78,36 @@ class VllmV1(Runner):
     settings, and those with fewer tokens than seats.
     """
 
-    evict_mode: EvictMode = "recompute"
-    hybrid = chunked = True  # unless the instance forbids it
+    evict_mode: ClassVar[EvictMode] = "recompute"
+    hybrid: ClassVar[bool] = True  # unless the instance forbids it, as below
+    chunked: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        max_num_seqs: int = MAX_NUM_SEQS,
-        max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
-        long_prefill_token_threshold: int = 0,
-        watermark: float = 0.0,
-        scheduler_reserve_full_isl: bool = True,
-        prefill_schedule_interval: int = 1,
-        policy: Literal["fcfs", "priority"] = "fcfs",
-        priority: Priority = "arrival",
-    ) -> None:
-        for name, value, low in (
-            ("max_num_seqs", max_num_seqs, 1),
-            ("max_num_batched_tokens", max_num_batched_tokens, 1),
-            ("long_prefill_token_threshold", long_prefill_token_threshold, 0),
-            ("prefill_schedule_interval", prefill_schedule_interval, 1),
-        ):
-            if value < low:
-                raise InputError(f"{name}: found {value!r}; expected an integer >= {low}")
+    max_num_seqs: int = MAX_NUM_SEQS
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    prefill_schedule_interval: int = 1
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    priority: Priority = "arrival"
 
-        if not 0 <= watermark < 1:
-            raise InputError(f"watermark: found {watermark!r}; expected 0 <= watermark < 1")
-        if policy not in ("fcfs", "priority"):
-            raise InputError(f"policy: found {policy!r}; expected fcfs or priority")
-        if priority not in get_args(Priority):
-            orders = ", ".join(get_args(Priority))
-            raise InputError(f"priority: found {priority!r}; expected one of {orders}")
+    def __post_init__(self) -> None:
+        for name, low in LOWEST.items():
+            if getattr(self, name) < low:
+                raise InputError(
+                    f"{name}: found {getattr(self, name)!r}; expected an integer >= {low}"
+                )
 
-        if policy == "fcfs" and priority != "arrival":
-            raise InputError(f"priority: found {priority!r}; expected it with policy=priority")
+        if not 0 <= self.watermark < 1:
+            raise InputError(f"watermark: found {self.watermark!r}; expected 0 <= watermark < 1")
+        if self.policy not in ("fcfs", "priority"):
+            raise InputError(f"policy: found {self.policy!r}; expected fcfs or priority")
 
-        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.watermark, self.scheduler_reserve_full_isl = watermark, scheduler_reserve_full_isl
-        self.prefill_schedule_interval = prefill_schedule_interval
-        self.policy, self.priority = policy, priority
+        wrong = f"priority: found {self.priority!r}; expected"
+        if self.priority not in get_args(Priority):
+            raise InputError(f"{wrong} one of {', '.join(get_args(Priority))}")
+        if self.policy == "fcfs" and self.priority != "arrival":
+            raise InputError(f"{wrong} it with policy=priority")
 
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.vllm_v1`."""
@@ -130,10 +134,9 @@ class VllmV1(Runner):
         )
         lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
 
-        def step(w: int, state: Any, queue: Any, columns: Any, until: float) -> Any:
-            return loop.run(
-                requests, state, settings, job.cost.array, queue, columns, lines[w], until
-            )
+        def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
+            work = (job.cost.array, queue, columns, lines[w], until)
+            return loop.run(requests, state, settings, *work)
 
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         return common.Compiled(job, mode, requests, states, step, limits.chunked)
@@ -149,28 +152,3 @@ class VllmV1(Runner):
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64]:
         """See `Runner.waiting_rank`. The places are by true lengths."""
         return waiting_rank(self.priority, instance, instance.output_tokens, cost)
-
-
-@register("vllm-v1", "vLLM's version 1 engine: running requests first, prefills in chunks")
-def vllm_v1(
-    *,
-    max_num_seqs: int = MAX_NUM_SEQS,
-    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
-    long_prefill_token_threshold: int = 0,
-    watermark: float = 0.0,
-    scheduler_reserve_full_isl: bool = True,
-    prefill_schedule_interval: int = 1,
-    policy: str = "fcfs",
-    priority: str = "arrival",
-) -> VllmV1:
-    """Return `VllmV1`; the parameters bear vLLM's names."""
-    return VllmV1(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        watermark=watermark,
-        scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-        prefill_schedule_interval=prefill_schedule_interval,
-        policy=policy,  # type: ignore[arg-type]
-        priority=priority,  # type: ignore[arg-type]
-    )

@@ -69,8 +69,8 @@ class Windows(Runner):
         if self.order not in ("arrival", "remaining", "total"):
             raise InputError(f"order: found {self.order!r}; expected arrival, remaining or total")
 
-        most = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
-        for name, limit in most.items():
+        largest = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
+        for name, limit in largest.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
                 raise InputError(f"{name}: found {value!r}; expected an integer from 1 to {limit}")
@@ -95,38 +95,30 @@ class Windows(Runner):
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         requests["total"] = predicted
         requests["place"] = waiting_rank("arrival", instance, predicted, job.cost)
-        for name in ("left", "right", "previous", "next", "member"):
-            requests[name] = -1
 
         machines = np.zeros(self.workers, dtype=loop.WORKER)
         machines["until"] = np.inf
-        for name in ("queue", "holder", "member"):
-            machines[name] = -1
-
+        # A request goes to the worker of the fewest, so none ever has more than its share and one.
+        share = instance.n // self.workers + 2
+        lines = np.empty((self.workers, 4, share), dtype=np.int64)
         state = common.new_state(loop.STATE_FIELDS, instance)
         limits = limits_of(instance, mode)
         settings = loop.Settings(
             limits,
+            job.cost.array,
             int(forecast.every),
+            forecast.offsets,
+            forecast.remaining,
             loop.ORDERS[self.order],
             self.window,
             float(self.aging),
-            min(instance.n, self.batch_size, limits.max_batch_tokens, limits.max_running),
+            min(share, self.batch_size, limits.max_batch_tokens, limits.max_running),
         )
         columns = common.new_columns(instance)
 
         def run() -> None:
             nonlocal columns
-            columns = loop.run(
-                requests,
-                machines,
-                state,
-                settings,
-                job.cost.array,
-                forecast.offsets,
-                forecast.remaining,
-                columns,
-            )
+            columns = loop.run(requests, machines, state, settings, columns, lines)
 
         common.in_turns(job, state, run)
         return common.schedule_of(

@@ -15,33 +15,18 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numba
-from llvmlite import ir
-from numba.core.event import Listener, register
-from numba.extending import intrinsic, overload
-
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
-class _Compiling(Listener):
-    """Stops the clock of all limits while numba compiles."""
-
-    def __init__(self) -> None:
-        # Not at the top, where it would be a source that every compiled loop depends on.
-        from optsched.problem.budget import work_time
-
-        self.clock = work_time
-
-    def on_start(self, event: Any) -> None:
-        self.clock.stop()
-
-    def on_end(self, event: Any) -> None:
-        self.clock.go()
+_plain = False
 
 
-register("numba:compile", _Compiling())
+def interpret() -> None:
+    """Let the loops that are imported from now on run as plain Python, and never load numba."""
+    global _plain
+    _plain = True
 
 
 def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> Any:
@@ -52,9 +37,11 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     """
     if function is None:
         return lambda function: njit(function, allocates=allocates, **options)
+    if _plain:
+        return function
 
-    options["_nrt"] = allocates
-    dispatcher = numba.njit(function, cache=True, **options)
+    numba = _loaded()
+    dispatcher = numba.njit(function, cache=True, _nrt=allocates, **options)
     if dispatcher is not function:  # with NUMBA_DISABLE_JIT it is
         kept = dispatcher._cache._cache_file
         kept._source_stamp = (kept._source_stamp, mark(function.__code__.co_filename))
@@ -69,9 +56,23 @@ def prefetch(array: Any, index: Any) -> None:
     """
 
 
-@intrinsic
-def _prefetch(_: Any, array: Any, index: Any) -> Any:
-    """Return the types of `prefetch`, and what writes its machine code."""
+@cache
+def _loaded() -> Any:
+    """Load numba. It stops the clock of all limits while it compiles, and learns `prefetch`."""
+    import numba
+    from llvmlite import ir
+    from numba.core.event import Listener, register
+    from numba.extending import intrinsic, overload
+
+    # Not at the top, where it would be a source that every compiled loop depends on.
+    from optsched.problem.budget import work_time
+
+    class Compiling(Listener):
+        def on_start(self, event: Any) -> None:
+            work_time.stop()
+
+        def on_end(self, event: Any) -> None:
+            work_time.go()
 
     def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         from numba.np.arrayobj import make_array
@@ -85,15 +86,19 @@ def _prefetch(_: Any, array: Any, index: Any) -> Any:
 
         return context.get_dummy_value()
 
-    return numba.types.void(array, index), emit
+    @intrinsic
+    def ask(_: Any, array: Any, index: Any) -> Any:
+        return numba.types.void(array, index), emit
 
+    @overload(prefetch, inline="always")
+    def typed(array: Any, index: Any) -> Any:
+        def compiled(array: Any, index: Any) -> None:
+            ask(array, index)  # type: ignore[call-arg]
 
-@overload(prefetch, inline="always")
-def _compiled_prefetch(array: Any, index: Any) -> Any:
-    def compiled(array: Any, index: Any) -> None:
-        _prefetch(array, index)  # type: ignore[call-arg]
+        return compiled
 
-    return compiled
+    register("numba:compile", Compiling())
+    return numba
 
 
 @cache

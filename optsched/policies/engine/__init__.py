@@ -4,5 +4,5 @@
 groups, an admission rule and an overflow rule. `rerank` runs `optsched.policies.trail.Trail`,
 whose order may change with every token. `windows` runs `optsched.policies.windows.Windows`:
 windows of tokens on one or several workers. `common` holds what they share. `online` asks a policy
-object before every batch.
+object before every batch, and `stepwise` is such an object for `Rules`.
 """

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import typeof
 
 from optsched.judge import life
 from optsched.judge.life import Ints, record
@@ -204,6 +203,8 @@ def direct(function: Any) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         if known:
             return known[0](*arguments)
+
+        from numba import typeof
 
         found = function(*arguments)
         known.append(function.overloads[tuple(map(typeof, arguments))].entry_point)

@@ -7,46 +7,21 @@ a request, and the loop decides anew before every batch which requests hold KV.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from optsched.judge.life import (
-    EMPTY,
-    Floats,
-    Ints,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-    evict,
-    rest_of,
-)
+from optsched.costs.batch import Sums
+from optsched.judge import life
+from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import kv_of
 from optsched.judge.replay import Limits
-from optsched.policies.engine.common import (
-    DONE,
-    FIELDS,
-    REQUEST,
-    STUCK,
-    TOKENS,
-    add_entry,
-    add_eviction,
-    after_batch,
-    arriving,
-    before,
-    full,
-    idle,
-    pop,
-    push,
-    run_batch,
-    tokens_left,
-    with_room,
-)
+from optsched.policies.engine import common
+from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_eviction, before, push
 from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
-    *FIELDS,
+    *common.FIELDS,
     ("first", np.int64),  # prediction of its output
     ("shield", np.int64),  # tokens from which on it is not preempted
     ("seen", np.int64),  # max tokens that it has ever produced
@@ -54,6 +29,10 @@ REQUEST_FIELDS = (
 
 STATE_FIELDS = (
     ("clearings", np.int64),
+    ("front", np.int64),  # the first in the line
+    ("alone", np.bool_),  # whether nobody else is prefilled, since it takes a batch for itself
+    ("decodes", np.int64),  # max tokens of the batch for each phase
+    ("prefills", np.int64),
     ("kept", np.int64),  # running requests that keep their seats
     ("lost", np.int64),  # those that lose them, at the front of the list aside
     ("admitted", np.int64),  # those that win them, from its end
@@ -77,31 +56,17 @@ class Settings(NamedTuple):
     seats: int
 
 
-class Shares(NamedTuple):
-    """How many tokens each phase of a batch may process; ``front`` is the first in the line."""
-
-    front: int
-    alone: bool
-    decodes: int
-    prefills: int
-
-
 @njit
-def _rank(r: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats) -> None:
+def _rank(r: np.record, i: int, settings: Settings, offsets: Ints, remaining: Floats) -> None:
     """Rank a request by the tokens that it is predicted to have left."""
     if settings.refine:
-        r.key = tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
+        r.key = common.tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
     else:
         r.key = max(1.0, float(r.first - r.produced))
 
 
-@njit
-def _shield(r: Any) -> None:
-    r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
-
-
-@njit
-def _sort_line(requests: Any, s: Any, running: Ints) -> int:
+@njit(allocates=False)
+def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
     """Sort the running requests, which are nearly sorted already; return how many decode."""
     decoding = 0
     for k in range(s.running):
@@ -119,19 +84,19 @@ def _sort_line(requests: Any, s: Any, running: Ints) -> int:
     return decoding
 
 
-@njit
+@njit(allocates=False)
 def _shares(
-    requests: Any, s: Any, heap: Ints, running: Ints, decoding: int, settings: Settings
-) -> Shares:
-    """Return how much each phase may process. The first in the line always gets its tokens."""
-    limits = settings.limits
+    requests: Records, s: np.record, lines: Ints, decoding: int, settings: Settings
+) -> None:
+    """Say how much each phase may process. The first in the line always gets its tokens."""
+    heap, running, limits = lines[0], lines[1], settings.limits
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
         front = running[0]
 
-    first = requests[front]
+    s.front, first = front, requests[front]
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
-    need = 0 if first.decoding else rest_of(first)
+    need = 0 if first.decoding else life.rest_of(first)
 
     if limits.chunked:
         need = min(need, 1)
@@ -147,24 +112,17 @@ def _shares(
     if not limits.hybrid and need == 0:
         prefills = 0
 
-    return Shares(front, alone, decodes, prefills)
+    s.alone, s.decodes, s.prefills = alone, decodes, prefills
 
 
-@njit
+@njit(allocates=False)
 def _choose(
-    requests: Any,
-    s: Any,
-    heap: Ints,
-    running: Ints,
-    aside: Ints,
-    entries: Ints,
-    shares: Shares,
-    settings: Settings,
-) -> Any:
+    requests: Records, s: np.record, lines: Ints, entries: Ints, settings: Settings
+) -> Sums:
     """Choose which requests hold KV and what each processes; return the sums of the batch."""
-    limits = settings.limits
+    heap, running, aside, limits = lines[0], lines[1], lines[2], settings.limits
     sums = EMPTY
-    prefills = shares.prefills
+    alone, front, decodes, prefills = s.alone, s.front, s.decodes, s.prefills
     latest = 0.0
     used = kept = lost = admitted = position = 0
     refused = False
@@ -186,23 +144,16 @@ def _choose(
         r = requests[i]
         work = 0
         if r.decoding:
-            work = 1 if sums.decode_requests < shares.decodes else 0
+            work = 1 if sums.decode_requests < decodes else 0
             kv = kv_of(r.cached + work, limits)
         else:
-            rest = rest_of(r)
-            if not shares.alone or i == shares.front:
-                if limits.chunked:
-                    work = min(rest, prefills)
-                elif rest <= prefills:
-                    work = rest
-
             kv = kv_of(r.prompt + r.produced, limits)
+            if not alone or i == front:
+                rest = life.rest_of(r)
+                work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
 
-        if (
-            (fresh and work == 0)
-            or kept + admitted + 1 > settings.seats
-            or used + kv > limits.kv_capacity
-        ):
+        seated = kept + admitted < settings.seats and used + kv <= limits.kv_capacity
+        if not seated or (fresh and work == 0):
             refused = True
             if not fresh:
                 aside[lost] = i
@@ -212,7 +163,7 @@ def _choose(
 
         used += kv
         if fresh:
-            pop(requests, heap, s)
+            common.pop(requests, heap, s)
             admitted += 1
             aside[aside.shape[0] - admitted] = i
         else:
@@ -228,56 +179,67 @@ def _choose(
             sums = add_prefill(sums, work, r.cached)
 
         latest = max(latest, r.arrival)
-        add_entry(entries, s, i, work)
+        common.add_entry(entries, s, i, work)
 
     s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
     return sums
 
 
-@njit
-def _keep_all(s: Any, running: Ints, aside: Ints) -> None:
-    """Let those that would lose their seats stay, because no batch was formed."""
-    for k in range(s.lost):
-        running[s.kept] = aside[k]
-        s.kept += 1
-
-
-@njit
+@njit(allocates=False)
 def _give_up(
-    requests: Any, s: Any, running: Ints, aside: Ints, evicted: Ints, settings: Settings
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
 ) -> None:
     """Change the seats. The KV of lost seats stays while nobody needs it, or is evicted at once."""
-    limits = settings.limits
+    running, aside, limits = lines[1], lines[2], settings.limits
     holders = s.kept + s.admitted
+    kept = s.kept
     for k in range(s.lost):
         i = aside[k]
         r = requests[i]
         kv = kv_of(r.cached, limits)
-
-        if settings.keep and holders < limits.max_running and s.used + kv <= limits.kv_capacity:
+        stays = holders < limits.max_running and s.used + kv <= limits.kv_capacity
+        if settings.keep and stays:
             holders += 1
             s.used += kv
-            running[s.kept] = i
-            s.kept += 1
-            continue
-
-        add_eviction(evicted, s, i)
-        evict(r, limits.restart)
-        r.band = PREEMPTIBLE
+            running[kept] = i
+            kept += 1
+        else:
+            add_eviction(evicted, s, i)
+            life.evict(r, limits.restart)
+            r.band = PREEMPTIBLE
 
     for k in range(s.admitted):
         i = aside[aside.shape[0] - 1 - k]
-        _shield(requests[i])
-        running[s.kept] = i
-        s.kept += 1
+        requests[i].band = SHIELDED if requests[i].produced >= requests[i].shield else PREEMPTIBLE
+        running[kept] = i
+        kept += 1
 
-    s.running = s.kept
+    s.running = kept
 
 
-@njit
+@njit(allocates=False)
+def decide(
+    requests: Records, s: np.record, lines: Ints, columns: Columns, settings: Settings
+) -> Sums:
+    """Form the next batch after the evictions that precede it; return its sums.
+
+    `lines`: the queue, a heap; the running requests; and room for those that change their seats.
+    """
+    _shares(requests, s, lines, _sort_line(requests, s, lines[1]), settings)
+    sums = _choose(requests, s, lines, columns.entries, settings)
+    if sums.tokens > 0:
+        _give_up(requests, s, lines, columns.evicted, settings)
+    else:  # nobody loses a seat
+        for k in range(s.lost):
+            lines[1, s.kept + k] = lines[2, k]
+
+    return sums
+
+
+@njit(allocates=False)
 def _process(
-    requests: Any,
-    s: Any,
+    requests: Records,
+    s: np.record,
     running: Ints,
     entries: Ints,
     first: int,
@@ -290,7 +252,7 @@ def _process(
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
-        if not advance(r, entries[TOKENS, k]):
+        if not life.advance(r, entries[TOKENS, k]):
             continue
         if r.produced == r.output:
             finished += 1
@@ -299,65 +261,59 @@ def _process(
             continue
 
         r.seen = max(r.seen, r.produced)
-        _shield(r)
+        r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
         _rank(r, i, settings, offsets, remaining)
 
-    after_batch(requests, running, s, finished)
+    common.after_batch(requests, running, s, finished)
 
 
 @njit
 def run(
-    requests: Any,
-    state: Any,
+    requests: Records,
+    state: Records,
     settings: Settings,
     cost: Floats,
     by_arrival: Ints,
     offsets: Ints,
     remaining: Floats,
-    columns: Any,
+    columns: Columns,
     lines: Ints,
     until: float,
-) -> Any:
+) -> Columns:
     """Run the policy until every request has finished, or up to a time.
 
     `by_arrival`: the requests assigned so far. More may be when the loop is called again.
     """
     n = by_arrival.shape[0]
     s = state[0]
-    heap, running, aside = lines[0], lines[1], lines[2]
+    heap, running = lines[0], lines[1]
 
-    while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
+    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
         s.turns -= 1
-        i = arriving(requests, s, by_arrival)
+        i = common.arriving(requests, s, by_arrival)
         while i >= 0:
             _rank(requests[i], i, settings, offsets, remaining)
             push(requests, heap, s, i)
-            i = arriving(requests, s, by_arrival)
+            i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            idle(requests, s, by_arrival)
+            common.idle(requests, s, by_arrival)
             continue
 
-        if full(columns, s, s.running + s.waiting, s.running):
-            columns = with_room(columns, s, s.running + s.waiting, s.running)
+        if common.full(columns, s, s.running + s.waiting, s.running):
+            columns = common.with_room(columns, s, s.running + s.waiting, s.running)
 
-        decoding = _sort_line(requests, s, running)
-        shares = _shares(requests, s, heap, running, decoding, settings)
-        first = s.entries
-        first_evicted = s.evicted
-        sums = _choose(requests, s, heap, running, aside, columns.entries, shares, settings)
-
+        first, first_evicted = s.entries, s.evicted
+        sums = decide(requests, s, lines, columns, settings)
         if sums.tokens == 0:
-            _keep_all(s, running, aside)
-            if not idle(requests, s, by_arrival):
+            if not common.idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
                     break
 
-                s.outcome, s.about = STUCK, shares.front
+                s.outcome, s.about = common.STUCK, s.front
 
             continue
 
-        _give_up(requests, s, running, aside, columns.evicted, settings)
         for k in range(first_evicted, s.evicted):
             i = columns.evicted[k]
             if settings.limits.restart:
@@ -365,7 +321,7 @@ def run(
 
             push(requests, heap, s, i)
 
-        run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings, offsets, remaining)
 
     return columns

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
-from optsched.judge.life import (
-    EMPTY,
-    Floats,
-    Ints,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-    evict,
-    rest_of,
-)
-from optsched.judge.memory import MEMORY, fits, free, growth, kv_of, project, room, take
+from optsched.costs.batch import Sums
+from optsched.judge import life, memory
+from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
+from optsched.judge.memory import free, growth, kv_of, project, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine.common import (
-    DONE,
-    FIELDS,
-    LOOP,
-    REQUEST,
-    STALLED,
-    STUCK,
-    TOKENS,
-    Columns,
-    add_entry,
-    add_eviction,
-    after_batch,
-    arriving,
-    drop_gone,
-    full,
-    idle,
-    pop,
-    push,
-    run_batch,
-    with_room,
-)
+from optsched.policies.engine import common
+from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_entry, add_eviction, push
 from optsched.problem.kernel import njit
 
 # Codes of the words in `Rules`.
@@ -60,7 +34,7 @@ PASSED_OVER, REFUSED = 0, -1
 """A request gets no tokens. `PASSED_OVER`: others of its group may. `REFUSED`: none may."""
 
 REQUEST_FIELDS = (
-    *FIELDS,
+    *common.FIELDS,
     ("estimate", np.int64),  # of its output, at present
     ("second", np.int64),  # its estimate once it is promoted
     ("peak", np.int64),  # KV that it will hold by its estimate
@@ -79,7 +53,7 @@ STATE_FIELDS = (
     ("partial", np.int64),  # running requests whose prefill is not complete
     ("admitted", np.int64),  # to the batch that is being formed: they stand behind those that run
     ("lost", np.int64),  # running requests that the batch evicts
-    *MEMORY,  # all of the input is allocated from the admission on
+    *memory.MEMORY,  # all of the input is allocated from the admission on
     ("reserved", np.int64),  # sum of peaks over running requests
     ("over", np.int64),  # projected batches above capacity
     ("freed", np.int64),  # by completions of the last batch, kept for those that wait
@@ -113,39 +87,29 @@ class Settings(NamedTuple):
     spare: float  # share of its limit that a later token does not need
     lump: float  # of prefills, in tokens' time
     short: bool  # some prediction is too short
-    max_batch_tokens: int
-    max_prefill_tokens: int
+    max_batch_tokens: int  # of the scheduler itself
+    max_prefill_tokens: int  # not more
 
 
 @njit
-def _queue(requests: Any, s: Any, heap: Ints, i: int, back: bool) -> None:
-    """Let a request wait at its rank, or behind those that wait."""
+def _queue(
+    requests: Records, s: np.record, heap: Ints, i: int, settings: Settings, random: Generator
+) -> None:
+    """Let a request wait: at its rank, behind those that wait, or at random among its equals."""
     r = requests[i]
     r.band, r.key = 0, 0.0
-    r.place = s.counter if back else r.rank
+    if settings.random_ties:
+        r.key = float(r.estimate) if settings.by_estimate else 0.0
+        r.place = int(random.random() * TIES)
+    else:
+        r.place = s.counter if settings.requeue_back else r.rank
+
     s.counter += 1
     push(requests, heap, s, i)
 
 
 @njit
-def _queue_drawn(
-    requests: Any, s: Any, heap: Ints, i: int, settings: Settings, generator: Any
-) -> None:
-    """Let a request wait, at a random place among its equals where ties break at random."""
-    if not settings.random_ties:
-        _queue(requests, s, heap, i, settings.requeue_back)
-        return
-
-    r = requests[i]
-    r.band = 0
-    r.key = float(r.estimate) if settings.by_estimate else 0.0
-    r.place = int(generator.random() * TIES)
-    s.counter += 1
-    push(requests, heap, s, i)
-
-
-@njit
-def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
+def _pass_late(requests: Records, s: np.record, heap: Ints) -> None:
     """Let those at the head that can no longer be in time stand behind all others."""
     while s.waiting > 0:
         i = heap[0]
@@ -153,19 +117,19 @@ def _pass_late(requests: Any, s: Any, heap: Ints) -> None:
         if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
             return
 
-        pop(requests, heap, s)
+        common.pop(requests, heap, s)
         r.band = 1
         push(requests, heap, s, i)
 
 
 @njit
-def _forget(usage: Ints, s: Any, r: Any, steps: int, limits: Limits) -> None:
+def _forget(usage: Ints, s: np.record, r: np.record, steps: int, limits: Limits) -> None:
     """Remove a request from the projection of the KV held in the next batches."""
     s.over += project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, limits)
 
 
-@njit
-def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> int:
+@njit(allocates=False)
+def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Limits) -> int:
     """Return the KV held if every running request caches one more token."""
     if limits.kv_block_tokens == 1:
         return int(s.held + s.running)
@@ -178,74 +142,45 @@ def _kv_after_decodes(requests: Any, s: Any, running: Ints, limits: Limits) -> i
 
 
 @njit
-def _promote(requests: Any, s: Any, running: Ints, evicted: Ints, limits: Limits) -> int:
-    """Evict requests that are longer than their first estimate; return their KV after a decode."""
-    kv = 0
-    for k in range(s.running):
-        r = requests[running[k]]
-        if r.produced >= r.estimate and not r.promoted:
-            r.promoted = r.gone = True
-            add_eviction(evicted, s, running[k])
-            kv += kv_of(r.prompt + r.produced, limits)
-
-    return kv
-
-
-@njit
-def _clear(
-    requests: Any, s: Any, running: Ints, evicted: Ints, beta: float, generator: Any
-) -> None:
-    """Evict every running request, each with probability beta."""
-    for k in range(s.running):
-        if beta >= 1.0 or generator.random() < beta:
-            requests[running[k]].gone = True
-            add_eviction(evicted, s, running[k])
-
-
-@njit
 def _evict_shortest(
-    requests: Any,
-    s: Any,
+    requests: Records,
+    s: np.record,
     running: Ints,
     evicted: Ints,
     next_kv: int,
     limits: Limits,
-    generator: Any,
+    random: Generator,
 ) -> None:
     """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
     room = limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
-    if next_kv <= room:
-        return
-    for k in range(s.running):
+    for k in range(s.running if next_kv > room else 0):
         if not requests[running[k]].gone:
-            requests[running[k]].tie = generator.random()
+            requests[running[k]].tie = random.random()
 
     while next_kv > room:
-        least = -1
+        victim = -1
         for k in range(s.running):
             r = requests[running[k]]
             if r.gone or (next_kv <= limits.kv_capacity and r.produced < r.estimate):
                 continue  # to make room for others only a request past its estimate is evicted
-            if least >= 0:
-                best = requests[running[least]]
-                if r.estimate > best.estimate or (
-                    r.estimate == best.estimate and r.tie >= best.tie
-                ):
+            if victim >= 0:
+                best = requests[running[victim]]
+                if (r.estimate, r.tie) >= (best.estimate, best.tie):
                     continue
 
-            least = k
+            victim = k
 
-        if least < 0:
+        if victim < 0:
             return
 
-        r = requests[running[least]]
+        r = requests[running[victim]]
         r.gone = True
-        add_eviction(evicted, s, running[least])
+        add_eviction(evicted, s, running[victim])
         next_kv -= kv_of(r.prompt + r.produced, limits)
 
 
 @njit
-def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) -> None:
+def _release(usage: Ints, s: np.record, r: np.record, settings: Settings, promoted: bool) -> None:
     """Free the KV of a request that leaves before the batch, and correct its estimate."""
     limits = settings.limits
     if settings.admission == LOOKAHEAD:
@@ -261,33 +196,40 @@ def _release(usage: Ints, s: Any, r: Any, settings: Settings, promoted: bool) ->
         r.estimate = r.produced + 1
 
     r.peak = kv_of(r.prompt + r.estimate - 1, limits)
-    evict(r, limits.restart)
+    life.evict(r, limits.restart)
 
 
 @njit
 def _leave(
-    requests: Any,
-    s: Any,
-    heap: Ints,
-    running: Ints,
+    requests: Records,
+    s: np.record,
+    lines: Ints,
     usage: Ints,
     evicted: Ints,
     settings: Settings,
-    generator: Any,
+    random: Generator,
 ) -> None:
     """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
-    capacity = settings.limits.kv_capacity
+    heap, running = lines[0], lines[1]
+    limits = settings.limits
     first = s.evicted
-    next_kv = _kv_after_decodes(requests, s, running, settings.limits)
-    if settings.promote:
-        next_kv -= _promote(requests, s, running, evicted, settings.limits)
+    next_kv = _kv_after_decodes(requests, s, running, limits)
+    for k in range(s.running if settings.promote else 0):
+        r = requests[running[k]]
+        if r.produced >= r.estimate and not r.promoted:
+            r.promoted = r.gone = True
+            add_eviction(evicted, s, running[k])
+            next_kv -= kv_of(r.prompt + r.produced, limits)
 
     promoted = s.evicted
-    clearing = settings.overflow == CLEAR and next_kv > capacity
+    clearing = settings.overflow == CLEAR and next_kv > limits.kv_capacity
     if clearing:
-        _clear(requests, s, running, evicted, settings.beta, generator)
+        for k in range(s.running):
+            if settings.beta >= 1.0 or random.random() < settings.beta:
+                requests[running[k]].gone = True
+                add_eviction(evicted, s, running[k])
     elif settings.overflow == EVICT_SHORTEST:
-        _evict_shortest(requests, s, running, evicted, next_kv, settings.limits, generator)
+        _evict_shortest(requests, s, running, evicted, next_kv, limits, random)
 
     for k in range(first, s.evicted):
         i = evicted[k]
@@ -299,39 +241,31 @@ def _leave(
             s.counter += 1
             push(requests, heap, s, i)
         else:
-            _queue_drawn(requests, s, heap, i, settings, generator)
+            _queue(requests, s, heap, i, settings, random)
 
     if s.evicted > first:
-        drop_gone(requests, running, s)
+        common.drop_gone(requests, running, s)
 
     s.stall = False
     if not clearing:
         return
 
+    stalled = s.clearings >= MAX_STALLED_CLEARINGS
     s.clearings += 1
-    s.stall = _kv_after_decodes(requests, s, running, settings.limits) > capacity
-    if s.clearings > MAX_STALLED_CLEARINGS:
-        s.outcome = STALLED
+    s.stall = _kv_after_decodes(requests, s, running, limits) > limits.kv_capacity
+    if stalled:
+        s.outcome = common.STALLED
     elif settings.beta >= 1.0 and settings.admission in (PRESENT, PROTECT):
         if s.cleared_at == s.done + s.arrived:
-            s.outcome, s.about = LOOP, heap[0]
+            s.outcome, s.about = common.LOOP, heap[0]
 
         s.cleared_at = s.done + s.arrived
 
 
-@njit
-def _project_short(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
-    """Project one more token of every request that is past its estimate."""
-    for k in range(s.running):
-        r = requests[running[k]]
-        if r.produced >= r.estimate:
-            s.over += project(usage, s.batches, r.prompt + r.produced - 1, 1, 1, limits)
-
-
-@njit
+@njit(allocates=False)
 def _decode_all(
-    requests: Any, s: Any, running: Ints, entries: Ints, sums: Any, limits: Limits
-) -> Any:
+    requests: Records, s: np.record, running: Ints, entries: Ints, sums: Sums, limits: Limits
+) -> Sums:
     """Let every running request decode. This is the common case, without any checks."""
     at, latest = s.entries, s.latest
     for k in range(s.running):
@@ -347,9 +281,15 @@ def _decode_all(
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _make_room(
-    requests: Any, s: Any, running: Ints, usage: Ints, evicted: Ints, i: int, settings: Settings
+    requests: Records,
+    s: np.record,
+    running: Ints,
+    usage: Ints,
+    evicted: Ints,
+    i: int,
+    settings: Settings,
 ) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
     limits = settings.limits
@@ -382,85 +322,80 @@ def _make_room(
 
 
 @njit
-def _slack(r: Any, s: Any, settings: Settings) -> float:
+def _slack(r: np.record, s: np.record, settings: Settings) -> float:
     """Return the time until a request's next token is due by its pace, and by what it has left."""
     later = max(0, r.estimate - r.produced - 1)
     return float(r.first_at + r.pace * (r.produced + settings.spare * later) - s.now)
 
 
 @njit
-def _held(r: Any, s: Any, settings: Settings) -> bool:
+def _held(r: np.record, s: np.record, settings: Settings) -> bool:
     """Whether a request that decodes waits for prefills, since it is ahead of its pace."""
     return bool(s.holding and _slack(r, s, settings) > settings.hold * r.pace)
 
 
 @njit
-def _time_left(requests: Any, s: Any, running: Ints, settings: Settings) -> float:
+def _time_left(requests: Records, s: np.record, running: Ints, settings: Settings) -> float:
     """Return how long a batch may take such that nobody who runs falls behind its pace.
 
     A request that is held needs the time of a token for the next batch. Where less than a lump is
     left, some batches have no prefills, and then one may take a lump in any case, so that who is
     behind cannot stop all prefills.
     """
-    left, least = np.inf, 0.0
+    left, lump = np.inf, 0.0
     for k in range(s.running):
         r = requests[running[k]]
         if r.decoding and r.pace < np.inf:
             slack = _slack(r, s, settings)
             left = min(left, slack - r.pace if _held(r, s, settings) else slack)
-            least = max(least, r.pace * settings.lump)
+            lump = max(lump, r.pace * settings.lump)
 
-    if left < least and s.without + 1 < 2 * settings.lump:
+    if left < lump and s.without + 1 < 2 * settings.lump:
         return 0.0
 
-    return max(left, least)
+    return max(left, lump)
 
 
 @njit
-def _tokens_within(r: Any, sums: Any, most: int, cost: Floats, time: float) -> int:
-    """Return how many tokens of a prefill, of at most some, leave the batch within a time."""
-    if most < 1 or batch_time(cost, add_prefill(sums, most, r.cached)) <= time:
-        return most
+def _tokens_within(r: np.record, sums: Sums, tokens: int, cost: Floats, time: float) -> int:
+    """Return how many tokens of a prefill, of at most so many, leave the batch within a time."""
+    if tokens < 1 or batch_time(cost, add_prefill(sums, tokens, r.cached)) <= time:
+        return tokens
 
-    fits = 0
-    while most - fits > 1:
-        middle = (fits + most) // 2
+    inside = 0
+    while tokens - inside > 1:
+        middle = (inside + tokens) // 2
         if batch_time(cost, add_prefill(sums, middle, r.cached)) <= time:
-            fits = middle
+            inside = middle
         else:
-            most = middle
+            tokens = middle
 
-    return fits
+    return inside
 
 
 @njit
-def _prefill_size(r: Any, s: Any, sums: Any, settings: Settings, cost: Floats) -> int:
+def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, cost: Floats) -> int:
     """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`."""
     limits = settings.limits
     if not limits.hybrid and sums.decode_requests > 0:
         return PASSED_OVER
 
-    c = rest_of(r)
-    own = min(settings.max_batch_tokens, settings.max_prefill_tokens) - sums.tokens
-    hard = min(
-        limits.max_batch_tokens - sums.tokens, limits.max_prefill_tokens - sums.prefill_tokens
-    )
+    c = life.rest_of(r)
+    soft = settings.max_prefill_tokens - sums.tokens
+    batch, prefill = limits.max_batch_tokens, limits.max_prefill_tokens
+    hard = min(batch - sums.tokens, prefill - sums.prefill_tokens)
+    if not limits.chunked:
+        return c if c <= hard and (c <= soft or sums.tokens == 0) else REFUSED
 
-    if limits.chunked:
-        c = min(c, own, hard)
-        if settings.paced:
-            c = _tokens_within(r, sums, c, cost, s.time_left)
+    c = min(c, soft, hard)
+    if settings.paced:
+        c = _tokens_within(r, sums, c, cost, s.time_left)
 
-        return c if c >= 1 else REFUSED
-
-    if c > hard or (c > own and sums.tokens > 0):
-        return REFUSED
-
-    return c
+    return c if c >= 1 else REFUSED
 
 
-@njit
-def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
+@njit(allocates=False)
+def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> bool:
     """Return whether a waiting request may join the batch."""
     limits = settings.limits
     size = s.running - s.lost + s.admitted + 1
@@ -476,19 +411,19 @@ def _admissible(r: Any, s: Any, usage: Ints, settings: Settings) -> bool:
             return False
 
         steps = r.estimate - r.produced
-        return fits(usage, s.batches, r.prompt + r.produced - 1, steps, limits)
+        return memory.fits(usage, s.batches, r.prompt + r.produced - 1, steps, limits)
 
     return True
 
 
-@njit
+@njit(allocates=False)
 def _admit(
-    requests: Any, s: Any, heap: Ints, running: Ints, usage: Ints, settings: Settings
+    requests: Records, s: np.record, heap: Ints, running: Ints, usage: Ints, settings: Settings
 ) -> None:
     """Admit the first waiting request."""
     i = heap[0]
     r = requests[i]
-    pop(requests, heap, s)
+    common.pop(requests, heap, s)
     if settings.late_last:
         _pass_late(requests, s, heap)
 
@@ -502,22 +437,21 @@ def _admit(
         project(usage, s.batches, r.prompt + r.produced - 1, steps, 1, settings.limits)
 
 
-@njit
+@njit(allocates=False)
 def _form(
-    requests: Any,
-    s: Any,
-    heap: Ints,
-    running: Ints,
+    requests: Records,
+    s: np.record,
+    lines: Ints,
     usage: Ints,
     entries: Ints,
     evicted: Ints,
     settings: Settings,
     cost: Floats,
-) -> Any:
+) -> Sums:
     """Form the next batch group by group; return its sums."""
+    heap, running = lines[0], lines[1]
     limits = settings.limits
     max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
-    own = min(settings.max_batch_tokens, settings.max_prefill_tokens)
     sums = EMPTY
     s.latest = 0.0
     s.admitted = s.lost = 0
@@ -526,13 +460,13 @@ def _form(
 
     closed = False  # by a prefill beyond the scheduler's own limit
     for group in settings.groups:
+        # Nearly all batches only decode. Where every running request can, none need be looked at.
         if (
             group in (RUNNING, RUNNING_DECODE)
             and s.partial == 0
-            and not s.holding
+            and not (s.holding or closed)
             and (limits.hybrid or sums.prefill_requests == 0)
             and sums.tokens + s.running <= max_batch
-            and not closed
             and _kv_after_decodes(requests, s, running, limits) <= limits.kv_capacity
         ):
             sums = _decode_all(requests, s, running, entries, sums, limits)
@@ -557,17 +491,14 @@ def _form(
                 position += 1
 
             r = requests[i]
-            if r.gone or (r.decoding and group == RUNNING_PREFILL):
+            c = 1
+            if r.gone or group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE):
                 continue
             if r.decoding:
-                if _held(r, s, settings):
-                    continue
-                if sums.prefill_requests > 0 and not limits.hybrid:
+                if _held(r, s, settings) or (sums.prefill_requests > 0 and not limits.hybrid):
                     continue
                 if sums.tokens + 1 > max_batch:
                     break
-
-                c = 1
                 if not room(s, growth(r, c, limits), limits):
                     _make_room(requests, s, running, usage, evicted, i, settings)
                     if r.gone:
@@ -575,8 +506,6 @@ def _form(
 
                 sums = add_decode(sums, r.cached)
                 take(s, r, c, limits)
-            elif group == RUNNING_DECODE:
-                continue
             else:
                 c = _prefill_size(r, s, sums, settings, cost)
                 if c > 0 and fresh and not _admissible(r, s, usage, settings):
@@ -592,7 +521,7 @@ def _form(
                     _admit(requests, s, heap, running, usage, settings)
 
                 sums = add_prefill(sums, c, r.cached)
-                closed = not limits.chunked and sums.tokens > own
+                closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
 
             r.in_batch = s.batches + 1
             s.latest = max(s.latest, r.arrival)
@@ -601,8 +530,8 @@ def _form(
     return sums
 
 
-@njit
-def _holds(requests: Any, s: Any, heap: Ints, usage: Ints, settings: Settings) -> bool:
+@njit(allocates=False)
+def _holds(requests: Records, s: np.record, heap: Ints, usage: Ints, settings: Settings) -> bool:
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
         return bool(s.partial > 0)
@@ -614,19 +543,25 @@ def _holds(requests: Any, s: Any, heap: Ints, usage: Ints, settings: Settings) -
 
 @njit
 def _settle(
-    requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    evicted: Ints,
+    settings: Settings,
+    random: Generator,
 ) -> None:
     """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
+    heap, running = lines[0], lines[1]
     first, last = s.running, s.running + s.admitted
     for k in range(s.evicted - s.lost, s.evicted):
         r = requests[evicted[k]]
         r.gone = True
         s.partial -= not r.decoding
-        evict(r, settings.limits.restart)
-        _queue(requests, s, heap, evicted[k], settings.requeue_back)
+        life.evict(r, settings.limits.restart)
+        _queue(requests, s, heap, evicted[k], settings, random)
 
     if s.lost > 0:
-        drop_gone(requests, running, s)
+        common.drop_gone(requests, running, s)
     for k in range(first, last):
         i = running[k]
         position = s.running
@@ -640,8 +575,53 @@ def _settle(
 
 
 @njit
+def decide(
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    usage: Ints,
+    entries: Ints,
+    evicted: Ints,
+    settings: Settings,
+    cost: Floats,
+    random: Generator,
+) -> Sums:
+    """Form the next batch after the evictions that precede it; return its sums.
+
+    Its entries and the evictions come to the two columns, whose lengths the state counts.
+    """
+    heap, running = lines[0], lines[1]
+    if settings.overflow != EVICT_LATEST or settings.promote:
+        _leave(requests, s, lines, usage, evicted, settings, random)
+    if s.outcome != common.DONE or s.stall:
+        return EMPTY
+    if settings.admission == LOOKAHEAD and settings.short:
+        for k in range(s.running):  # one past its estimate takes a token more, whenever that is
+            r = requests[running[k]]
+            if r.produced >= r.estimate:
+                tokens = r.prompt + r.produced - 1
+                s.over += project(usage, s.batches, tokens, 1, 1, settings.limits)
+    if settings.late_last:
+        _pass_late(requests, s, heap)
+
+    s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
+    sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
+    if s.holding and sums.tokens == 0:
+        s.holding = False
+        sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
+
+    return sums
+
+
+@njit(allocates=False)
 def _process(
-    requests: Any, s: Any, running: Ints, usage: Ints, entries: Ints, first: int, settings: Settings
+    requests: Records,
+    s: np.record,
+    running: Ints,
+    usage: Ints,
+    entries: Ints,
+    first: int,
+    settings: Settings,
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
     finished = completed = 0
@@ -649,7 +629,7 @@ def _process(
     for k in range(first, s.entries):
         r = requests[entries[REQUEST, k]]
         completed += not r.decoding
-        if not advance(r, entries[TOKENS, k]):
+        if not life.advance(r, entries[TOKENS, k]):
             completed -= 1
             continue
 
@@ -671,19 +651,19 @@ def _process(
     if finished > 0:
         s.clearings = 0
 
-    after_batch(requests, running, s, finished)
+    common.after_batch(requests, running, s, finished)
 
 
 @njit
 def run(
-    requests: Any,
-    state: Any,
+    requests: Records,
+    state: Records,
     settings: Settings,
     cost: Floats,
     by_arrival: Ints,
     span: int,
     columns: Columns,
-    generator: Any,
+    random: Generator,
     lines: Ints,
     usage: Ints,
     until: float,
@@ -697,65 +677,48 @@ def run(
     heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
 
-    while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
+    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
         s.turns -= 1
-        i = arriving(requests, s, by_arrival)
+        i = common.arriving(requests, s, by_arrival)
         while i >= 0:
-            _queue_drawn(requests, s, heap, i, settings, generator)
-            i = arriving(requests, s, by_arrival)
+            _queue(requests, s, heap, i, settings, random)
+            i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            idle(requests, s, by_arrival)
+            common.idle(requests, s, by_arrival)
             continue
 
-        if full(columns, s, s.running + s.waiting, s.running):
-            columns = with_room(columns, s, s.running + s.waiting, s.running)
+        if common.full(columns, s, s.running + s.waiting, s.running):
+            columns = common.with_room(columns, s, s.running + s.waiting, s.running)
             entries, evicted = columns.entries, columns.evicted
+        if s.batches + span > usage.shape[0]:
+            usage = common.grown(usage, s.batches + span)
 
-        if settings.overflow != EVICT_LATEST or settings.promote:
-            _leave(requests, s, heap, running, usage, evicted, settings, generator)
-        if s.outcome != DONE:
+        first = s.entries
+        sums = decide(requests, s, lines, usage, entries, evicted, settings, cost, random)
+        if s.outcome != common.DONE:
             break
         if s.stall:  # the time of the batch that could not run
-            sums = EMPTY
             for k in range(s.running):
                 sums = add_decode(sums, requests[running[k]].cached)
 
             s.now += batch_time(cost, sums)
             continue
 
-        if s.batches + span > usage.shape[0]:
-            wider = np.zeros(2 * usage.shape[0], dtype=np.int64)
-            wider[: usage.shape[0]] = usage
-            usage = wider
-
-        if settings.admission == LOOKAHEAD and settings.short:
-            _project_short(requests, s, running, usage, settings.limits)
-        if settings.late_last:
-            _pass_late(requests, s, heap)
-
-        first = s.entries
-        s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
-        sums = _form(requests, s, heap, running, usage, entries, evicted, settings, cost)
-
-        if s.holding and sums.tokens == 0:
-            s.holding = False
-            sums = _form(requests, s, heap, running, usage, entries, evicted, settings, cost)
-
         if s.admitted + s.lost > 0:
-            _settle(requests, s, heap, running, evicted, settings)
+            _settle(requests, s, lines, evicted, settings, random)
         if sums.tokens == 0:
-            if not idle(requests, s, by_arrival):
+            if not common.idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
                     break
 
-                s.outcome = STUCK
+                s.outcome = common.STUCK
                 s.about = heap[0] if s.waiting > 0 else running[0]
 
             continue
 
         s.without = 0 if sums.prefill_requests > 0 else s.without + 1
-        run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, usage, entries, first, settings)
 
     return columns, usage

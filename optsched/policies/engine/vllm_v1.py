@@ -7,45 +7,21 @@ request that is preempted may already have its place in the step.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from optsched.judge.life import (
-    EMPTY,
-    Floats,
-    Ints,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-    evict,
-    rest_of,
-)
+from optsched.costs.batch import Sums
+from optsched.judge import life
+from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine.common import (
-    DONE,
-    FIELDS,
-    REQUEST,
-    STUCK,
-    TOKENS,
-    Columns,
-    add_entry,
-    add_eviction,
-    after_batch,
-    arriving,
-    full,
-    idle,
-    pop,
-    push,
-    run_batch,
-    with_room,
-)
+from optsched.policies.engine import common
+from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_entry, add_eviction, push
 from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
-    *FIELDS,
+    *common.FIELDS,
     ("priority", np.int64),  # its place if requests are served by priority
     ("tokens", np.int64),  # that the step processes
 )
@@ -59,6 +35,8 @@ STATE_FIELDS = (
     ("front", np.int64),  # and at its front
     ("decodes", np.int64),  # in the step
     ("prefills", np.int64),
+    ("threshold", np.int64),  # max tokens of a request in the step; 0: no limit
+    ("defer", np.bool_),  # whether prefills wait for a later step
     ("bound", np.bool_),  # requests were left waiting when prefills were last scheduled
 )
 
@@ -76,11 +54,13 @@ class Settings(NamedTuple):
     by_priority: bool
 
 
-@njit
-def _wait(requests: Any, s: Any, heap: Ints, i: int, back: bool, settings: Settings) -> None:
+@njit(allocates=False)
+def _wait(
+    requests: Records, s: np.record, heap: Ints, i: int, back: bool, by_priority: bool
+) -> None:
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
-    if settings.by_priority:
+    if by_priority:
         r.place = r.priority
     elif back:
         s.line += 1
@@ -92,28 +72,25 @@ def _wait(requests: Any, s: Any, heap: Ints, i: int, back: bool, settings: Setti
     push(requests, heap, s, i)
 
 
-@njit
-def _begin(requests: Any, s: Any, running: Ints, settings: Settings) -> bool:
-    """Begin a step with its budget; return whether it defers prefills."""
-    limits = settings.limits
-    s.left = settings.budget
-    s.prefill_left = limits.max_prefill_tokens
+@njit(allocates=False)
+def _begin(requests: Records, s: np.record, running: Ints, settings: Settings) -> None:
+    """Begin a step with its budget, and say whether it defers prefills."""
+    s.left, s.prefill_left = settings.budget, settings.limits.max_prefill_tokens
     s.decodes = s.prefills = 0
-    may_defer = s.steps % settings.interval > 0 and not s.bound
-    k = 0
-    while may_defer and k < s.running and not requests[running[k]].decoding:
-        k += 1
+    s.threshold = settings.threshold if s.running + s.waiting > 1 else 0
+    s.defer = False
+    if s.steps % settings.interval > 0 and not s.bound:
+        for k in range(s.running):
+            s.defer = s.defer or requests[running[k]].decoding
 
-    return bool(may_defer and k < s.running)
 
-
-@njit
-def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
+@njit(allocates=False)
+def _share(r: np.record, s: np.record, settings: Settings) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
     limits = settings.limits
-    tokens = rest_of(r)
-    if 0 < threshold < tokens:
-        tokens = threshold
+    tokens = life.rest_of(r)
+    if 0 < s.threshold < tokens:
+        tokens = s.threshold
     if not limits.hybrid and (s.prefills if r.decoding else s.decodes) > 0:
         return 0
     if r.decoding:
@@ -128,8 +105,8 @@ def _share(r: Any, s: Any, threshold: int, settings: Settings) -> int:
     return tokens if tokens <= room else 0
 
 
-@njit
-def _give(r: Any, s: Any, tokens: int, sign: int) -> None:
+@njit(allocates=False)
+def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
     """Give a request tokens of the step, or with sign -1 take them back."""
     s.left -= sign * tokens
     if r.decoding:
@@ -141,11 +118,12 @@ def _give(r: Any, s: Any, tokens: int, sign: int) -> None:
     r.tokens = tokens if sign > 0 else 0
 
 
-@njit
+@njit(allocates=False)
 def _preempt(
-    requests: Any, s: Any, heap: Ints, running: Ints, evicted: Ints, settings: Settings
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
 ) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
+    running = lines[1]
     at = s.running - 1
     if settings.by_priority:
         for k in range(s.running):
@@ -158,39 +136,32 @@ def _preempt(
     if r.tokens > 0:
         _give(r, s, r.tokens, -1)
 
-    evict(r, settings.limits.restart)
+    life.evict(r, settings.limits.restart)
     add_eviction(evicted, s, i)
     for k in range(at, s.running - 1):
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, heap, i, False, settings)
+    _wait(requests, s, lines[0], i, False, settings.by_priority)
     return int(at)
 
 
-@njit
+@njit(allocates=False)
 def _schedule_running(
-    requests: Any,
-    s: Any,
-    heap: Ints,
-    running: Ints,
-    evicted: Ints,
-    threshold: int,
-    defer: bool,
-    settings: Settings,
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
 ) -> None:
     """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
-    limits = settings.limits
+    running, limits = lines[1], settings.limits
     at = 0
     while at < s.running and s.left > 0:
         r = requests[running[at]]
-        tokens = 0 if defer and not r.decoding else _share(r, s, threshold, settings)
+        tokens = 0 if s.defer and not r.decoding else _share(r, s, settings)
         if tokens == 0:
             at += 1
             continue
 
         while not room(s, growth(r, tokens, limits), limits):
-            gone = _preempt(requests, s, heap, running, evicted, settings)
+            gone = _preempt(requests, s, lines, evicted, settings)
             if gone == at:
                 return
             if gone < at:
@@ -201,44 +172,36 @@ def _schedule_running(
         at += 1
 
 
-@njit
-def _admit(
-    requests: Any,
-    s: Any,
-    heap: Ints,
-    running: Ints,
-    threshold: int,
-    defer: bool,
-    settings: Settings,
-) -> None:
+@njit(allocates=False)
+def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings) -> None:
     """Admit waiting requests, up to the first that must wait on."""
-    limits = settings.limits
+    heap, running, limits = lines[0], lines[1], settings.limits
     while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
         r = requests[i]
-        size = rest_of(r)
-        if defer and size > 1:
+        size = life.rest_of(r)
+        if s.defer and size > 1:
             break
 
-        tokens = _share(r, s, threshold, settings)
+        tokens = _share(r, s, settings)
         needed = kv_of(size if settings.reserve else tokens, limits)
         if s.running > 0:
             needed += settings.watermark
         if tokens == 0 or not room(s, needed, limits):
             break
 
-        pop(requests, heap, s)
+        common.pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
         _give(r, s, tokens, 1)
         take(s, r, tokens, limits)
 
-    if not defer:
+    if not s.defer:
         s.bound = s.waiting > 0
 
 
-@njit
-def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
+@njit(allocates=False)
+def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> Sums:
     """Write the entries of a batch; return its sums."""
     sums = EMPTY
     s.latest = 0.0
@@ -257,28 +220,28 @@ def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
     return sums
 
 
-@njit
+@njit(allocates=False)
 def _process(
-    requests: Any, s: Any, running: Ints, entries: Ints, first: int, limits: Limits
+    requests: Records, s: np.record, running: Ints, entries: Ints, first: int, limits: Limits
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
     finished = 0
     for k in range(first, s.entries):
         r = requests[entries[REQUEST, k]]
         r.tokens = 0
-        if advance(r, entries[TOKENS, k]) and r.produced == r.output:
+        if life.advance(r, entries[TOKENS, k]) and r.produced == r.output:
             finished += 1
             r.gone = True
             r.finish = s.now
             free(s, r, limits)
 
-    after_batch(requests, running, s, finished)
+    common.after_batch(requests, running, s, finished)
 
 
 @njit
 def run(
-    requests: Any,
-    state: Any,
+    requests: Records,
+    state: Records,
     settings: Settings,
     cost: Floats,
     by_arrival: Ints,
@@ -296,45 +259,44 @@ def run(
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while s.done < n and s.outcome == DONE and s.now < until and s.turns > 0:
+    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
         s.turns -= 1
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
             s.steps = 0
 
-        i = arriving(requests, s, by_arrival)
+        i = common.arriving(requests, s, by_arrival)
         while i >= 0:
-            _wait(requests, s, heap, i, True, settings)
-            i = arriving(requests, s, by_arrival)
+            _wait(requests, s, heap, i, True, settings.by_priority)
+            i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            idle(requests, s, by_arrival)
+            common.idle(requests, s, by_arrival)
             continue
 
-        if full(columns, s, s.running + s.waiting, s.running):
-            columns = with_room(columns, s, s.running + s.waiting, s.running)
+        if common.full(columns, s, s.running + s.waiting, s.running):
+            columns = common.with_room(columns, s, s.running + s.waiting, s.running)
 
-        threshold = settings.threshold if s.running + s.waiting > 1 else 0
-        defer = _begin(requests, s, running, settings)
+        _begin(requests, s, running, settings)
         first, before = s.entries, s.evicted
-        _schedule_running(requests, s, heap, running, columns.evicted, threshold, defer, settings)
+        _schedule_running(requests, s, lines, columns.evicted, settings)
         if s.evicted == before:
-            _admit(requests, s, heap, running, threshold, defer, settings)
+            _admit(requests, s, lines, settings)
 
         s.steps += 1
         sums = _entries(requests, s, running, columns.entries)
         if sums.tokens == 0:
-            if s.evicted == before and not idle(requests, s, by_arrival):
+            if s.evicted == before and not common.idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
                     break
 
-                s.outcome, s.about = STUCK, heap[0] if s.waiting > 0 else running[0]
+                s.outcome, s.about = common.STUCK, heap[0] if s.waiting > 0 else running[0]
                 break
 
             continue
 
-        run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings.limits)
-        if s.outcome != DONE:
+        if s.outcome != common.DONE:
             break
 
     return columns

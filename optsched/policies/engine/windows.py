@@ -6,71 +6,49 @@ therefore run to its end when it begins. The events of the loop are arrivals and
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from optsched.judge.life import (
-    EMPTY,
-    Floats,
-    Ints,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-    evict,
-    record,
-)
+from optsched.costs.batch import Sums
+from optsched.judge import life
+from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine.common import (
-    DONE,
-    FIELDS,
-    STALLED,
-    STUCK,
-    Columns,
-    add_entry,
-    add_eviction,
-    arriving,
-    before,
-    full,
-    tokens_left,
-    with_room,
-)
+from optsched.policies.engine import common
+from optsched.policies.engine.common import Columns, before
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
 
 ORDERS = {"arrival": 0, "remaining": 1, "total": 2}
 ARRIVAL, REMAINING, TOTAL = 0, 1, 2
 
+QUEUE, HOLDERS, BATCH, STEP = 0, 1, 2, 3
+"""A worker's lines: the queue, a heap; those that hold KV; members of its window, and of a step."""
+
 REQUEST_FIELDS = (
-    *FIELDS,
+    *common.FIELDS,
     ("total", np.int64),  # predicted output, for the order of that name
     ("seen", np.int64),  # max tokens that it has ever produced
-    ("left", np.int64),  # its children in its worker's queue, a skew heap
-    ("right", np.int64),
-    ("previous", np.int64),  # its neighbours in its worker's list of those that hold KV
-    ("next", np.int64),
-    ("member", np.int64),  # the next member of its worker's window
     ("quota", np.int64),  # tokens that it has to produce in its window
     ("inside", np.bool_),  # in the batch of a window
     ("outdated", np.bool_),  # its key has risen since it was queued
 )
 
-WORKER = record(
+WORKER = life.record(
     ("until", np.float64),  # end of the window that runs; infinite: idle
-    ("queue", np.int64),  # root of its queue
-    ("holder", np.int64),  # first of those that hold KV
-    ("member", np.int64),  # first member of the window that runs
+    ("waiting", np.int64),  # lengths of its lines
     ("holders", np.int64),
+    ("members", np.int64),
     *MEMORY,
     ("assigned", np.int64),  # unfinished requests
 )
 
 STATE_FIELDS = (
-    ("members", np.int64),  # of the batch of a window
+    ("members", np.int64),  # of the batch of a window, which keep their KV
     ("position", np.int64),  # of the members whose prefill was looked at
     ("chosen", np.int64),  # members that the next step processes
+    ("fresh", np.int64),  # of them, those that it prefills: all or none
     ("staying", np.int64),  # members that may keep their KV
     ("growth", np.int64),  # KV that the step adds
     ("ended", np.bool_),  # some member has finished
@@ -81,7 +59,10 @@ class Settings(NamedTuple):
     """`Windows` for compiled code, with the limits of each worker."""
 
     limits: Limits
-    every: int  # tokens between predictions
+    cost: Floats
+    every: int  # tokens between predictions, which `offsets` and `remaining` hold
+    offsets: Ints
+    remaining: Floats
     order: int
     window: int
     aging: float
@@ -89,142 +70,77 @@ class Settings(NamedTuple):
 
 
 @njit
-def _merged(requests: Any, a: int, b: int) -> int:
-    """Return the root of two skew heaps merged; -1 is the empty one."""
-    if a < 0 or b < 0:
-        return a if b < 0 else b
-    if before(requests[b], requests[a]):
-        a, b = b, a
-
-    root = a
-    while True:
-        r = requests[a]
-        rest = r.right
-        r.right = r.left
-
-        if rest < 0:
-            r.left = b
-            return root
-
-        if before(requests[b], requests[rest]):
-            rest, b = b, rest
-
-        r.left = rest
-        a = rest
-
-
-@njit
-def _queue(
-    requests: Any, worker: Any, i: int, settings: Settings, offsets: Ints, remaining: Floats
-) -> None:
+def _queue(requests: Records, worker: np.record, line: Ints, i: int, settings: Settings) -> None:
     """Rank a request, and let it wait in its worker's queue."""
     r = requests[i]
     r.key = settings.aging * r.arrival
     if settings.order == REMAINING:
-        r.key += tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
+        every, offsets, remaining = settings.every, settings.offsets, settings.remaining
+        r.key += common.tokens_left(every, offsets, remaining, i, r.seen, r.produced)
     elif settings.order == TOTAL:
         r.key += r.total
 
     r.outdated = False
-    r.left = r.right = -1
-    worker.queue = _merged(requests, worker.queue, i)
+    common.push(requests, line, worker, i)
 
 
 @njit
-def _unlink(requests: Any, worker: Any, i: int, limits: Limits) -> None:
+def _drop(requests: Records, worker: np.record, holders: Ints, i: int, limits: Limits) -> None:
     """Remove a request from those that hold KV on its worker."""
-    r = requests[i]
-    free(worker, r, limits)
-    worker.holders -= 1
+    free(worker, requests[i], limits)
+    k = 0
+    while holders[k] != i:
+        k += 1
 
-    if r.previous >= 0:
-        requests[r.previous].next = r.next
-    else:
-        worker.holder = r.next
-
-    if r.next >= 0:
-        requests[r.next].previous = r.previous
+    last = worker.holders - 1
+    holders[k], worker.holders = holders[last], last
 
 
 @njit
-def _link(requests: Any, worker: Any, i: int) -> None:
-    """Add a request to those that hold KV, which is not counted yet."""
-    r = requests[i]
-    worker.holders += 1
-    r.previous, r.next = -1, worker.holder
-    if worker.holder >= 0:
-        requests[worker.holder].previous = i
-
-    worker.holder = i
-
-
-@njit
-def _end_window(
-    requests: Any, worker: Any, s: Any, settings: Settings, offsets: Ints, remaining: Floats
-) -> None:
-    """Let the requests whose window ends now wait again, unless they are done."""
+def _end_window(requests: Records, worker: np.record, lines: Ints, settings: Settings) -> int:
+    """Let the requests of a window that ends wait again, unless they are done; count these."""
     worker.until = np.inf
-    i = worker.member
-    worker.member = -1
-
-    while i >= 0:
+    done = 0
+    for k in range(worker.members):
+        i = lines[BATCH, k]
         r = requests[i]
         r.inside = False
         if r.produced == r.output:
-            s.done += 1
-            worker.assigned -= 1
+            done += 1
         else:
-            _queue(requests, worker, i, settings, offsets, remaining)
+            _queue(requests, worker, lines[QUEUE], i, settings)
 
-        i = r.member
-
-
-@njit
-def _least_busy(machines: Any) -> int:
-    w = 0
-    for v in range(1, machines.shape[0]):
-        if machines[v].assigned < machines[w].assigned:
-            w = v
-
-    return w
+    worker.members = 0
+    worker.assigned -= done
+    return done
 
 
 @njit
-def _choose(
-    requests: Any,
-    worker: Any,
-    s: Any,
-    members: Ints,
-    settings: Settings,
-    offsets: Ints,
-    remaining: Floats,
-) -> None:
+def _choose(requests: Records, worker: np.record, lines: Ints, settings: Settings) -> None:
     """Choose the batch of a window: the first requests of the queue that fit together."""
-    s.members = 0
+    queue = lines[QUEUE]
     need = 0
-    while s.members < settings.size and worker.queue >= 0:
-        i = worker.queue
+    while worker.members < settings.size and worker.waiting > 0:
+        i = queue[0]
         r = requests[i]
         if r.outdated:
-            worker.queue = _merged(requests, r.left, r.right)
-            _queue(requests, worker, i, settings, offsets, remaining)
+            common.pop(requests, queue, worker)
+            _queue(requests, worker, queue, i, settings)
             continue
 
         need += kv_of(r.prompt + r.produced, settings.limits)
         if need > settings.limits.kv_capacity:
             break
 
-        worker.queue = _merged(requests, r.left, r.right)
-        members[s.members] = i
-        s.members += 1
-        r.member = worker.member
-        worker.member = i
+        common.pop(requests, queue, worker)
+        lines[BATCH, worker.members] = i
+        worker.members += 1
         r.quota = settings.window
         r.inside = True
 
 
 @njit
-def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
+def _next_prefills(requests: Records, s: np.record, lines: Ints, limits: Limits) -> None:
     """Choose the next prefills, as many members as C and P allow."""
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     s.chosen = s.growth = 0
@@ -232,17 +148,17 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
     tokens = 0
 
     while s.position < s.members:
-        i = members[s.position]
+        i = lines[BATCH, s.position]
         r = requests[i]
         if r.cached == 0 and r.quota > 0:
             c = r.prompt + r.produced
             if tokens + c > room:
                 if s.chosen == 0:
-                    s.outcome, s.about = STUCK, i
+                    s.outcome, s.about = common.STUCK, i
 
                 return
 
-            step[s.chosen] = i
+            lines[STEP, s.chosen] = i
             s.chosen += 1
             tokens += c
             s.growth += kv_of(c, limits)
@@ -251,41 +167,42 @@ def _next_prefills(requests: Any, s: Any, members: Ints, step: Ints, limits: Lim
 
 
 @njit
-def _next_decodes(requests: Any, s: Any, members: Ints, step: Ints, limits: Limits) -> None:
+def _next_decodes(requests: Records, s: np.record, lines: Ints, limits: Limits) -> None:
     """Choose the next decodes: every member, except those that the KV alone cannot hold."""
-    kv = 0
+    kv, staying = 0, s.members
     for k in range(s.members):
-        r = requests[members[k]]
+        r = requests[lines[BATCH, k]]
         kv += kv_of(r.cached, limits)
         if r.quota > 0:
-            step[s.chosen] = members[k]
+            lines[STEP, s.chosen] = lines[BATCH, k]
             s.chosen += 1
             s.growth += growth(r, 1, limits)
 
     while kv + s.growth > limits.kv_capacity:
-        s.staying -= 1
-        r = requests[members[s.staying]]
+        staying -= 1
+        r = requests[lines[BATCH, staying]]
         kv -= kv_of(r.cached, limits)
 
         if r.quota > 0:
             s.chosen -= 1
             s.growth -= growth(r, 1, limits)
 
+    s.staying = staying
+
 
 @njit
 def _make_room(
-    requests: Any, worker: Any, s: Any, members: Ints, evicted: Ints, fresh: int, limits: Limits
+    requests: Records, worker: np.record, s: np.record, lines: Ints, evicted: Ints, limits: Limits
 ) -> None:
     """Evict by lowest priority until the step fits, requests outside the batch first."""
+    members, holders = lines[BATCH], lines[HOLDERS]
     while True:
         victim = -1
-        if not room(worker, s.growth, limits) or worker.holders + fresh > limits.max_running:
-            h = worker.holder
-            while h >= 0:
+        if not room(worker, s.growth, limits) or worker.holders + s.fresh > limits.max_running:
+            for k in range(worker.holders):
+                h = holders[k]
                 if not requests[h].inside and (victim < 0 or before(requests[victim], requests[h])):
                     victim = h
-
-                h = requests[h].next
 
         if victim >= 0:
             requests[victim].outdated = limits.restart
@@ -295,32 +212,33 @@ def _make_room(
         else:
             return
 
-        _unlink(requests, worker, victim, limits)
-        evict(requests[victim], limits.restart)
-        add_eviction(evicted, s, victim)
+        _drop(requests, worker, holders, victim, limits)
+        life.evict(requests[victim], limits.restart)
+        common.add_eviction(evicted, s, victim)
 
 
 @njit
 def _step(
-    requests: Any, worker: Any, s: Any, step: Ints, entries: Ints, fresh: int, limits: Limits
-) -> Any:
+    requests: Records, worker: np.record, s: np.record, lines: Ints, entries: Ints, limits: Limits
+) -> Sums:
     """Process the chosen members; return the sums of the batch."""
     sums = EMPTY
     for k in range(s.chosen):
-        i = step[k]
+        i = lines[STEP, k]
         r = requests[i]
         c = 1
 
-        if fresh > 0:
+        if s.fresh > 0:
             c = r.prompt + r.produced
             sums = add_prefill(sums, c, 0)
-            _link(requests, worker, i)
+            lines[HOLDERS, worker.holders] = i
+            worker.holders += 1
         else:
             sums = add_decode(sums, r.cached)
 
-        add_entry(entries, s, i, c)
+        common.add_entry(entries, s, i, c)
         take(worker, r, c, limits)
-        advance(r, c)
+        life.advance(r, c)
         r.quota -= 1
         r.seen = max(r.seen, r.produced)
         s.ended = s.ended or r.produced == r.output
@@ -330,37 +248,28 @@ def _step(
 
 @njit
 def _run_window(
-    requests: Any,
-    worker: Any,
-    s: Any,
-    members: Ints,
-    step: Ints,
-    limits: Limits,
-    cost: Floats,
+    requests: Records,
+    worker: np.record,
+    s: np.record,
+    lines: Ints,
+    settings: Settings,
     columns: Columns,
 ) -> Columns:
     """Run a window: first prefills, in as few batches as C and P allow, then decodes."""
-    clock = s.now
-    s.position = 0
-    s.ended = False
-
+    limits, members, clock = settings.limits, lines[BATCH], s.now
     while not s.ended:
-        _next_prefills(requests, s, members, step, limits)
-        if s.outcome != DONE:
+        _next_prefills(requests, s, lines, limits)
+        s.fresh = s.chosen
+        if s.fresh == 0:
+            _next_decodes(requests, s, lines, limits)
+        if s.chosen == 0 or s.outcome != common.DONE:
             break
+        if common.full(columns, s, s.chosen, worker.holders):
+            columns = common.with_room(columns, s, s.chosen, worker.holders)
 
-        fresh = s.chosen
-        if fresh == 0:
-            _next_decodes(requests, s, members, step, limits)
-            if s.chosen == 0:
-                break
-
-        if full(columns, s, s.chosen, worker.holders):
-            columns = with_room(columns, s, s.chosen, worker.holders)
-
-        _make_room(requests, worker, s, members, columns.evicted, fresh, limits)
-        sums = _step(requests, worker, s, step, columns.entries, fresh, limits)
-        clock += batch_time(cost, sums)
+        _make_room(requests, worker, s, lines, columns.evicted, limits)
+        sums = _step(requests, worker, s, lines, columns.entries, limits)
+        clock += batch_time(settings.cost, sums)
         b = columns.batches[s.batches]
         b.entries, b.evicted = s.entries, s.evicted
         s.batches += 1
@@ -371,7 +280,7 @@ def _run_window(
         r = requests[members[k]]
         if r.produced == r.output:
             s.since = 0
-            _unlink(requests, worker, members[k], limits)
+            _drop(requests, worker, lines[HOLDERS], members[k], limits)
             r.cached = 0
 
     return columns
@@ -379,54 +288,56 @@ def _run_window(
 
 @njit
 def run(
-    requests: Any,
-    machines: Any,
-    state: Any,
+    requests: Records,
+    machines: Records,
+    state: Records,
     settings: Settings,
-    cost: Floats,
-    offsets: Ints,
-    remaining: Floats,
     columns: Columns,
+    lines: Ints,
 ) -> Columns:
     """Run a scheduler to the end."""
-    n = requests.shape[0]
-    limits = settings.limits
+    n, workers = requests.shape[0], machines.shape[0]
     s = state[0]
-    by_arrival = np.empty(n, dtype=np.int64)
-    for i in range(n):
-        by_arrival[requests[i].place] = i
-
-    members = np.empty(settings.size, dtype=np.int64)
-    step = np.empty(settings.size, dtype=np.int64)
+    by_arrival = np.argsort(requests["place"])
     while s.done < n and s.turns > 0:
         s.turns -= 1
         s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].arrival
-        for w in range(machines.shape[0]):
+        for w in range(workers):
             s.now = min(s.now, machines[w].until)
-        for w in range(machines.shape[0]):
-            if machines[w].until <= s.now:
-                _end_window(requests, machines[w], s, settings, offsets, remaining)
-
-        i = arriving(requests, s, by_arrival)
-        while i >= 0:
-            worker = machines[_least_busy(machines)]
-            worker.assigned += 1
-            _queue(requests, worker, i, settings, offsets, remaining)
-            i = arriving(requests, s, by_arrival)
-
-        for w in range(machines.shape[0]):
+        for w in range(workers):
             worker = machines[w]
-            if worker.until != np.inf or worker.queue < 0:
+            if worker.until <= s.now:
+                s.done += _end_window(requests, worker, lines[w], settings)
+
+        i = common.arriving(requests, s, by_arrival)
+        while i >= 0:  # each to the worker of the fewest unfinished requests
+            w = 0
+            for v in range(1, workers):
+                if machines[v].assigned < machines[w].assigned:
+                    w = v
+
+            machines[w].assigned += 1
+            _queue(requests, machines[w], lines[w, QUEUE], i, settings)
+            i = common.arriving(requests, s, by_arrival)
+
+        for w in range(workers):
+            worker = machines[w]
+            if worker.until != np.inf or worker.waiting == 0:
                 continue
 
-            _choose(requests, worker, s, members, settings, offsets, remaining)
+            _choose(requests, worker, lines[w], settings)
+            s.members, s.position, s.ended = worker.members, 0, False
             first = s.batches
-            columns = _run_window(requests, worker, s, members, step, limits, cost, columns)
+            columns = _run_window(requests, worker, s, lines[w], settings, columns)
             for j in range(first, s.batches):
                 columns.batches[j].worker = w
-            if limits.restart and s.since > MAX_STALLED_BATCHES and s.outcome == DONE:
-                s.outcome, s.about = STALLED, members[0]
-            if s.outcome != DONE:
+            if (
+                settings.limits.restart
+                and s.since > MAX_STALLED_BATCHES
+                and s.outcome == common.DONE
+            ):
+                s.outcome, s.about = common.STALLED, lines[w, BATCH, 0]
+            if s.outcome != common.DONE:
                 return columns
 
     return columns

@@ -1,8 +1,7 @@
-"""`Rules` in plain Python, as the papers write them: the twin of the compiled engine.
+"""`Rules` in plain Python, as the papers write them: the twin of the compiled loop.
 
-Slow and short; the tests demand the same schedule from both. It is asked batch by batch as any
-user's policy is, so it also serves where nobody knows all requests in advance
-(`optsched.engines.vllm`).
+It was written by itself, and is slow and short. It is asked batch by batch, as any policy is, and
+both must make the same schedules.
 """
 
 from __future__ import annotations
@@ -44,12 +43,7 @@ class Readable:
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
         self.first_at: dict[int, float] = {}  # times of first tokens
         self.without = 0  # batches without a prefill since the last with one
-        self.learn(instance)
-
-    def learn(self, instance: Instance) -> None:
-        """Take in an instance that has further requests at its end."""
         self.instance = instance
-        self.rank = self.place = None
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
         self.second = estimates(instance, "upper", self.rules.margin)[0]
 

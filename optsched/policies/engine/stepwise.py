@@ -1,0 +1,130 @@
+"""`Rules` asked batch by batch, where nobody knows all requests in advance.
+
+What decides is the loop that runs them elsewhere. Where nothing is compiled, it runs as plain
+Python (`optsched.problem.kernel.interpret`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.policies.base import Batch, View
+from optsched.policies.rules import Rules
+from optsched.policies.runner import Job
+
+if TYPE_CHECKING:
+    from optsched.judge.life import Ints, Records
+
+LASTING = ("estimate", "peak", "promoted", "band", "key", "place", "first_at")
+"""Fields of a request that its rules remember from one batch to the next."""
+
+
+class Stepwise:
+    """A policy object that answers what rules say.
+
+    Parameters
+    ----------
+    rules : Rules
+    job : Job
+        The requests that are known so far, and the cost model.
+    """
+
+    def __init__(self, rules: Rules, job: Job) -> None:
+        from optsched.policies.engine import common, rules as loop
+
+        self.rules = rules
+        _, self.evict_mode, self.hybrid, self.chunked = rules.on(job.instance)
+        self.state = common.new_state(loop.STATE_FIELDS, job.instance)
+        self.queued: set[int] = set()  # those that have waited
+        self.batched: dict[int, int] = {}  # KV after the last batch of each request that was in it
+        self.requests: Records = rules.prepared(job)[0][:0]
+        self.learn(job)
+
+    def learn(self, job: Job) -> None:
+        """Take in a job that has further requests at its end."""
+        old, (self.requests, settings, _) = self.requests, self.rules.prepared(job)
+        self.settings = settings._replace(short=True)  # a prediction may be, for all one knows
+        self.first_arrival = job.instance.first_arrival
+        self.requests["first_at"] = np.inf
+        for name in LASTING:
+            self.requests[name][: old.size] = old[name]
+
+    def batch(self, view: View) -> Batch:
+        """See `Policy.batch`."""
+        from optsched.judge.memory import kv_of
+        from optsched.policies.engine import common, rules as loop
+
+        requests, settings, s = self.requests, self.settings, self.state[0]
+        running, usage = self._show(view)
+        size = len(running) + len(view.waiting)
+        lines = np.zeros((2, size + 1), dtype=np.int64)
+        lines[1, : len(running)] = running
+        columns = common.Columns(
+            np.empty(0, common.BATCH), np.empty((2, size), np.int64), np.empty(size, np.int64)
+        )
+        for i in view.waiting:  # in the order in which they began to wait
+            r = requests[i]
+            lasts = settings.random_ties or (settings.promote and r.band > 0)
+            if lasts and i in self.queued:
+                common.push(requests, lines[0], s, i)
+            else:
+                loop._queue(requests, s, lines[0], i, settings, view.generator)
+
+        self.queued.update(view.waiting)
+        rest = (columns.entries, columns.evicted, settings, view.cost.array, view.generator)
+        sums = loop.decide(requests, s, lines, usage, *rest)
+        evicted = columns.evicted[: s.evicted].tolist()
+        if s.stall:
+            return Batch(evict=evicted, stall=True)
+
+        entries = columns.entries[:, : s.entries].tolist()
+        tokens = dict(zip(*entries, strict=True))
+        if tokens:
+            s.without = 0 if sums.prefill_requests > 0 else s.without + 1
+            sizes = requests["prompt"] + requests["produced"]
+            self.batched = {i: kv_of(int(sizes[i]), settings.limits) for i in tokens}
+
+        return Batch(tokens, evicted)
+
+    def _show(self, view: View) -> tuple[list[int], Ints]:
+        """Write into the records what a view shows.
+
+        Returned are the running requests in order, and the KV that they hold in the next batches.
+        """
+        from optsched.judge.memory import project, take
+        from optsched.policies.engine import common
+
+        requests, s, limits = self.requests, self.state[0], self.settings.limits
+        running = sorted(view.running, key=requests["priority"].__getitem__)
+        ids = np.array([*running, *view.waiting])
+        now, produced = view.now - self.first_arrival, view.generated[ids]
+        requests["produced"][ids], requests["cached"][ids] = produced, view.cached[ids]
+        requests["decoding"][ids] = view.decoding[ids]
+        first_at = np.minimum(requests["first_at"][ids], now)
+        requests["first_at"][ids] = np.where(produced > 0, first_at, np.inf)
+        for name in ("gone", "in_batch", "allocated"):
+            requests[name][ids] = 0
+
+        s.now, s.outcome, s.cleared_at, s.running = now, common.DONE, -1, len(running)
+        zero = ("waiting", "entries", "evicted", "held", "reserved", "over", "partial", "clearings")
+        for name in zero:
+            s[name] = 0
+
+        gone = set(self.batched).difference(
+            ids.tolist() if self.settings.make_room else self.batched
+        )
+        s.freed = sum(self.batched[i] for i in gone)
+        lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)
+        usage = np.zeros(max(int(column.max()) for column in lengths) + 2, dtype=np.int64)
+        for i in running:
+            r = requests[i]
+            r.band = 0
+            size = r.prompt + r.produced
+            take(s, r, max(r.cached, 0 if r.decoding else size), limits)
+            s.reserved += r.peak
+            s.partial += not r.decoding
+            s.over += project(usage, 0, size - 1, r.estimate - r.produced, 1, limits)
+
+        return running, usage
