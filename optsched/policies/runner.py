@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -54,6 +55,14 @@ class Job:
     seed: int = 0
     name: str = "policy"
     budget: Budget = NO_LIMIT
+
+
+class Watch(IntFlag):
+    """The kinds of events at which a simulation can stop."""
+
+    NONE = 0
+    FIRST_TOKEN = 1
+    FINISH = 2
 
 
 class Fleet(Protocol):

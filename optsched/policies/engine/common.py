@@ -18,7 +18,7 @@ from optsched.judge import life
 from optsched.judge.life import Ints, record
 from optsched.judge.replay import read_start
 from optsched.policies.engine.parts import Part, joined
-from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
+from optsched.policies.runner import MAX_STALLED_BATCHES, Job, Watch, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
@@ -30,6 +30,9 @@ DONE = 0
 STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
 LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
+EVENT = 4  # what is watched for has happened at the end of the last batch
+
+FIRST_TOKEN, FINISH = int(Watch.FIRST_TOKEN), int(Watch.FINISH)
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
@@ -42,11 +45,12 @@ REQUEST, TOKENS = 0, 1
 tokens_left = njit(forecast.tokens_left)
 
 FIELDS = (
-    ("arrival", np.float64),
+    ("release", np.float64),  # from when on it may be processed
     ("band", np.int64),  # its place in the queue: ascending band, then key, then place
     ("key", np.float64),
     ("place", np.int64),
     ("gone", np.bool_),  # leaves the running requests: evicted or finished
+    ("first_at", np.float64),  # time of its first token
     ("finish", np.float64),  # time of its last token; infinite while it is unknown
 )
 """The fields of a request that every loop has beside those of its life."""
@@ -65,6 +69,7 @@ STATE = (
     ("since", np.int64),  # batches since the last completion
     ("longest", np.int64),  # output
     ("turns", np.int64),  # turns of the loop until it returns to look at the clock
+    ("watch", np.int64),  # kinds of events after which the loop returns (`Watch`)
     ("outcome", np.int64),
     ("about", np.int64),  # request that the outcome is about, or -1
     ("off_default", np.bool_),  # some batch does not start at the default time
@@ -100,7 +105,7 @@ class Columns(NamedTuple):
 def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
     """Return a record of `LIFE` and ``fields`` for each request, before anything has run."""
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
-    requests["arrival"] = instance.release
+    requests["release"] = instance.release
     return requests
 
 
@@ -378,7 +383,7 @@ def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
         return -1
 
     i = by_arrival[s.arrived]
-    if requests[i].arrival > s.now:
+    if requests[i].release > s.now:
         return -1
 
     s.arrived += 1
@@ -391,7 +396,7 @@ def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
     if s.arrived == by_arrival.shape[0]:
         return False
 
-    s.now = requests[by_arrival[s.arrived]].arrival
+    s.now = requests[by_arrival[s.arrived]].release
     return True
 
 
@@ -407,6 +412,25 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     b.entries = s.entries
     b.evicted = s.evicted
     s.batches += 1
+
+
+@njit
+def note(r: Any, s: Any) -> bool:
+    """Note the time of a token that the batch produced. Return whether it is the request's last."""
+    if r.produced == 1:
+        r.first_at = s.now
+        if s.watch & FIRST_TOKEN:
+            s.outcome = EVENT
+
+    if r.produced < r.output:
+        return False
+
+    r.gone = True
+    r.finish = s.now
+    if s.watch & FINISH:
+        s.outcome = EVENT
+
+    return True
 
 
 @njit

@@ -37,6 +37,7 @@ from optsched.policies.engine.common import (
     before,
     full,
     idle,
+    note,
     pop,
     push,
     run_batch,
@@ -227,7 +228,7 @@ def _choose(
             prefills -= work
             sums = add_prefill(sums, work, r.cached)
 
-        latest = max(latest, r.arrival)
+        latest = max(latest, r.release)
         add_entry(entries, s, i, work)
 
     s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
@@ -292,10 +293,8 @@ def _process(
         r = requests[i]
         if not advance(r, entries[TOKENS, k]):
             continue
-        if r.produced == r.output:
+        if note(r, s):
             finished += 1
-            r.gone = True
-            r.finish = s.now
             continue
 
         r.seen = max(r.seen, r.produced)

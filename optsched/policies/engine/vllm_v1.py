@@ -37,6 +37,7 @@ from optsched.policies.engine.common import (
     arriving,
     full,
     idle,
+    note,
     pop,
     push,
     run_batch,
@@ -251,7 +252,7 @@ def _entries(requests: Any, s: Any, running: Ints, entries: Ints) -> Any:
         else:
             sums = add_prefill(sums, r.tokens, r.cached)
 
-        s.latest = max(s.latest, r.arrival)
+        s.latest = max(s.latest, r.release)
         add_entry(entries, s, running[k], r.tokens)
 
     return sums
@@ -266,10 +267,8 @@ def _process(
     for k in range(first, s.entries):
         r = requests[entries[REQUEST, k]]
         r.tokens = 0
-        if advance(r, entries[TOKENS, k]) and r.produced == r.output:
+        if advance(r, entries[TOKENS, k]) and note(r, s):
             finished += 1
-            r.gone = True
-            r.finish = s.now
             free(s, r, limits)
 
     after_batch(requests, running, s, finished)

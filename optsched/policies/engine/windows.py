@@ -119,7 +119,7 @@ def _queue(
 ) -> None:
     """Rank a request, and let it wait in its worker's queue."""
     r = requests[i]
-    r.key = settings.aging * r.arrival
+    r.key = settings.aging * r.release
     if settings.order == REMAINING:
         r.key += tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
     elif settings.order == TOTAL:
@@ -400,7 +400,7 @@ def run(
     step = np.empty(settings.size, dtype=np.int64)
     while s.done < n and s.turns > 0:
         s.turns -= 1
-        s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].arrival
+        s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].release
         for w in range(machines.shape[0]):
             s.now = min(s.now, machines[w].until)
         for w in range(machines.shape[0]):
