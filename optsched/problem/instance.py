@@ -409,21 +409,24 @@ class Instance:
         first: float | int = self.arrival.min().item()
         return first
 
-    @cached_property
-    def arrival_since_first(self) -> NDArray[Any]:
-        """Arrivals less the first one, shape (n,), read-only, of the dtype of `arrival`."""
-        since = self.arrival - self.first_arrival
-        since.setflags(write=False)
-        return since
+    @property
+    def release_times(self) -> NDArray[Any]:
+        """Times from which on the requests may be processed, where they are given in advance.
+
+        These are the arrivals. Bounds, formulations and searches read releases here or from
+        `release`. An instance whose releases depend on the schedule has none to be read: code
+        that has an evaluation reads those of the evaluation.
+        """
+        return self.arrival
 
     @cached_property
     def release(self) -> NDArray[np.float64]:
-        """`arrival_since_first` as float64, so that compiled code sees one type in both units.
+        """`release_times` since the first arrival, shape (n,), read-only, float64 in both units.
 
         Compiled loops count time from the first arrival, so that a Unix time stamp costs no
         digits. `at` turns their times into the instance's.
         """
-        release = self.arrival_since_first.astype(np.float64)
+        release = (self.release_times - self.first_arrival).astype(np.float64)
         release.setflags(write=False)
         return release
 

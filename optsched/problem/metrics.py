@@ -133,7 +133,7 @@ class Times:
     @property
     def span(self) -> Any:
         """Time from the first arrival to the last completion."""
-        return (self.instance.arrival_since_first + self.latency).max()
+        return (self.instance.release + self.latency).max()
 
 
 def _mean(column: str) -> Callable[[Any], Any]:
