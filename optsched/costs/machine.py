@@ -61,18 +61,16 @@ class Machine:
         return UnitCost() if given is None else given
 
 
-def machines_of(
-    instance: Instance,
-    cost_model: CostModel | str | Path | None,
-    machines: Sequence[Machine] | None = None,
-) -> tuple[Machine, ...]:
+Hardware = CostModel | str | Path | Sequence[Machine] | None
+"""A cost model, or the name or file of one; or the machine of each worker."""
+
+
+def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
     """Return a fleet: a machine for each worker, or the instance's one, as which all are."""
-    if machines is None:
-        return (Machine(instance.kv_capacity, cost_for(instance, cost_model), instance.limits),)
-    if cost_model is not None:
-        raise UsageError(
-            "cost model: found one beside machines; expected none, as each has its own"
-        )
+    if isinstance(given, (str, Path, BatchCost, UnitCost)) or given is None:
+        return (Machine(instance.kv_capacity, cost_for(instance, given), instance.limits),)
+
+    machines = tuple(given)
     if not machines:
         raise UsageError("machines: found none; expected one or more")
 
@@ -88,7 +86,7 @@ def machines_of(
                 f"machines: machine {w}: cost_model: found {found}; expected {expected}"
             )
 
-    return tuple(machines)
+    return machines
 
 
 def digest_of(machines: Sequence[Machine]) -> str | None:

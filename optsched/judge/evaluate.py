@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from optsched.costs.cost import CostModel
-from optsched.costs.machine import Machine, digest_of, machines_of
+from optsched.costs.machine import Hardware, digest_of, machines_of
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.starts import judge_starts
 from optsched.problem.errors import InputError
@@ -20,9 +17,8 @@ from optsched.problem.schedule import Schedule, check_columns
 def evaluate(
     instance: Instance,
     schedule: Schedule,
-    cost_model: CostModel | str | Path | None = None,
+    cost_model: Hardware = None,
     *,
-    machines: Sequence[Machine] | None = None,
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
     slo_gap: float | None = None,
@@ -48,12 +44,10 @@ def evaluate(
     ----------
     instance : Instance
     schedule : Schedule
-    cost_model : BatchCost, str or path, optional
+    cost_model : BatchCost, str, path or sequence of Machine, optional
         Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
-        refuses it.
-    machines : sequence of Machine, optional
-        The machine of each worker, in place of the instance's KV capacity and limits and of a cost
-        model. None: all workers are equal.
+        refuses it. Or a sequence of `Machine`: that of each worker, in place of the instance's KV
+        capacity and limits, or a single one that all workers have.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
         gap between two output tokens, and latency of a request that is served well. Each that is
@@ -79,10 +73,9 @@ def evaluate(
         Columns do not fit together, the schedule was made for another instance or cost model, or
         an SLO is not a time > 0, or the weight is not in its range.
     UsageError
-        An instance in seconds without a cost model, one in rounds with one, or both machines and a
-        cost model.
+        An instance in seconds without a cost model, or one in rounds with one.
     """
-    machines = machines_of(instance, cost_model, machines)
+    machines = machines_of(instance, cost_model)
     columns = check_columns(schedule)
     instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
     digest = digest_of(machines)

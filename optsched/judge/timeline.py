@@ -5,17 +5,14 @@ Plots, Perfetto traces and reports draw a timeline and compute nothing themselve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
-from optsched.costs.machine import Machine
+from optsched.costs.machine import Hardware
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.spans import (
@@ -352,9 +349,8 @@ class Timeline:
 def timeline(
     instance: Instance,
     schedule: Schedule,
-    cost_model: CostModel | str | Path | None = None,
+    cost_model: Hardware = None,
     *,
-    machines: Sequence[Machine] | None = None,
     evaluation: Evaluation | None = None,
 ) -> Timeline:
     """Return the phases of every request and the content of every batch of a schedule.
@@ -363,9 +359,7 @@ def timeline(
     ----------
     instance : Instance
     schedule : Schedule
-    cost_model : BatchCost, str or path, optional
-        Cost model, or the name or file of one. An instance in seconds needs it.
-    machines : sequence of Machine, optional
+    cost_model : BatchCost, str, path or sequence of Machine, optional
         As for `optsched.evaluate`.
     evaluation : Evaluation, optional
         The judge's evaluation of this schedule. If it is not given, the schedule is judged here.
@@ -392,10 +386,7 @@ def timeline(
     """
     from optsched.judge.replay import Columns, Origin, replay
 
-    judged = evaluation
-    if judged is None:
-        judged = evaluate(instance, schedule, cost_model, machines=machines)
-
+    judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
     first: Any = instance.first_arrival
     if schedule.kind == "starts":
         columns, begin = _rounds(instance, check_columns(schedule)[0] - first)

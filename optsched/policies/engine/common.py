@@ -6,6 +6,7 @@ this module lazily: it loads numba.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,8 +18,8 @@ from numba import typeof
 from optsched.judge import life
 from optsched.judge.life import Ints, record
 from optsched.judge.replay import read_start
-from optsched.policies.engine.parts import Part, joined
-from optsched.policies.runner import MAX_STALLED_BATCHES, Job, Watch, beyond_limits, endless
+from optsched.policies.fleet import Event, Fleet, Job, Part, Watch, joined
+from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
@@ -217,7 +218,7 @@ def direct(function: Any) -> Callable[..., Any]:
     return call
 
 
-class Compiled:
+class Compiled(Fleet):
     """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
 
     Parameters
@@ -236,8 +237,9 @@ class Compiled:
     def __init__(
         self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool
     ) -> None:
-        self.job, self.mode, self.requests, self.split = job, mode, requests, split
-        self.states, self.step = states, step
+        super().__init__(job, len(states))
+        self.mode, self.requests, self.split = mode, requests, split
+        self.states, self.step_of = states, step
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
@@ -246,31 +248,55 @@ class Compiled:
         self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
         self.counts = [0] * len(states)
 
-    def assign(self, worker: int, request: int) -> None:
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """See `Fleet.assign`."""
+        if at is not None:
+            self.requests[request]["release"] = at
+            self.states[worker]["off_default"] = True
+
         self.queues[worker, self.counts[worker]] = request
         self.counts[worker] += 1
 
-    def advance(self, until: float) -> None:
-        """See `Fleet.advance`."""
-        for worker, state in enumerate(self.states):
-            count = self.counts[worker]
-            if self.done[worker][0] < count and self.now[worker][0] < until:
-                in_turns(self.job, state, partial(self._run, worker, until))
+    def clock(self, worker: int) -> float:
+        """See `Fleet.clock`."""
+        open_requests = self.done[worker][0] < self.counts[worker]
+        return float(self.now[worker][0]) if open_requests else math.inf
+
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+        """See `Fleet.step`."""
+        state = self.states[worker]
+        state["watch"] = watch
+        in_turns(self.job, state, partial(self._run, worker, until))
+        if state[0].outcome != EVENT:
+            return []
+
+        state["outcome"] = DONE
+        return self._last_events(worker, watch)
 
     def _run(self, worker: int, until: float) -> None:
         queue = self.queues[worker, : self.counts[worker]]
-        self.columns[worker] = self.step(
+        self.columns[worker] = self.step_of(
             worker, self.states[worker], queue, self.columns[worker], until
         )
 
-    def schedule(self) -> Schedule:
-        """See `Fleet.schedule`."""
-        parts = [
+    def _last_events(self, worker: int, watch: Watch) -> list[Event]:
+        """Return what has happened at the end of the last batch of a worker."""
+        s, columns = self.states[worker][0], self.columns[worker]
+        first = columns.batches["entries"][s.batches - 2] if s.batches > 1 else 0
+        ran = columns.entries[REQUEST, first : s.entries]
+        return [
+            Event(int(i), kind, float(s.now))
+            for kind, name in ((Watch.FIRST_TOKEN, "first_at"), (Watch.FINISH, "finish"))
+            if watch & kind
+            for i in ran[self.requests[name][ran] == s.now]
+        ]
+
+    def parts(self) -> list[Part]:
+        """See `Fleet.parts`."""
+        return [
             part_of(self.job, self.requests, state, columns, split=self.split)
             for state, columns in zip(self.states, self.columns, strict=True)
         ]
-        return joined(self.job, self.mode, parts)
 
 
 @njit

@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.engine.parts import Part, joined
+from optsched.policies.fleet import Event, Fleet, Job, Part, Watch
 from optsched.policies.runner import (
     MAX_STALLED_BATCHES,
-    Fleet,
-    Job,
     Runner,
     beyond_limits,
     endless,
     waiting_rank,
 )
 from optsched.problem.errors import InputError, PolicyError
-from optsched.problem.schedule import EvictMode, Schedule, read_start
+from optsched.problem.schedule import EvictMode, read_start
 from optsched.workloads.predict import estimates, forecast_of
 
 
@@ -53,26 +51,35 @@ class Online(Runner):
         return _Asked(self.policy, job, workers)
 
 
-class _Asked:
+class _Asked(Fleet):
     """A `Fleet` of workers that ask policy objects."""
 
     def __init__(self, policy: Policy, job: Job, workers: int) -> None:
-        self.job = job
+        super().__init__(job, workers)
+        self.mode = evict_mode_of(policy, job)
         self.finish = np.full(job.instance.n, np.inf)
+        self.release = job.instance.release.copy()
         self.loops = [
-            _Loop(policy if workers == 1 else deepcopy(policy), job, self.finish, seed)
+            _Loop(policy if workers == 1 else deepcopy(policy), job, self, seed)
             for seed in ([job.seed] if workers == 1 else [[job.seed, w] for w in range(workers)])
         ]
 
-    def assign(self, worker: int, request: int) -> None:
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
+        if at is not None:
+            self.release[request] = at
+            self.loops[worker].off_default = True
+
         self.loops[worker].by_arrival.append(request)
 
-    def advance(self, until: float) -> None:
-        for loop in self.loops:
-            loop.run(until)
+    def clock(self, worker: int) -> float:
+        loop = self.loops[worker]
+        return loop.now if loop.done < len(loop.by_arrival) else math.inf
 
-    def schedule(self) -> Schedule:
-        return joined(self.job, self.loops[0].mode, [loop.part() for loop in self.loops])
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+        return self.loops[worker].run(until, watch)
+
+    def parts(self) -> list[Part]:
+        return [loop.part() for loop in self.loops]
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -89,15 +96,13 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
 class _Loop:
     """The state of a run: what the policy is shown, and the schedule so far."""
 
-    def __init__(
-        self, policy: Policy, job: Job, finish: NDArray[np.float64], seed: int | list[int]
-    ) -> None:
-        self.finish = finish
-        self.policy, self.job, self.mode = policy, job, evict_mode_of(policy, job)
+    def __init__(self, policy: Policy, job: Job, fleet: _Asked, seed: Any) -> None:
+        self.policy, self.job, self.mode = policy, job, fleet.mode
+        self.finish, self.release = fleet.finish, fleet.release
         instance, n = job.instance, job.instance.n
         self.predicted, _ = estimates(instance)
         self.forecast = forecast_of(instance)
-        self.arrival = instance.release
+        self.watch, self.events = Watch.NONE, list[Event]()
         self.by_arrival: list[int] = []  # requests assigned so far
         self.place = waiting_rank("arrival", instance, self.predicted, job.cost)
         self.waiting: list[int] = []
@@ -118,7 +123,6 @@ class _Loop:
             "decoding": np.zeros(n, dtype=np.bool_),
         }
         truth: dict[str, NDArray[Any] | None] = {
-            "arrival": self.arrival + instance.first_arrival,
             "prompt_tokens": instance.prompt_tokens,
             "predicted": self.predicted,
             "predicted_lower": instance.predicted_lower,
@@ -144,14 +148,15 @@ class _Loop:
         self.done = self.arrived = self.since = 0
         self.off_default = False
 
-    def run(self, until: float) -> None:
-        """Decide about all batches of the assigned requests that begin before a time."""
+    def run(self, until: float, watch: Watch) -> list[Event]:
+        """Decide about all batches that begin before a time, or up to an event."""
         longest = int(self.job.instance.output_tokens.max())
-        while self.done < len(self.by_arrival) and self.now < until:
+        self.watch, self.events = watch, []
+        while self.done < len(self.by_arrival) and self.now < until and not self.events:
             self.job.budget.check(f"policy {self.job.name!r} ran")
             self.arrive()
             if not self.running and not self.waiting:
-                self.now = float(self.arrival[self.by_arrival[self.arrived]])
+                self.now = float(self.release[self.by_arrival[self.arrived]])
                 continue
 
             batch = self.ask()
@@ -171,11 +176,13 @@ class _Loop:
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
             elif self.arrived < len(self.by_arrival):
-                self.now = float(self.arrival[self.by_arrival[self.arrived]])
+                self.now = float(self.release[self.by_arrival[self.arrived]])
             elif until < math.inf:  # the next request may change that
                 break
             else:
                 self.stuck()
+
+        return self.events
 
     def part(self) -> Part:
         return Part(
@@ -207,9 +214,10 @@ class _Loop:
     def arrive(self) -> None:
         while (
             self.arrived < len(self.by_arrival)
-            and self.arrival[self.by_arrival[self.arrived]] <= self.now
+            and self.release[self.by_arrival[self.arrived]] <= self.now
         ):
             i = self.by_arrival[self.arrived]
+            self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
             for name, column in self.truth.items():
                 self.shown[name][i] = column[i]
 
@@ -288,7 +296,7 @@ class _Loop:
 
     def process(self, batch: Batch) -> None:
         origin = self.job.instance.clock_origin
-        default = max(self.end, max(self.arrival[i] for i in batch.tokens))
+        default = max(self.end, max(self.release[i] for i in batch.tokens))
         written = origin + self.now
         self.now = read_start(written, default, origin)
         self.off_default = self.off_default or self.now != default
@@ -319,7 +327,10 @@ class _Loop:
     def produce(self, i: int) -> None:
         self.decoding[i] = True
         self.generated[i] += 1
+        if self.generated[i] == 1:
+            self.note(i, Watch.FIRST_TOKEN)
         if self.generated[i] == self.job.instance.output_tokens[i]:
+            self.note(i, Watch.FINISH)
             self.running.remove(i)
             self.finish[i] = self.now
             self.done += 1
@@ -329,3 +340,7 @@ class _Loop:
 
         self.seen[i] = max(self.seen[i], self.generated[i])
         self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])
+
+    def note(self, i: int, kind: Watch) -> None:
+        if self.watch & kind:
+            self.events.append(Event(i, kind, self.now))
