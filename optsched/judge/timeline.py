@@ -13,28 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.machine import Hardware
+from optsched.judge import spans
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
-from optsched.judge.spans import (
-    DECODE,
-    EVICTED,
-    PAUSED,
-    PHASES,
-    PREFILL,
-    REFILL,
-    WAITING,
-    Changes,
-    changes_of,
-    events_of,
-    spans_of,
-)
+from optsched.judge.spans import PHASES
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
-
-__all__ = [
-    "DECODE", "EVICTED", "PAUSED", "PHASES", "PREFILL", "REFILL", "WAITING", "Timeline", "timeline",
-]  # fmt: skip
 
 MAX_ENTRIES = 50_000_000
 """Maximum number of output tokens of a schedule of starts, which is expanded round by round."""
@@ -102,7 +87,7 @@ class Timeline:
     batch_evictions: NDArray[np.int64]
     batch_kv: NDArray[np.int64]
     batch_kv_left: NDArray[np.int64]
-    _changes: Changes = field(repr=False)
+    _changes: spans.Changes = field(repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -217,7 +202,7 @@ class Timeline:
         -------
         Timeline
         """
-        keep = np.flatnonzero(self.span_phase != PAUSED)
+        keep = np.flatnonzero(self.span_phase != spans.PAUSED)
         request, phase = self.span_request[keep], self.span_phase[keep]
         goes_on = (request[1:] == request[:-1]) & (phase[1:] == phase[:-1])
         first = np.flatnonzero(np.append(True, ~goes_on))
@@ -408,9 +393,9 @@ def timeline(
         Origin(0.0, 0.0),
         recorded=True,
     )
-    events = events_of(columns, recorded.cached)
-    changes = changes_of(events, instance)
-    spans = spans_of(events, judged.clock.release, begin, end, worker)
+    events = spans.events_of(columns, recorded.cached)
+    changes = spans.changes_of(events, instance)
+    found = spans.spans_of(events, judged.clock.release, begin, end, worker)
 
     def processed(phase: int) -> NDArray[np.int64]:
         """Return the tokens of each batch that are processed in a phase."""
@@ -424,19 +409,19 @@ def timeline(
     return Timeline(
         instance=instance,
         evaluation=judged,
-        span_request=spans.request,
-        span_phase=spans.phase,
-        span_start=spans.start + first,
-        span_end=spans.end + first,
-        span_tokens=spans.tokens,
-        span_worker=spans.worker,
+        span_request=found.request,
+        span_phase=found.phase,
+        span_start=found.start + first,
+        span_end=found.end + first,
+        span_tokens=found.tokens,
+        span_worker=found.worker,
         batch_start=begin + first,
         batch_end=end + first,
         batch_worker=worker,
         batch_requests=np.diff(offsets),
-        batch_prefill=processed(PREFILL),
-        batch_decode=processed(DECODE),
-        batch_refill=processed(REFILL),
+        batch_prefill=processed(spans.PREFILL),
+        batch_decode=processed(spans.DECODE),
+        batch_refill=processed(spans.REFILL),
         batch_evictions=np.diff(evicted_offsets),
         batch_kv=kv.copy(),
         batch_kv_left=kv + kv_freed.astype(np.int64),

@@ -31,7 +31,17 @@ def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
     module. Python's own filter therefore shows it once for the many schedules of a comparison or
     a sweep.
 
-    `extremes`: what each worker came to (`optsched.judge.replay.EXTREMES`).
+    Parameters
+    ----------
+    machines : sequence of Machine
+        The machine of each worker, or one that all have.
+    extremes : ndarray of records
+        What each worker came to (`optsched.judge.replay.EXTREMES`).
+
+    Warns
+    -----
+    UserWarning
+        The schedule leaves a limit of ``cost.valid``.
     """
     costs = [one.cost for one in machines] * (len(extremes) if len(machines) == 1 else 1)
     for cost in dict.fromkeys(costs):

@@ -136,12 +136,15 @@ class Event(NamedTuple):
 class Fleet:
     """Workers that run one scheduler each, in steps, while a router hands them requests.
 
-    Attributes
+    Parameters
     ----------
     job : Job
+    workers : int
+
+    Attributes
+    ----------
     mode : {"restart", "recompute"}
         What an eviction loses.
-    workers : int
     finish : ndarray of float64, shape (n,)
         Time of each request's last token since the first arrival, infinite while it is unknown.
     """
@@ -167,15 +170,42 @@ class Fleet:
         raise NotImplementedError
 
     def clock(self, worker: int) -> float:
-        """Return when a worker decides next; infinite if all of its requests are done."""
+        """Return when a worker decides next.
+
+        Parameters
+        ----------
+        worker : int
+
+        Returns
+        -------
+        float
+            Time since the first arrival; infinite if all of its requests are done.
+        """
         raise NotImplementedError
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
-        """Let a worker decide about all batches that begin before a time, or up to an event."""
+        """Let a worker decide about all batches that begin before a time, or up to an event.
+
+        Parameters
+        ----------
+        worker : int
+        until : float
+        watch : Watch
+
+        Returns
+        -------
+        list of Event
+            What happened at the end of its last batch.
+        """
         raise NotImplementedError
 
     def parts(self) -> list[Part]:
-        """Return what each worker ran."""
+        """Return what each worker ran.
+
+        Returns
+        -------
+        list of Part
+        """
         raise NotImplementedError
 
     def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
@@ -242,7 +272,13 @@ class Fleet:
 
 
 class MixedFleet(Fleet):
-    """Workers on machines of their own, each of which is a fleet of one worker."""
+    """Workers on machines of their own, each of which is a fleet of one worker.
+
+    Parameters
+    ----------
+    job : Job
+    fleets : sequence of Fleet
+    """
 
     def __init__(self, job: Job, fleets: Sequence[Fleet]) -> None:
         super().__init__(job, len(fleets))
@@ -269,7 +305,19 @@ class MixedFleet(Fleet):
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
-    """Return the schedule of workers: their batches sorted by start, ties by worker."""
+    """Return the schedule of workers: their batches sorted by start, ties by worker.
+
+    Parameters
+    ----------
+    job : Job
+    mode : {"restart", "recompute"}
+    parts : sequence of Part
+        What each worker ran.
+
+    Returns
+    -------
+    Schedule
+    """
     problem = job.problem
     start = np.concatenate([part.start for part in parts])
     worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -136,12 +137,18 @@ class Times:
         return (self.instance.release + self.latency).max()
 
 
-def _mean(column: str) -> Callable[[Any], Any]:
-    return lambda judged: getattr(judged, column).mean()
+def _spread(column: str, words: str, meaning: str, *percentiles: int) -> list[Metric]:
+    """Return the rows of the mean and of some percentiles of a column of times."""
 
+    def reduced(reduce: Callable[[NDArray[Any]], Any]) -> Callable[[Any], Any]:
+        return lambda judged: reduce(getattr(judged, column))
 
-def _percentile(column: str, q: int) -> Callable[[Any], Any]:
-    return lambda judged: np.percentile(getattr(judged, column), q)
+    mean = Metric(f"mean_{column}", f"mean {words}", "time", meaning, (column,), reduced(np.mean))
+    return [mean] + [
+        Metric(f"p{q}_{column}", f"p{q} {words}", "time", "", (column,),
+               reduced(partial(np.percentile, q=q)))
+        for q in percentiles
+    ]  # fmt: skip
 
 
 def _known(column: str, reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
@@ -193,27 +200,20 @@ def _latency_and_ttft(judged: Any) -> float | None:
     return (1 - weight) * judged.latency.mean() + weight * judged.ttft.mean()
 
 
-_LATENCY, _TTFT, _TPOT, _QUEUED = ("latency",), ("ttft",), ("tpot",), ("queuing_delay",)
 _SLO = tuple(SLOS)
 
 _ROWS = (
     Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
-           _LATENCY, lambda judged: judged.latency.sum(), whole="rounds"),
-    Metric("mean_latency", "mean latency", "time", "finish - arrival", _LATENCY, _mean("latency")),
-    Metric("p50_latency", "p50 latency", "time", "", _LATENCY, _percentile("latency", 50)),
-    Metric("p90_latency", "p90 latency", "time", "", _LATENCY, _percentile("latency", 90)),
-    Metric("p99_latency", "p99 latency", "time", "", _LATENCY, _percentile("latency", 99)),
-    Metric("mean_ttft", "mean TTFT", "time", "arrival to first token", _TTFT, _mean("ttft")),
-    Metric("p50_ttft", "p50 TTFT", "time", "", _TTFT, _percentile("ttft", 50)),
-    Metric("p90_ttft", "p90 TTFT", "time", "", _TTFT, _percentile("ttft", 90)),
-    Metric("p99_ttft", "p99 TTFT", "time", "", _TTFT, _percentile("ttft", 99)),
+           ("latency",), lambda judged: judged.latency.sum(), whole="rounds"),
+    *_spread("latency", "latency", "finish - arrival", 50, 90, 99),
+    *_spread("ttft", "TTFT", "arrival to first token", 50, 90, 99),
     Metric("mean_tpot", "mean TPOT", "time/token",
            "time per output token after the first, over requests that have more than one",
-           _TPOT, _known("tpot", lambda known: known.mean())),
+           ("tpot",), _known("tpot", lambda known: known.mean())),
     Metric("p99_tpot", "p99 TPOT", "time/token", "",
-           _TPOT, _known("tpot", lambda known: np.percentile(known, 99))),
+           ("tpot",), _known("tpot", lambda known: np.percentile(known, 99))),
     Metric("max_tpot", "max TPOT", "time/token", "",
-           _TPOT, _known("tpot", lambda known: known.max())),
+           ("tpot",), _known("tpot", lambda known: known.max())),
     Metric("p99_gap", "p99 gap", "time",
            "largest time between two output tokens of a request in succession",
            ("gap",), _known("gap", lambda known: np.percentile(known, 99))),
@@ -221,12 +221,8 @@ _ROWS = (
     Metric("latency_and_ttft", "latency and TTFT", "time",
            "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
            ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
-    Metric("mean_queuing_delay", "mean queuing delay", "time", "arrival to first batch",
-           _QUEUED, _mean("queuing_delay")),
-    Metric("p99_queuing_delay", "p99 queuing delay", "time", "",
-           _QUEUED, _percentile("queuing_delay", 99)),
-    Metric("mean_waiting", "mean waiting", "time", "latency less the time in batches",
-           ("waiting",), _mean("waiting")),
+    *_spread("queuing_delay", "queuing delay", "arrival to first batch", 99),
+    *_spread("waiting", "waiting", "latency less the time in batches"),
     Metric("makespan", "makespan", "time", "the last completion",
            ("span",), lambda judged: judged.span + judged.instance.first_arrival, whole="rounds"),
     Metric("tps", "output tokens", "tokens/time",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.fleet import Event, Fleet, Job, Part, Watch
+from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Part, Watch
 from optsched.policies.runner import (
     MAX_STALLED_BATCHES,
     Runner,
@@ -48,38 +48,11 @@ class Online(Runner):
         `Fleet.advance` raises a `PolicyError` if the object raises, names an unknown request or
         answers anything but a valid batch.
         """
-        return _Asked(self.policy, job, workers)
+        if workers == 1:
+            return _Loop(self.policy, job, job.seed)
 
-
-class _Asked(Fleet):
-    """A `Fleet` of workers that ask policy objects."""
-
-    def __init__(self, policy: Policy, job: Job, workers: int) -> None:
-        super().__init__(job, workers)
-        self.mode = evict_mode_of(policy, job)
-        self.finish = np.full(job.instance.n, np.inf)
-        self.release = job.instance.release.copy()
-        self.loops = [
-            _Loop(policy if workers == 1 else deepcopy(policy), job, self, seed)
-            for seed in ([job.seed] if workers == 1 else [[job.seed, w] for w in range(workers)])
-        ]
-
-    def assign(self, worker: int, request: int, at: float | None = None) -> None:
-        if at is not None:
-            self.release[request] = at
-            self.loops[worker].off_default = True
-
-        self.loops[worker].by_arrival.append(request)
-
-    def clock(self, worker: int) -> float:
-        loop = self.loops[worker]
-        return loop.now if loop.done < len(loop.by_arrival) else math.inf
-
-    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
-        return self.loops[worker].run(until, watch)
-
-    def parts(self) -> list[Part]:
-        return [loop.part() for loop in self.loops]
+        seeds = [[job.seed, w] for w in range(workers)]
+        return MixedFleet(job, [_Loop(deepcopy(self.policy), job, seed) for seed in seeds])
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -93,13 +66,15 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
-class _Loop:
-    """The state of a run: what the policy is shown, and the schedule so far."""
+class _Loop(Fleet):
+    """A worker that asks a policy object: what the object is shown, and the schedule so far."""
 
-    def __init__(self, policy: Policy, job: Job, fleet: _Asked, seed: Any) -> None:
-        self.policy, self.job, self.mode = policy, job, fleet.mode
-        self.finish, self.release = fleet.finish, fleet.release
+    def __init__(self, policy: Policy, job: Job, seed: Any) -> None:
+        super().__init__(job, 1)
+        self.policy, self.mode = policy, evict_mode_of(policy, job)
         instance, n = job.instance, job.instance.n
+        self.finish = np.full(n, np.inf)
+        self.release = instance.release.copy()
         self.predicted, _ = estimates(instance)
         self.forecast = forecast_of(instance)
         self.watch, self.events = Watch.NONE, list[Event]()
@@ -107,21 +82,9 @@ class _Loop:
         self.place = waiting_rank("arrival", instance, self.predicted, job.cost)
         self.waiting: list[int] = []
         self.running: list[int] = []
-        self.seen = np.zeros(n, dtype=np.int64)  # most tokens that each has ever produced
+        self.seen = np.zeros(n, dtype=np.int64)  # max tokens that each has ever produced
         self.generator = np.random.default_rng(seed)
 
-        def unknown(dtype: type) -> NDArray[Any]:
-            return np.full(n, -1, dtype=dtype)
-
-        self.shown: dict[str, NDArray[Any]] = {
-            "arrival": unknown(np.float64),
-            "prompt_tokens": unknown(np.int64),
-            "predicted": unknown(np.int64),
-            "remaining": unknown(np.float64),
-            "generated": np.zeros(n, dtype=np.int64),
-            "cached": np.zeros(n, dtype=np.int64),
-            "decoding": np.zeros(n, dtype=np.bool_),
-        }
         truth: dict[str, NDArray[Any] | None] = {
             "prompt_tokens": instance.prompt_tokens,
             "predicted": self.predicted,
@@ -129,15 +92,19 @@ class _Loop:
             "predicted_upper": instance.predicted_upper,
         }
         self.truth = {name: column for name, column in truth.items() if column is not None}
-        for name in self.truth:
-            self.shown.setdefault(name, unknown(np.int64))
-
+        self.generated, self.cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.decoding, self.remaining = np.zeros(n, dtype=np.bool_), np.full(n, -1.0)
+        self.shown: dict[str, NDArray[Any]] = {
+            "arrival": np.full(n, -1.0),
+            "remaining": self.remaining,
+            "generated": self.generated,
+            "cached": self.cached,
+            "decoding": self.decoding,
+            **{name: np.full(n, -1, dtype=np.int64) for name in self.truth},
+        }
         self.public = {name: column.view() for name, column in self.shown.items()}
         for column in self.public.values():
             column.setflags(write=False)
-
-        self.generated, self.cached = self.shown["generated"], self.shown["cached"]
-        self.decoding, self.remaining = self.shown["decoding"], self.shown["remaining"]
 
         self.offsets, self.evicted_offsets = [0], [0]
         self.request: list[int] = []
@@ -148,8 +115,16 @@ class _Loop:
         self.done = self.arrived = self.since = 0
         self.off_default = False
 
-    def run(self, until: float, watch: Watch) -> list[Event]:
-        """Decide about all batches that begin before a time, or up to an event."""
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
+        if at is not None:
+            self.release[request], self.off_default = at, True
+
+        self.by_arrival.append(request)
+
+    def clock(self, worker: int) -> float:
+        return self.now if self.done < len(self.by_arrival) else math.inf
+
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         longest = int(self.job.instance.output_tokens.max())
         self.watch, self.events = watch, []
         while self.done < len(self.by_arrival) and self.now < until and not self.events:
@@ -184,16 +159,20 @@ class _Loop:
 
         return self.events
 
-    def part(self) -> Part:
-        return Part(
+    def parts(self) -> list[Part]:
+        def column(values: list[int]) -> NDArray[np.int64]:
+            return np.array(values, dtype=np.int64)
+
+        part = Part(
             np.array(self.start, dtype=np.float64),
-            np.array(self.offsets[1:], dtype=np.int64),
-            np.array(self.request, dtype=np.int64),
-            np.array(self.tokens, dtype=np.int64),
-            np.array(self.evicted_offsets[1:], dtype=np.int64),
-            np.array(self.evicted, dtype=np.int64),
+            column(self.offsets[1:]),
+            column(self.request),
+            column(self.tokens),
+            column(self.evicted_offsets[1:]),
+            column(self.evicted),
             self.off_default,
         )
+        return [part]
 
     def stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""

@@ -114,8 +114,8 @@ def simulate(
         runner = Routed(runner, len(machines))
     if runner.workers != len(machines):
         raise UsageError(
-            f"policy {name!r}: found {runner.workers} workers; expected {len(machines)}, one on each "
-            "machine"
+            f"policy {name!r}: found {runner.workers} workers; expected {len(machines)}, one on "
+            "each machine"
         )
 
     return runner.run(replace(job, machines=machines))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.judge.timeline import DECODE, EVICTED, PHASES, PREFILL, REFILL, SEPARATE
+from optsched.judge.spans import DECODE, EVICTED, PHASES, PREFILL, REFILL
+from optsched.judge.timeline import SEPARATE
 from optsched.show.data import IDLE, batch_tokens, kv_by_worker, rows_by_arrival, thinned
 from optsched.show.plot.style import (
     BLACK,
