@@ -20,71 +20,40 @@ from optsched.problem.schedule import Schedule, check_columns
 MAX_WORKERS = 1_000_000
 """Maximum number of workers of a schedule."""
 
-WORDS = {
-    rules.BAD_REQUEST: ("request", "does not exist; expected 0 to {limit}"),
-    rules.BAD_WORKER: ("worker", "worker {value} does not exist; expected 0 to {limit}"),
-    rules.EVICT_NOTHING: ("eviction", "is evicted, but its worker holds none of its KV"),
-    rules.EVICT_MODE: (
-        "evict_mode",
-        "found evict_mode 'recompute'; expected 'restart', the only one in the round model",
-    ),
-    rules.DUPLICATE: ("duplicate", "found twice in the batch; expected once"),
-    rules.FINISHED: ("finished", "is processed after its last token {limit}"),
-    rules.NO_TOKENS: ("tokens", "processes {value} tokens; expected at least 1"),
-    rules.EMPTY_BATCH: ("empty_batch", "processes nothing; expected one or more requests"),
-    rules.DECODE_TOKENS: ("tokens", "decodes {value} tokens; expected 1"),
-    rules.TOO_MANY_TOKENS: (
-        "tokens",
-        "prefills {value} tokens; expected at most the {limit} left of its input",
-    ),
-    rules.CHUNKED: (
-        "chunked_prefill",
-        "prefills {value} tokens; expected all {limit}, since chunked prefill is forbidden",
-    ),
-    rules.HYBRID: (
-        "hybrid_batching",
-        "holds prefills and decodes; expected one kind, since hybrid batching is forbidden",
-    ),
-    rules.BATCH_TOKENS: (
-        "max_batch_tokens",
-        "processes {value} tokens; expected at most max_batch_tokens {limit}",
-    ),
-    rules.PREFILL_TOKENS: (
-        "max_prefill_tokens",
-        "prefills {value} tokens; expected at most max_prefill_tokens {limit}",
-    ),
-    rules.START_EARLY: ("start", "starts at {value}, before the worker is free at {limit}"),
-    rules.ARRIVAL: ("arrival", "is processed at {value}, before its arrival {limit}"),
-    rules.OTHER_WORKER: (
-        "worker",
-        "is processed on worker {value}, but worker {limit} holds its KV",
-    ),
-    rules.STILL_BUSY: (
-        "start",
-        "is processed at {value}, but another batch holds it until {limit}",
-    ),
-    rules.KV_CAPACITY: (
-        "kv_capacity",
-        "holds {value} KV tokens at its end; expected at most kv_capacity {limit}",
-    ),
-    rules.MAX_RUNNING: (
-        "max_running",
-        "holds KV of {value} requests at its end; expected at most max_running {limit}",
-    ),
-    rules.UNFINISHED: (
-        "unfinished",
-        "produced {value} tokens by the end of the schedule; expected {limit}",
-    ),
-}
-"""The short name of each rule, and what the first violation says of its batch or request."""
+_WORDS = """
+ok:
+request: does not exist; expected 0 to {limit}
+worker: worker {value} does not exist; expected 0 to {limit}
+eviction: is evicted, but its worker holds none of its KV
+evict_mode: found evict_mode 'recompute'; expected 'restart', the only one in the round model
+duplicate: found twice in the batch; expected once
+finished: is processed after its last token {limit}
+tokens: processes {value} tokens; expected at least 1
+empty_batch: processes nothing; expected one or more requests
+tokens: decodes {value} tokens; expected 1
+tokens: prefills {value} tokens; expected at most the {limit} left of its input
+chunked_prefill: prefills {value} tokens; expected all {limit}, since chunked prefill is forbidden
+hybrid_batching: holds prefills and decodes; expected one kind, since hybrid batching is forbidden
+max_batch_tokens: processes {value} tokens; expected at most max_batch_tokens {limit}
+max_prefill_tokens: prefills {value} tokens; expected at most max_prefill_tokens {limit}
+start: starts at {value}, before the worker is free at {limit}
+arrival: is processed at {value}, before its arrival {limit}
+worker: is processed on worker {value}, but worker {limit} holds its KV
+start: is processed at {value}, but another batch holds it until {limit}
+kv_capacity: holds {value} KV tokens at its end; expected at most kv_capacity {limit}
+max_running: holds KV of {value} requests at its end; expected at most max_running {limit}
+unfinished: produced {value} tokens by the end of the schedule; expected {limit}
+"""
+WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
+"""The short name of each rule, in their order, and what is said of its batch or request."""
 
 
 def judge_batches(
     instance: Instance, schedule: Schedule, machines: tuple[Machine, ...]
 ) -> Evaluation:
     """Judge a schedule of batches on machines: one for each worker, or one for all."""
-    columns = check_columns(schedule)
-    batches = len(columns[0]) - 1
+    flat = check_columns(schedule)
+    batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = len(machines)
     if workers == 1 and batches:
@@ -102,15 +71,17 @@ def judge_batches(
 
         start = start.astype(np.float64)
 
-    flat = Columns(*columns, start, worker)  # type: ignore[call-arg, arg-type]
+    given = Columns(*flat, start, worker)  # type: ignore[call-arg, arg-type]
     origin = Origin(instance.clock_origin, blur)
-    breach, at, found = replay(instance, schedule.evict_mode, machines, workers, flat, origin)
+    breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
     if breach.rule != rules.OK:
         raise _violation(breach, at, instance)
 
     warn_outside(machines, found.extremes)
     requests, done = found.requests, found.batches
     length = done["end"] - done["start"]
+    columns = [requests[name] for name in ("release", "first_start", "first_token", "finish")]
+    columns += [done["start"], done["end"]]
 
     def times(column: NDArray[np.float64]) -> NDArray[np.float64] | NDArray[np.int64]:
         whole = instance.in_rounds
@@ -119,14 +90,7 @@ def judge_batches(
     return Evaluation(
         instance=instance,
         kind="batches",
-        clock=Clock(
-            times(requests["release"]),
-            times(requests["first_start"]),
-            times(requests["first_token"]),
-            times(requests["finish"]),
-            times(done["start"]),
-            times(done["end"]),
-        ),
+        clock=Clock(*(times(column) for column in columns)),
         served=times(requests["served"]),
         evictions=requests["evictions"].copy(),
         pauses=requests["pauses"].copy(),

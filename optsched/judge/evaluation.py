@@ -252,22 +252,16 @@ class Evaluation:
         import pandas as pd
 
         instance = self.instance
+        names = (
+            *("first_start", "first_token", "finish", "latency", "ttft", "tpot", "gap"),
+            *("queuing_delay", "waiting", "evictions", "pauses"),
+        )
         return pd.DataFrame(
             {
                 "id": list(instance.id) if instance.id is not None else range(instance.n),
                 "arrival": self.release_times,
                 "prompt_tokens": instance.prompt_tokens,
                 "output_tokens": instance.output_tokens,
-                "first_start": self.first_start,
-                "first_token": self.first_token,
-                "finish": self.finish,
-                "latency": self.latency,
-                "ttft": self.ttft,
-                "tpot": self.tpot,
-                "gap": self.gap,
-                "queuing_delay": self.queuing_delay,
-                "waiting": self.waiting,
-                "evictions": self.evictions,
-                "pauses": self.pauses,
+                **{name: getattr(self, name) for name in names},
             }
         )

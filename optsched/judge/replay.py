@@ -78,6 +78,9 @@ class Limits(NamedTuple):
     restart: bool
 
 
+LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
+
+
 def limits_of(instance: Instance, mode: EvictMode) -> Limits:
     """Return an instance's limits for compiled code."""
     limits = instance.limits
@@ -182,9 +185,7 @@ WORKER = record(
     *MEMORY,
     ("running", np.int64),  # requests that hold KV
     ("kv_capacity", np.int64),  # what its machine allows
-    ("max_batch_tokens", np.int64),
-    ("max_prefill_tokens", np.int64),
-    ("max_running", np.int64),
+    *((name, np.int64) for name in LIMITS),
     ("cost_from", np.int64),  # where its coefficients stand among those of all
     ("cost_to", np.int64),
 )
@@ -216,7 +217,7 @@ def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[An
     found = np.zeros(workers, dtype=WORKER)
     found["clock"] = zero
     found["kv_capacity"] = [one.kv_capacity for one in machines]
-    for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
+    for name in LIMITS:
         found[name] = [getattr(one.limits, name) or UNLIMITED for one in machines]
 
     costs = [one.cost.array for one in machines]

@@ -46,9 +46,35 @@ def judge_starts(
         kv_end, volume = _blocks_held(instance, starts, end), _block_volume(instance)
 
     new, prefill = at_events((rank_start, 1)), at_events((rank_start, prompt))
-    _check_rounds(
-        instance, machines[0], begin + first + 1, end + first, kv_end, count, new, prefill
+    # Each limit is met or broken in the first round of an interval; that of KV, in the last.
+    first_round, last = begin + first + 1, end + first
+    limits = machines[0].limits
+    mixed = np.where(count > new, new, 0)  # prefills beside decodes
+    hybrid = 0 if instance.hybrid_batching is False else None
+    checks = (
+        ("kv_capacity", "KV tokens", last, kv_end, machines[0].kv_capacity),
+        ("max_running", "running requests", first_round, count, limits.max_running),
+        ("max_batch_tokens", "tokens", first_round, prefill + count - new, limits.max_batch_tokens),
+        ("max_prefill_tokens", "prefill tokens", first_round, prefill, limits.max_prefill_tokens),
+        ("hybrid_batching", "prefills", first_round, mixed, hybrid),
     )
+
+    for rule, what, when, values, limit in checks:
+        if limit is None or not (values > limit).any():
+            continue
+
+        j = int(np.argmax(values > limit))
+        value = int(values[j])
+        text = f"found {value} {what}; expected at most {rule} {limit}"
+        if rule == "kv_capacity":
+            text = text.replace("found", "running requests hold")
+        if rule == "hybrid_batching":
+            text = f"found {value} prefills beside {count[j] - value} decodes; expected one kind, "
+            text += "since hybrid batching is forbidden"
+
+        raise ViolationError(
+            f"round {when[j]}: {text}", rule=rule, batch=int(when[j]), value=value, limit=limit
+        )
 
     busy = count > 0
     rounds = int((end - begin)[busy].sum())
@@ -106,46 +132,6 @@ def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> int:
         )
 
     return first
-
-
-def _check_rounds(
-    instance: Instance,
-    machine: Machine,
-    begin: NDArray[np.int64],
-    end: NDArray[np.int64],
-    kv: NDArray[np.int64],
-    count: NDArray[np.int64],
-    new: NDArray[np.int64],
-    prefill: NDArray[np.int64],
-) -> None:
-    """Raise the first violation of a limit in the first rounds of intervals; of KV, in the last."""
-    limits = machine.limits
-    mixed = np.where(count > new, new, 0)  # prefills beside decodes
-    hybrid = 0 if instance.hybrid_batching is False else None
-    checks = (
-        ("kv_capacity", "KV tokens", end, kv, machine.kv_capacity),
-        ("max_running", "running requests", begin, count, limits.max_running),
-        ("max_batch_tokens", "tokens", begin, prefill + count - new, limits.max_batch_tokens),
-        ("max_prefill_tokens", "prefill tokens", begin, prefill, limits.max_prefill_tokens),
-        ("hybrid_batching", "prefills", begin, mixed, hybrid),
-    )
-
-    for rule, what, when, values, limit in checks:
-        if limit is None or not (values > limit).any():
-            continue
-
-        j = int(np.argmax(values > limit))
-        value = int(values[j])
-        text = f"found {value} {what}; expected at most {rule} {limit}"
-        if rule == "kv_capacity":
-            text = text.replace("found", "running requests hold")
-        if rule == "hybrid_batching":
-            text = f"found {value} prefills beside {count[j] - value} decodes; expected one kind, "
-            text += "since hybrid batching is forbidden"
-
-        raise ViolationError(
-            f"round {when[j]}: {text}", rule=rule, batch=int(when[j]), value=value, limit=limit
-        )
 
 
 def _blocks_held(

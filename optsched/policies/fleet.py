@@ -108,6 +108,11 @@ class Part(NamedTuple):
     off_default: bool
 
 
+_NOTHING = np.empty(0, dtype=np.int64)
+NO_PART = Part(np.empty(0), _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, False)
+"""What a worker without requests ran."""
+
+
 class Watch(IntFlag):
     """The kinds of events at which a simulation can stop."""
 

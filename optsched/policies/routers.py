@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.policies.base import Fleet, Job, Runner, own_work
-from optsched.policies.fleet import MixedFleet, Part, joined
+from optsched.policies.fleet import NO_PART, MixedFleet, Part, joined
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
@@ -325,7 +325,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
     for worker in range(workers):
         mine = np.flatnonzero(place == worker)
         if not mine.size:
-            parts.append(part_of(None, mine, job))
+            parts.append(NO_PART)
             continue
 
         own = job.on(worker)
@@ -343,13 +343,12 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
     return joined(job, mode, parts)
 
 
-def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Part:
+def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     """Return the schedule of some requests as a part of the schedule of all.
 
     Parameters
     ----------
-    schedule : Schedule or None
-        None if there are no requests.
+    schedule : Schedule
     mine : ndarray of int64
         The requests.
     job : Job
@@ -359,10 +358,6 @@ def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Par
     -------
     Part
     """
-    nothing = np.empty(0, dtype=np.int64)
-    if schedule is None:
-        return Part(np.empty(0), nothing, nothing, nothing, nothing, nothing, False)
-
     from optsched.judge.evaluate import evaluate
 
     with warnings.catch_warnings():  # the judgement of the whole says it once

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,7 +238,7 @@ class Compiled(Fleet):
     ) -> None:
         super().__init__(job, len(states))
         self.mode, self.requests, self.split = mode, requests, split
-        self.states, self.step_of = states, step
+        self.states, self.loop = states, step
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
@@ -264,20 +263,18 @@ class Compiled(Fleet):
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         """See `Fleet.step`."""
-        state = self.states[worker]
+        state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
         state["watch"] = watch
-        in_turns(self.job, state, partial(self._run, worker, until))
+
+        def run() -> None:
+            self.columns[worker] = self.loop(worker, state, queue, self.columns[worker], until)
+
+        in_turns(self.job, state, run)
         if state[0].outcome != EVENT:
             return []
 
         state["outcome"] = DONE
         return self._last_events(worker, watch)
-
-    def _run(self, worker: int, until: float) -> None:
-        queue = self.queues[worker, : self.counts[worker]]
-        self.columns[worker] = self.step_of(
-            worker, self.states[worker], queue, self.columns[worker], until
-        )
 
     def _last_events(self, worker: int, watch: Watch) -> list[Event]:
         """Return what has happened at the end of the last batch of a worker."""

@@ -85,13 +85,11 @@ class _Loop(Fleet):
         self.seen = np.zeros(n, dtype=np.int64)  # max tokens that each has ever produced
         self.generator = np.random.default_rng(seed)
 
-        truth: dict[str, NDArray[Any] | None] = {
-            "prompt_tokens": instance.prompt_tokens,
-            "predicted": self.predicted,
-            "predicted_lower": instance.predicted_lower,
-            "predicted_upper": instance.predicted_upper,
-        }
-        self.truth = {name: column for name, column in truth.items() if column is not None}
+        self.truth = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}
+        if instance.predicted_lower is not None and instance.predicted_upper is not None:
+            self.truth["predicted_lower"] = instance.predicted_lower
+            self.truth["predicted_upper"] = instance.predicted_upper
+
         self.generated, self.cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         self.decoding, self.remaining = np.zeros(n, dtype=np.bool_), np.full(n, -1.0)
         self.shown: dict[str, NDArray[Any]] = {
