@@ -83,7 +83,7 @@ def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
     UsageError
         There are no machines, one has a role, or a cost model does not fit the instance's unit.
     """
-    if isinstance(given, (str, Path, BatchCost, UnitCost)) or given is None:
+    if not isinstance(given, Sequence) or isinstance(given, str):
         return (Machine(instance.kv_capacity, cost_for(instance, given), instance.limits),)
 
     machines = tuple(given)

@@ -111,10 +111,9 @@ def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker
     closes = np.flatnonzero(np.append(~same[1:], True) & ~gone)
     total = np.cumsum(events.tokens)
     tokens = total[closes] - (total - events.tokens)[opens]
-    work = (
-        events.request[opens], events.phase[opens], start[opens], stop[closes], tokens,
-        worker[events.batch[opens]],
-    )  # fmt: skip
+    place = worker[events.batch[opens]]
+    times = start[opens], stop[closes]
+    work = (events.request[opens], events.phase[opens], *times, tokens, place)
 
     both = [np.concatenate([a[apart], b]) for a, b in zip(between, work, strict=True)]
     order = np.lexsort((both[2], both[0]))

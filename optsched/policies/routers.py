@@ -366,7 +366,6 @@ def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
         start = evaluate(job.problem, schedule, model).batch_start
 
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
-    return Part(
-        start.astype(np.float64), offsets[1:], mine[request], tokens,
-        evicted_offsets[1:], mine[evicted], schedule.start is not None,
-    )  # fmt: skip
+    entries = offsets[1:], mine[request], tokens
+    evictions = evicted_offsets[1:], mine[evicted]
+    return Part(start.astype(np.float64), *entries, *evictions, schedule.start is not None)

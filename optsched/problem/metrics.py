@@ -6,7 +6,7 @@ documentation are made from `TABLE` or tested against it. A new metric is one mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -137,29 +137,25 @@ class Times:
         return (self.instance.release + self.latency).max()
 
 
-def _spread(column: str, words: str, meaning: str, *percentiles: int) -> list[Metric]:
-    """Return the rows of the mean and of some percentiles of a column of times."""
-
-    def reduced(reduce: Callable[[NDArray[Any]], Any]) -> Callable[[Any], Any]:
-        return lambda judged: reduce(getattr(judged, column))
-
-    mean = Metric(f"mean_{column}", f"mean {words}", "time", meaning, (column,), reduced(np.mean))
-    return [mean] + [
-        Metric(f"p{q}_{column}", f"p{q} {words}", "time", "", (column,),
-               reduced(partial(np.percentile, q=q)))
-        for q in percentiles
-    ]  # fmt: skip
+_REDUCE: dict[str, Callable[[NDArray[Any]], Any]] = {
+    "mean": np.mean,
+    "max": np.max,
+    **{f"p{q}": partial(np.percentile, q=q) for q in (50, 90, 99)},
+}
 
 
-def _known(column: str, reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
-    """Return a function that reduces a column over the requests that have a value in it."""
+def _over(column: str, words: str, unit: Unit, meaning: str, names: str) -> Iterator[Metric]:
+    """Yield the rows of a column, reduced over the requests that have a value in it."""
 
-    def value(judged: Any) -> Any:
+    def reduced(name: str, judged: Any) -> Any:
         known = getattr(judged, column)
         known = known[~np.isnan(known)]
-        return reduce(known) if known.size else None
+        return _REDUCE[name](known) if known.size else None
 
-    return value
+    for name in names.split():
+        function = partial(reduced, name)
+        yield Metric(f"{name}_{column}", f"{name} {words}", unit, meaning, (column,), function)
+        meaning = ""
 
 
 def served_well(judged: Any) -> NDArray[np.bool_] | None:
@@ -205,24 +201,18 @@ _SLO = tuple(SLOS)
 _ROWS = (
     Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
            ("latency",), lambda judged: judged.latency.sum(), whole="rounds"),
-    *_spread("latency", "latency", "finish - arrival", 50, 90, 99),
-    *_spread("ttft", "TTFT", "arrival to first token", 50, 90, 99),
-    Metric("mean_tpot", "mean TPOT", "time/token",
+    *_over("latency", "latency", "time", "finish - arrival", "mean p50 p90 p99"),
+    *_over("ttft", "TTFT", "time", "arrival to first token", "mean p50 p90 p99"),
+    *_over("tpot", "TPOT", "time/token",
            "time per output token after the first, over requests that have more than one",
-           ("tpot",), _known("tpot", lambda known: known.mean())),
-    Metric("p99_tpot", "p99 TPOT", "time/token", "",
-           ("tpot",), _known("tpot", lambda known: np.percentile(known, 99))),
-    Metric("max_tpot", "max TPOT", "time/token", "",
-           ("tpot",), _known("tpot", lambda known: known.max())),
-    Metric("p99_gap", "p99 gap", "time",
-           "largest time between two output tokens of a request in succession",
-           ("gap",), _known("gap", lambda known: np.percentile(known, 99))),
-    Metric("max_gap", "max gap", "time", "", ("gap",), _known("gap", lambda known: known.max())),
+           "mean p99 max"),
+    *_over("gap", "gap", "time",
+           "largest time between two output tokens of a request in succession", "p99 max"),
     Metric("latency_and_ttft", "latency and TTFT", "time",
            "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
            ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
-    *_spread("queuing_delay", "queuing delay", "arrival to first batch", 99),
-    *_spread("waiting", "waiting", "latency less the time in batches"),
+    *_over("queuing_delay", "queuing delay", "time", "arrival to first batch", "mean p99"),
+    *_over("waiting", "waiting", "time", "latency less the time in batches", "mean"),
     Metric("makespan", "makespan", "time", "the last completion",
            ("span",), lambda judged: judged.span + judged.instance.first_arrival, whole="rounds"),
     Metric("tps", "output tokens", "tokens/time",
@@ -263,8 +253,9 @@ def check_parameter(name: str, value: float) -> str | None:
 
 
 COMPARED = (
-    "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan", "evictions",
-)  # fmt: skip
+    *("mean_latency", "p99_latency", "mean_ttft", "p99_ttft"),
+    *("mean_tpot", "makespan", "evictions"),
+)
 """Names of the metrics that comparisons show for every scheduler, beside the objective."""
 
 

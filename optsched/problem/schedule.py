@@ -262,10 +262,12 @@ def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedu
     time, worker = time[order], worker[order]
     first = np.flatnonzero(np.r_[True, (np.diff(time) > 0) | (np.diff(worker) != 0)])
 
+    offsets = np.append(first, len(order))
+    start, at = time[first], worker[first]
+    entries = request[order], tokens[order]
     return from_batches(
-        np.append(first, len(order)), request[order], tokens[order], instance=instance,
-        start=time[first], worker=worker[first], evict_mode="restart",
-    )  # fmt: skip
+        offsets, *entries, instance=instance, start=start, worker=at, evict_mode="restart"
+    )
 
 
 def in_parts(schedule: Schedule, instance: Instance) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -107,7 +107,7 @@ def simulate(
 
     # The schedule is one of the instance without the predictions and the SLOs that were given.
     job = Job(told, instance, machines[0].cost, seed, name, budget)
-    if not isinstance(cost_model, (tuple, list)):
+    if not isinstance(cost_model, Sequence) or isinstance(cost_model, str):
         return runner.run(job)
 
     if not isinstance(runner, Routed):
