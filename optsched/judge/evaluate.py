@@ -87,13 +87,8 @@ def evaluate(
             f"cost model's; expected {digest} of {names}"
         )
 
-    given: dict[str, Any] = {
-        "slo_ttft": slo_ttft,
-        "slo_tpot": slo_tpot,
-        "slo_gap": slo_gap,
-        "slo_latency": slo_latency,
-        "ttft_weight": ttft_weight,
-    }
+    given: dict[str, Any] = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap}
+    given |= {"slo_latency": slo_latency, "ttft_weight": ttft_weight}
     for name, value in given.items():
         expected = None if value is None else check_parameter(name, value)
         if expected is not None:

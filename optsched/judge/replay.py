@@ -253,15 +253,8 @@ def replay(
     batches = np.zeros(len(columns.worker), dtype=BATCH)
     extremes = np.zeros(workers, dtype=EXTREMES)
     cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
-    breach, at = _replay(
-        requests,
-        states,
-        limits_of(instance, mode),
-        costs,
-        columns,
-        origin,
-        (batches, extremes, cached),
-    )
+    limits, out = limits_of(instance, mode), (batches, extremes, cached)
+    breach, at = _replay(requests, states, limits, costs, columns, origin, out)
     return breach, int(at), Replayed(requests, batches, extremes, cached)
 
 

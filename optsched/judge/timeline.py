@@ -383,16 +383,10 @@ def timeline(
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    offsets, request, tokens, evicted_offsets, evicted = columns
-    *_, recorded = replay(
-        instance,
-        schedule.evict_mode,
-        judged.machines,
-        judged.workers,
-        Columns(offsets, request, tokens, evicted_offsets, evicted, begin, worker),
-        Origin(0.0, 0.0),
-        recorded=True,
-    )
+    given = Columns(*columns, begin, worker)  # type: ignore[call-arg, arg-type]
+    mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
+    origin = Origin(0.0, 0.0)
+    *_, recorded = replay(instance, mode, machines, workers, given, origin, recorded=True)
     events = spans.events_of(columns, recorded.cached)
     changes = spans.changes_of(events, instance)
     found = spans.spans_of(events, judged.clock.release, begin, end, worker)
@@ -418,11 +412,11 @@ def timeline(
         batch_start=begin + first,
         batch_end=end + first,
         batch_worker=worker,
-        batch_requests=np.diff(offsets),
+        batch_requests=np.diff(columns[0]),
         batch_prefill=processed(spans.PREFILL),
         batch_decode=processed(spans.DECODE),
         batch_refill=processed(spans.REFILL),
-        batch_evictions=np.diff(evicted_offsets),
+        batch_evictions=np.diff(columns[3]),
         batch_kv=kv.copy(),
         batch_kv_left=kv + kv_freed.astype(np.int64),
         _changes=changes,

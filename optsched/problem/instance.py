@@ -404,8 +404,7 @@ class Instance:
     @cached_property
     def first_arrival(self) -> float | int:
         """The first arrival, from which every computation counts its time."""
-        first: float | int = self.arrival.min().item()
-        return first
+        return self.arrival.min().item()
 
     @property
     def release_times(self) -> NDArray[Any]:

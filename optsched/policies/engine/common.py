@@ -161,15 +161,9 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
         raise endless(job, about, int(s.batches), float(s.now), reason)
 
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
-    return Part(
-        batches["start"],
-        batches["entries"],
-        entries[REQUEST],
-        entries[TOKENS],
-        batches["evicted"],
-        columns.evicted[: s.evicted],
-        bool(s.off_default),
-    )
+    ran = batches["entries"], entries[REQUEST], entries[TOKENS]
+    evictions = batches["evicted"], columns.evicted[: s.evicted]
+    return Part(batches["start"], *ran, *evictions, bool(s.off_default))
 
 
 def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:

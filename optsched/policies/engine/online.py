@@ -158,19 +158,13 @@ class _Loop(Fleet):
         return self.events
 
     def parts(self) -> list[Part]:
-        def column(values: list[int]) -> NDArray[np.int64]:
-            return np.array(values, dtype=np.int64)
+        def columns(*values: list[int]) -> list[NDArray[np.int64]]:
+            return [np.array(one, dtype=np.int64) for one in values]
 
-        part = Part(
-            np.array(self.start, dtype=np.float64),
-            column(self.offsets[1:]),
-            column(self.request),
-            column(self.tokens),
-            column(self.evicted_offsets[1:]),
-            column(self.evicted),
-            self.off_default,
-        )
-        return [part]
+        entries = columns(self.offsets[1:], self.request, self.tokens)
+        evictions = columns(self.evicted_offsets[1:], self.evicted)
+        start = np.array(self.start, dtype=np.float64)
+        return [Part(start, *entries, *evictions, self.off_default)]  # type: ignore[call-arg, arg-type]
 
     def stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
