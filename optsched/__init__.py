@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         load_cost_model as load_cost_model,
         shipped_models as shipped_models,
     )
+    from optsched.costs.machine import Machine as Machine
     from optsched.engines.replay import replay as replay
     from optsched.files.measured import (
         Measured as Measured,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
         write_instance as write_instance,
         write_schedule as write_schedule,
     )
-    from optsched.judge.evaluate import Evaluation as Evaluation, evaluate as evaluate
+    from optsched.judge.evaluate import evaluate as evaluate
+    from optsched.judge.evaluation import Evaluation as Evaluation
     from optsched.judge.timeline import Timeline as Timeline, timeline as timeline
     from optsched.optimize.bound import BoundResult as BoundResult, bound as bound
     from optsched.optimize.solve import Result as Result, solve as solve
@@ -73,10 +75,12 @@ _PUBLIC = {
     "analysis.capacity": "Capacity capacity",
     "analysis.compare": "Comparison compare",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
+    "costs.machine": "Machine",
     "files.measured": "Measured read_measured write_measured",
     "files.read_write": "read_instance read_schedule write_instance write_schedule",
     "engines.replay": "replay",
-    "judge.evaluate": "Evaluation evaluate",
+    "judge.evaluate": "evaluate",
+    "judge.evaluation": "Evaluation",
     "judge.timeline": "Timeline timeline",
     "optimize.bound": "BoundResult bound",
     "optimize.solve": "Result solve",

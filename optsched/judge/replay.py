@@ -1,7 +1,7 @@
 """The judge's replay of a schedule of batches, compiled by numba.
 
 The tests compare it with a second judge that was written independently, with dictionaries and no
-shared code. A violation is returned as numbers, and `optsched.evaluate` puts it into words.
+shared code. A violation is returned as numbers, and `optsched.judge.batches` puts it into words.
 Requests, workers and batches are records of structured arrays. Compiled code passes a record on
 as one pointer, whereas it would count the references of every array in a named tuple of arrays.
 Import this module lazily, since it loads numba.
@@ -9,10 +9,12 @@ Import this module lazily, since it loads numba.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.costs.machine import Machine
 from optsched.judge.life import (
     EMPTY,
     UNLIMITED,
@@ -27,7 +29,8 @@ from optsched.judge.life import (
     record,
     rest_of,
 )
-from optsched.judge.memory import MEMORY, free, room, take
+from optsched.judge.memory import MEMORY, free, take
+from optsched.judge.validity import WORDS
 from optsched.problem import schedule
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -36,29 +39,12 @@ from optsched.problem.schedule import EvictMode
 read_start = njit(schedule.read_start)
 
 # Rules of a schedule, in the order in which a batch is checked. A replay returns the number, and
-# `optsched.evaluate` has the words.
-OK = 0
-BAD_REQUEST = 1
-BAD_WORKER = 2
-EVICT_NOTHING = 3
-EVICT_MODE = 4
-DUPLICATE = 5
-FINISHED = 6
-NO_TOKENS = 7
-EMPTY_BATCH = 8
-DECODE_TOKENS = 9
-TOO_MANY_TOKENS = 10
-CHUNKED = 11
-HYBRID = 12
-BATCH_TOKENS = 13
-PREFILL_TOKENS = 14
-START_EARLY = 15
-ARRIVAL = 16
-OTHER_WORKER = 17
-STILL_BUSY = 18
-KV_CAPACITY = 19
-MAX_RUNNING = 20
-UNFINISHED = 21
+# `optsched.judge.batches` has the words.
+(
+    OK, BAD_REQUEST, BAD_WORKER, EVICT_NOTHING, EVICT_MODE, DUPLICATE, FINISHED, NO_TOKENS,
+    EMPTY_BATCH, DECODE_TOKENS, TOO_MANY_TOKENS, CHUNKED, HYBRID, BATCH_TOKENS, PREFILL_TOKENS,
+    START_EARLY, ARRIVAL, OTHER_WORKER, STILL_BUSY, KV_CAPACITY, MAX_RUNNING, UNFINISHED,
+) = range(22)  # fmt: skip
 
 
 class Limits(NamedTuple):
@@ -90,6 +76,9 @@ class Limits(NamedTuple):
     chunked: bool
     eviction: bool
     restart: bool
+
+
+LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 
 
 def limits_of(instance: Instance, mode: EvictMode) -> Limits:
@@ -169,11 +158,11 @@ BATCH = record(
     ("start", np.float64),
     ("end", np.float64),
     ("kv", np.int64),  # KV tokens that its worker holds after it
-    ("tokens", np.int64),  # tokens processed
+    ("split", np.bool_),  # whether it processes part of a prefill
 )
 
 FIELDS = (
-    ("arrival", np.float64),
+    ("release", np.float64),  # from when on it may be processed
     ("free_at", np.float64),  # end of its latest batch, or time of its latest eviction
     ("first_start", np.float64),
     ("first_token", np.float64),
@@ -195,20 +184,78 @@ WORKER = record(
     ("turns", np.int64),  # batches so far
     *MEMORY,
     ("running", np.int64),  # requests that hold KV
+    ("kv_capacity", np.int64),  # what its machine allows
+    *((name, np.int64) for name in LIMITS),
+    ("cost_from", np.int64),  # where its coefficients stand among those of all
+    ("cost_to", np.int64),
 )
 
+EXTREMES = record(*((name, np.int64) for name in WORDS))
+"""What a worker has come to, by the limits of validity of cost models; 0: no such batch."""
 
-def new_state(arrival: Floats, prompt: Ints, output: Ints, workers: int, zero: float) -> Any:
-    """Return the requests and the workers as they are before the first batch."""
-    requests = new_requests(prompt, output, FIELDS)
-    requests["arrival"] = arrival
+
+class Replayed(NamedTuple):
+    """What a replay has derived.
+
+    Attributes
+    ----------
+    requests, batches, extremes : ndarray of records
+        Of each request, of each batch, and of each worker.
+    cached : ndarray of int64
+        What was cached of the request of each entry before it: m if it decodes, or -1 - m if it is
+        prefilled. Empty unless it was asked for.
+    """
+
+    requests: Any
+    batches: Any
+    extremes: Any
+    cached: Ints
+
+
+def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
+    """Return the workers before the first batch, and the coefficients of all cost models."""
+    found = np.zeros(workers, dtype=WORKER)
+    found["clock"] = zero
+    found["kv_capacity"] = [one.kv_capacity for one in machines]
+    for name in LIMITS:
+        found[name] = [getattr(one.limits, name) or UNLIMITED for one in machines]
+
+    costs = [one.cost.array for one in machines]
+    found["cost_to"] = np.cumsum([len(cost) for cost in costs])
+    found["cost_from"] = found["cost_to"] - [len(cost) for cost in costs]
+    return found, np.concatenate(costs)
+
+
+def replay(
+    instance: Instance,
+    mode: EvictMode,
+    machines: Sequence[Machine],
+    workers: int,
+    columns: Columns,
+    origin: Origin,
+    *,
+    recorded: bool = False,
+) -> tuple[Breach, int, Replayed]:
+    """Replay a schedule of batches, up to the first that breaks a rule; return that rule and batch.
+
+    All times are counted from the first arrival.
+
+    `machines`: one for each worker, or one for all.
+    """
+    requests = new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
+    requests["release"] = instance.release
     for name in ("first_start", "first_token", "finish"):
         requests[name] = np.nan
 
     requests["home"] = requests["seen"] = -1
-    machines = np.zeros(workers, dtype=WORKER)
-    machines["clock"] = zero
-    return requests, machines
+    # Not -0.0, which would show in the times.
+    states, costs = _workers(machines, workers, 0.0 - instance.first_arrival)
+    batches = np.zeros(len(columns.worker), dtype=BATCH)
+    extremes = np.zeros(workers, dtype=EXTREMES)
+    cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
+    limits, out = limits_of(instance, mode), (batches, extremes, cached)
+    breach, at = _replay(requests, states, limits, costs, columns, origin, out)
+    return breach, int(at), Replayed(requests, batches, extremes, cached)
 
 
 @njit
@@ -255,16 +302,16 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
 
 
 @njit
-def _content(sums: Any, limits: Limits) -> Breach:
+def _content(sums: Any, machine: Any, limits: Limits) -> Breach:
     """Check the rules about the whole content of a batch."""
     if sums.tokens == 0:
         return Breach(EMPTY_BATCH, -1, np.nan, np.nan)
     if sums.decode_requests > 0 and sums.prefill_requests > 0 and not limits.hybrid:
         return Breach(HYBRID, -1, float(sums.prefill_requests), 0.0)
-    if sums.tokens > limits.max_batch_tokens:
-        return Breach(BATCH_TOKENS, -1, float(sums.tokens), float(limits.max_batch_tokens))
-    if sums.prefill_tokens > limits.max_prefill_tokens:
-        limit = float(limits.max_prefill_tokens)
+    if sums.tokens > machine.max_batch_tokens:
+        return Breach(BATCH_TOKENS, -1, float(sums.tokens), float(machine.max_batch_tokens))
+    if sums.prefill_tokens > machine.max_prefill_tokens:
+        limit = float(machine.max_prefill_tokens)
         return Breach(PREFILL_TOKENS, -1, float(sums.prefill_tokens), limit)
 
     return FINE
@@ -275,8 +322,8 @@ def _process(
     r: Any, i: int, c: int, machine: Any, begin: float, end: float, limits: Limits
 ) -> Breach:
     """Process c tokens of request i in the batch from ``begin`` to ``end``."""
-    if begin < r.arrival:
-        return Breach(ARRIVAL, i, begin, r.arrival)
+    if begin < r.release:
+        return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
         return Breach(STILL_BUSY, i, begin, r.free_at)
     if r.cached == 0:
@@ -306,28 +353,38 @@ def _process(
 
 
 @njit
-def replay(
+def _extend(extremes: Any, sums: Any, largest: int) -> None:
+    """Extend what a worker has come to by a batch, in which a request had so much KV cached."""
+    e, decodes = extremes, sums.decode_requests
+    e.max_batch_tokens = max(e.max_batch_tokens, sums.tokens)
+    e.max_request_kv_tokens = max(e.max_request_kv_tokens, largest, sums.decode_kv_max)
+    e.max_kv_tokens = max(e.max_kv_tokens, sums.decode_kv + sums.prefill_kv)
+    if decodes > 0:
+        e.max_decode_requests = max(e.max_decode_requests, decodes)
+        e.min_decode_requests = min(e.min_decode_requests or decodes, decodes)
+
+
+@njit
+def _replay(
     requests: Any,
     machines: Any,
     limits: Limits,
-    cost: Floats,
+    costs: Floats,
     columns: Columns,
     origin: Origin,
-    batches: Any,
-) -> tuple[Breach, int, bool]:
-    """Replay every batch in order, up to the first that breaks a rule.
-
-    All times are counted from the first arrival.
-    """
+    out: Any,
+) -> tuple[Breach, int]:
+    """Replay every batch in order. `out`: what is written, as in `Replayed`."""
+    batches, extremes, cached = out
+    recorded = cached.shape[0] > 0
     n, workers = requests.shape[0], machines.shape[0]
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted, start = columns.evicted_offsets, columns.evicted, columns.start
-    chunked = False
 
     for j in range(batches.shape[0]):
         w = columns.worker[j]
         if w < 0 or w >= workers:
-            return Breach(BAD_WORKER, -1, float(w), float(workers - 1)), j, chunked
+            return Breach(BAD_WORKER, -1, float(w), float(workers - 1)), j
 
         machine = machines[w]
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
@@ -336,31 +393,37 @@ def replay(
             if 0 <= i < n:
                 breach = _evicted(requests[i], i, w, machine, limits)
             if breach.rule != OK:
-                return breach, j, chunked
+                return breach, j
 
+        e = extremes[w]
         sums = EMPTY
-        latest = 0.0
+        latest, largest = 0.0, 0
         for p in range(offsets[j], offsets[j + 1]):
             i, c = request[p], tokens[p]
             if i < 0 or i >= n:
-                return Breach(BAD_REQUEST, i, float(i), float(n - 1)), j, chunked
+                return Breach(BAD_REQUEST, i, float(i), float(n - 1)), j
 
             r = requests[i]
-            chunked = chunked or (not r.decoding and 0 < c < rest_of(r))
             breach = _entry(r, i, c, j, w, limits)
             if breach.rule != OK:
-                return breach, j, chunked
+                return breach, j
+            if recorded:
+                cached[p] = r.cached if r.decoding else -1 - r.cached
             if r.decoding:
                 sums = add_decode(sums, r.cached)
             else:
                 sums = add_prefill(sums, c, r.cached)
+                largest = max(largest, r.cached)
+                e.max_prefill_chunk_tokens = max(e.max_prefill_chunk_tokens, c)
+                e.min_prefill_chunk_tokens = min(e.min_prefill_chunk_tokens or c, c)
+                batches[j].split = batches[j].split or c < rest_of(r)
 
             r.seen = j
-            latest = max(latest, r.arrival)
+            latest = max(latest, r.release)
 
-        breach = _content(sums, limits)
+        breach = _content(sums, machine, limits)
         if breach.rule != OK:
-            return breach, j, chunked
+            return breach, j
 
         begin = max(machine.clock, latest)
         if not np.isnan(start[j]):
@@ -372,9 +435,9 @@ def replay(
             if earliest - origin.blur <= begin < earliest:
                 begin = earliest
             if begin < machine.clock:
-                return Breach(START_EARLY, -1, begin, machine.clock), j, chunked
+                return Breach(START_EARLY, -1, begin, machine.clock), j
 
-        end = begin + batch_time(cost, sums)
+        end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
             r.free_at = max(r.free_at, begin)
@@ -386,20 +449,18 @@ def replay(
 
             breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
             if breach.rule != OK:
-                return breach, j, chunked
+                return breach, j
 
-        if not room(machine, 0, limits):
-            breach = Breach(KV_CAPACITY, -1, float(machine.held), float(limits.kv_capacity))
-            return breach, j, chunked
-
-        if machine.running > limits.max_running:
-            breach = Breach(MAX_RUNNING, -1, float(machine.running), float(limits.max_running))
-            return breach, j, chunked
+        if machine.held > machine.kv_capacity:
+            return Breach(KV_CAPACITY, -1, float(machine.held), float(machine.kv_capacity)), j
+        if machine.running > machine.max_running:
+            return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running)), j
 
         machine.clock = end
         machine.turns += 1
         batch = batches[j]
-        batch.start, batch.end, batch.kv, batch.tokens = begin, end, machine.held, sums.tokens
+        batch.start, batch.end, batch.kv = begin, end, machine.held
+        _extend(e, sums, largest)
 
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
@@ -413,6 +474,6 @@ def replay(
         r = requests[i]
         if not r.done:
             breach = Breach(UNFINISHED, i, float(r.produced), float(r.output))
-            return breach, batches.shape[0] - 1, chunked
+            return breach, batches.shape[0] - 1
 
-    return FINE, -1, chunked
+    return FINE, -1

@@ -1,246 +1,153 @@
-"""The phases of every request, batch by batch, compiled by numba.
-
-The loops check nothing, since `optsched.evaluate` has accepted the schedule. The tests compare
-them with a twin that uses dictionaries and shares no code. Import this module lazily, since it
-loads numba.
-"""
+"""The phases of every request, from what a replay recorded of each entry."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from optsched.judge.life import (
-    Floats,
-    Ints,
-    advance,
-    evict,
-    new_requests,
-    record,
-)
-from optsched.judge.memory import MEMORY, free, take
-from optsched.judge.replay import Columns, Limits
-from optsched.problem.instance import Instance
-from optsched.problem.kernel import njit
+from optsched.problem.instance import Instance, whole_blocks
 
-WAITING = 0
-PREFILL = 1
-DECODE = 2
-PAUSED = 3
-EVICTED = 4
-REFILL = 5
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
-_NONE = -1
+PHASES = ("waiting", "prefill", "decode", "paused", "evicted", "refill")
+"""Names of the phases by number; see `optsched.judge.timeline.Timeline`."""
 
-SPAN = record(
-    ("request", np.int64),
-    ("phase", np.int64),
-    ("start", np.float64),
-    ("end", np.float64),
-    ("tokens", np.int64),
-    ("worker", np.int64),  # -1: none
-)
-
-BATCH = record(
-    ("prefill", np.int64),  # tokens processed, by phase
-    ("decode", np.int64),
-    ("refill", np.int64),
-    ("evictions", np.int64),  # just before it
-    ("kv", np.int64),  # KV tokens that its worker holds during it
-    ("kv_left", np.int64),  # and once finished requests have gone
-)
-
-_MEMORY = record(*MEMORY)
-
-_FIELDS = (
-    ("lost", np.bool_),  # whether it has been evicted
-    ("free_at", np.float64),  # end of the last thing that happened to it
-    ("phase", np.int64),  # phase of its open span, or none
-    ("since", np.float64),  # start of its open span
-    ("tokens", np.int64),  # tokens processed in its open span
-)
-"""Fields of a request's record that `walk` adds to those of `optsched.judge.life.LIFE`."""
+WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 
 
-def requests_of(instance: Instance) -> Any:
-    """Return the requests as they are before the first batch, for `walk`."""
-    requests = new_requests(instance.prompt_tokens, instance.output_tokens, _FIELDS)
-    requests["free_at"] = instance.release
-    requests["phase"] = _NONE
-    return requests
+class Events(NamedTuple):
+    """The entries and evictions of a schedule, in the order of requests and then of time.
 
-
-def grouped_requests(instance: Instance, group: Ints) -> Any:
-    """Return the requests as they are before the first batch, with their groups, for `stack`."""
-    requests = new_requests(instance.prompt_tokens, instance.output_tokens, (("group", np.int64),))
-    requests["group"] = group
-    return requests
-
-
-@njit
-def _with_room(spans: Any, needed: int) -> Any:
-    if needed <= spans.shape[0]:
-        return spans
-
-    wider = np.zeros(2 * spans.shape[0], SPAN)
-    wider[: spans.shape[0]] = spans
-    return wider
-
-
-@njit
-def _write(
-    span: Any, i: int, phase: int, start: float, end: float, tokens: int, worker: int
-) -> None:
-    span.request, span.phase, span.start = i, phase, start
-    span.end, span.tokens, span.worker = end, tokens, worker
-
-
-@njit
-def _close(spans: Any, used: int, r: Any, i: int, w: int) -> int:
-    """Write the open span of a request, if it has one, and return the number of spans."""
-    if r.phase == _NONE:
-        return used
-
-    _write(spans[used], i, r.phase, r.since, r.free_at, r.tokens, w)
-    r.phase = _NONE
-    return used + 1
-
-
-@njit
-def _evicted(spans: Any, used: int, r: Any, i: int, w: int, t: float) -> int:
-    """Write the spans of request i up to its eviction at t, and return the number of spans."""
-    used = _close(spans, used, r, i, w)
-    if t > r.free_at:
-        _write(spans[used], i, PAUSED, r.free_at, t, 0, w)
-        used += 1
-        r.free_at = t
-
-    return used
-
-
-@njit
-def _changed(spans: Any, used: int, r: Any, i: int, w: int, t: float, phase: int) -> int:
-    """Write the spans of request i up to its new phase at t, and return the number of spans."""
-    used = _close(spans, used, r, i, w)
-    if t > r.free_at:
-        away = PAUSED if r.cached > 0 else EVICTED if r.lost else WAITING
-        _write(spans[used], i, away, r.free_at, t, 0, w if away == PAUSED else -1)
-        used += 1
-
-    r.phase, r.since, r.tokens = phase, t, 0
-    return used
-
-
-@njit
-def walk(requests: Any, columns: Columns, end: Floats, limits: Limits, workers: int) -> Any:
-    """Return the spans of every request and the content of every batch.
-
-    `columns`: columns of the schedule, with the start of every batch since the first arrival.
+    Attributes
+    ----------
+    request, batch : ndarray of int64
+        Of an eviction, the batch before which it is.
+    phase : ndarray of int64
+        What an entry does, or `EVICTED` for an eviction.
+    tokens : ndarray of int64
+        Processed by an entry; 0 for an eviction.
+    cached : ndarray of int64
+        KV tokens of the request before it.
     """
-    offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
-    evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
-    begin, worker = columns.start, columns.worker
-    memory = np.zeros(workers, _MEMORY)
-    spans = np.zeros(4 * requests.shape[0], SPAN)
-    used = 0
-    batches = np.zeros(offsets.shape[0] - 1, BATCH)
 
-    for j in range(batches.shape[0]):
-        batch, w, t = batches[j], worker[j], begin[j]
-        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            i = evicted[p]
-            r = requests[i]
-            spans = _with_room(spans, used + 2)
-            used = _evicted(spans, used, r, i, w, t)
-            free(memory[w], r, limits)
-            evict(r, limits.restart)
-            r.lost = True
-            batch.evictions += 1
+    request: Ints
+    batch: Ints
+    phase: Ints
+    tokens: Ints
+    cached: Ints
 
-        for p in range(offsets[j], offsets[j + 1]):
-            i, c = request[p], tokens[p]
-            r = requests[i]
-            if r.decoding:
-                phase = DECODE
-                batch.decode += c
-            elif r.lost:
-                phase = REFILL
-                batch.refill += c
-            else:
-                phase = PREFILL
-                batch.prefill += c
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        """Whether it is the first of its request."""
+        return np.append(True, np.diff(self.request) > 0)
 
-            if r.phase != phase or t > r.free_at:
-                spans = _with_room(spans, used + 2)
-                used = _changed(spans, used, r, i, w, t, phase)
-
-            r.tokens += c
-            r.free_at = end[j]
-            take(memory[w], r, c, limits)
-            advance(r, c)
-
-        batch.kv = memory[w].held
-        for p in range(offsets[j], offsets[j + 1]):
-            i = request[p]
-            r = requests[i]
-            if r.decoding and r.produced == r.output:
-                spans = _with_room(spans, used + 1)
-                used = _close(spans, used, r, i, w)
-                free(memory[w], r, limits)
-                r.cached = 0
-
-        batch.kv_left = memory[w].held
-
-    return spans[:used], batches
+    @property
+    def last(self) -> NDArray[np.bool_]:
+        """Whether it is the last of its request, which is its last token."""
+        return np.append(np.diff(self.request) > 0, True)
 
 
-@njit
-def stack(
-    requests: Any,
-    columns: Columns,
-    limits: Limits,
-    one: int,
-    groups: int,
-    sample: Ints,
-) -> Any:
-    """Return the KV that groups of requests hold on one worker at some batches."""
-    offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
-    evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
-    memory = np.zeros(groups, _MEMORY)
-    during = np.zeros((sample.shape[0], groups), np.int64)
-    after = np.zeros((sample.shape[0], groups), np.int64)
-    k = 0
+def events_of(columns: tuple[Ints, ...], recorded: Ints) -> Events:
+    """Return the events of a schedule. `recorded`: `optsched.judge.replay.Replayed.cached`."""
+    offsets, request, tokens, evicted_offsets, evicted = columns
+    batches, none = np.arange(len(offsets) - 1), np.zeros_like(evicted)
+    batch = np.concatenate(
+        [np.repeat(batches, np.diff(evicted_offsets)), np.repeat(batches, np.diff(offsets))]
+    )
+    everyone = np.concatenate([evicted, request])
+    prefill = np.where(recorded < 0, PREFILL, DECODE)
+    phase = np.concatenate([none + EVICTED, prefill])
+    held = np.concatenate([none, np.where(recorded < 0, -1 - recorded, recorded)])
+    amount = np.concatenate([none, tokens])
 
-    for j in range(offsets.shape[0] - 1):
-        mine = columns.worker[j] == one
-        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            r = requests[evicted[p]]
-            if mine:
-                free(memory[r.group], r, limits)
+    # Evictions stand before the entries of their batch, and the sort is stable.
+    order = np.lexsort((batch, everyone))
+    sort = Events(everyone[order], batch[order], phase[order], amount[order], held[order])
+    gone = sort.phase == EVICTED
+    sort.cached[gone] = (sort.cached + sort.tokens)[np.flatnonzero(gone) - 1]
 
-            evict(r, limits.restart)
+    lost = np.cumsum(gone)  # evictions so far, of which those of earlier requests do not count
+    before = np.repeat(
+        (lost - gone)[sort.first], np.diff(np.flatnonzero(np.append(sort.first, True)))
+    )
+    sort.phase[(sort.phase == PREFILL) & (lost > before)] = REFILL
+    return sort
 
-        for p in range(offsets[j], offsets[j + 1]):
-            r = requests[request[p]]
-            if mine:
-                take(memory[r.group], r, tokens[p], limits)
 
-            advance(r, tokens[p])
+class Spans(NamedTuple):
+    """What each request does from when to when, and on which worker: -1 where none holds it."""
 
-        taken = k < sample.shape[0] and sample[k] == j
-        if taken:
-            during[k] = memory["held"]
-        for p in range(offsets[j], offsets[j + 1]):
-            r = requests[request[p]]
-            if r.decoding and r.produced == r.output:
-                if mine:
-                    free(memory[r.group], r, limits)
+    request: Ints
+    phase: Ints
+    start: Floats
+    end: Floats
+    tokens: Ints
+    worker: Ints
 
-                r.cached = 0
 
-        if taken:
-            after[k] = memory["held"]
-            k += 1
+def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker: Ints) -> Spans:
+    """Return the spans of all requests, sorted by request and start.
 
-    return during, after
+    `begin`, `end`, `worker`: of each batch.
+    """
+    gone = events.phase == EVICTED
+    start = begin[events.batch]
+    stop = np.where(gone, start, end[events.batch])
+    free_at = np.where(events.first, release[events.request], np.roll(stop, 1))
+    apart = start > free_at
+
+    # A request between two of its batches is paused if it holds KV, and waits or is evicted if not.
+    lost = np.append(False, gone[:-1]) & ~events.first
+    away = np.where(lost, EVICTED, np.where(events.first, WAITING, PAUSED))
+    place = np.where(away == PAUSED, worker[events.batch], -1)
+    nothing = np.zeros_like(place)
+    between = (events.request, away, free_at, start, nothing, place)
+
+    same = np.append(False, np.diff(events.phase) == 0) & ~events.first & ~apart
+    opens = np.flatnonzero(~same & ~gone)
+    closes = np.flatnonzero(np.append(~same[1:], True) & ~gone)
+    total = np.cumsum(events.tokens)
+    tokens = total[closes] - (total - events.tokens)[opens]
+    place = worker[events.batch[opens]]
+    times = start[opens], stop[closes]
+    work = (events.request[opens], events.phase[opens], *times, tokens, place)
+
+    both = [np.concatenate([a[apart], b]) for a, b in zip(between, work, strict=True)]
+    order = np.lexsort((both[2], both[0]))
+    return Spans(*(column[order] for column in both))
+
+
+class Changes(NamedTuple):
+    """How the KV that each request holds changes, in whole blocks.
+
+    Attributes
+    ----------
+    moment : ndarray of int64
+        2 j in batch j, and 2 j + 1 after it, when the KV of those that finish in it is freed.
+    request, kv : ndarray of int64
+        KV tokens that the request holds in addition.
+    """
+
+    moment: Ints
+    request: Ints
+    kv: Ints
+
+
+def changes_of(events: Events, instance: Instance) -> Changes:
+    """Return the changes of the KV that a schedule's requests hold."""
+
+    def kv_of(tokens: Ints) -> Ints:
+        held = whole_blocks(tokens + instance.kv_offset, instance.kv_block_tokens)
+        return np.where(tokens > 0, held, 0)
+
+    before, after = kv_of(events.cached), kv_of(events.cached + events.tokens)
+    grown = np.where(events.phase == EVICTED, -before, after - before)
+    last = events.last
+    return Changes(
+        np.concatenate([2 * events.batch, 2 * events.batch[last] + 1]),
+        np.concatenate([events.request, events.request[last]]),
+        np.concatenate([grown, -after[last]]),
+    )

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.costs.machine import Hardware
+from optsched.judge import spans
+from optsched.judge.evaluate import evaluate
+from optsched.judge.evaluation import Evaluation
+from optsched.judge.spans import PHASES
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
-
-PHASES = ("waiting", "prefill", "decode", "paused", "evicted", "refill")
-"""Names of the phases by number; see `Timeline`."""
-
-WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 
 MAX_ENTRIES = 50_000_000
 """Maximum number of output tokens of a schedule of starts, which is expanded round by round."""
@@ -68,8 +65,8 @@ class Timeline:
         KV tokens that the batch's worker holds during the batch.
     batch_kv_left : ndarray of int64, shape (batches,)
         KV tokens that the worker holds once the finished requests have gone.
-    _columns, _restart
-        The schedule's columns and whether evictions restart; for `kv_by_group`.
+    _changes
+        How the KV changes that requests hold; for `kv_by_group`.
     """
 
     instance: Instance
@@ -90,8 +87,7 @@ class Timeline:
     batch_evictions: NDArray[np.int64]
     batch_kv: NDArray[np.int64]
     batch_kv_left: NDArray[np.int64]
-    _columns: tuple[NDArray[np.int64], ...] = field(repr=False)
-    _restart: bool = field(repr=False)
+    _changes: spans.Changes = field(repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -127,7 +123,7 @@ class Timeline:
     @property
     def begin(self) -> float:
         """Time of the first arrival."""
-        return float(self.instance.arrival.min())
+        return float(self.instance.first_arrival)
 
     @property
     def end(self) -> float:
@@ -206,7 +202,7 @@ class Timeline:
         -------
         Timeline
         """
-        keep = np.flatnonzero(self.span_phase != PAUSED)
+        keep = np.flatnonzero(self.span_phase != spans.PAUSED)
         request, phase = self.span_request[keep], self.span_phase[keep]
         goes_on = (request[1:] == request[:-1]) & (phase[1:] == phase[:-1])
         first = np.flatnonzero(np.append(True, ~goes_on))
@@ -225,7 +221,7 @@ class Timeline:
     @property
     def by_arrival(self) -> NDArray[np.int64]:
         """Indices of the requests sorted by arrival, then by index; shape (n,)."""
-        return np.argsort(self.instance.arrival, kind="stable")
+        return np.argsort(self.evaluation.release_times, kind="stable")
 
     def batch_bins(self, most: int, worker: int = 0) -> tuple[NDArray[np.float64], list[Any]]:
         """Divide the batches of a worker into runs that follow each other in time.
@@ -284,9 +280,6 @@ class Timeline:
             Names of the requests; or of the groups, by their first and last place in the order
             of arrival, from 0.
         """
-        from optsched.judge import spans
-        from optsched.judge.replay import Columns, limits_of
-
         n = self.instance.n
         order = self.by_arrival
         group = np.empty(n, dtype=np.int64)
@@ -306,14 +299,18 @@ class Timeline:
         peak = [int(run[np.argmax(self.batch_kv[run])]) if len(run) else -1 for run in runs]
         ends = [int(run[-1]) if len(run) else -1 for run in runs]
         sample = np.unique([j for j in (*peak, *ends) if j >= 0])
-        instance = self.instance
-        compiled: Any = spans.stack
-        columns = Columns._make((*self._columns, self.batch_start, self.batch_worker))
-        during, after = compiled(
-            spans.grouped_requests(instance, group), columns,
-            limits_of(instance, "restart" if self._restart else "recompute"), worker, len(labels),
-            sample,
-        )  # fmt: skip
+        stamp = self._changes.moment
+        mine = self.batch_worker[stamp // 2] == worker
+
+        def held_at(moments: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Return the KV of each group up to some moments."""
+            row = np.searchsorted(moments, stamp[mine]) * len(labels)
+            cell = row + group[self._changes.request[mine]]
+            size = (len(moments) + 1) * len(labels)
+            change = np.bincount(cell, self._changes.kv[mine], size).reshape(-1, len(labels))
+            return np.cumsum(change[:-1].astype(np.int64), axis=0)
+
+        during, after = held_at(2 * sample), held_at(2 * sample + 1)
         place = {int(j): k for k, j in enumerate(sample)}
         out_times: list[float] = []
         out: list[NDArray[np.int64]] = []
@@ -337,7 +334,7 @@ class Timeline:
 def timeline(
     instance: Instance,
     schedule: Schedule,
-    cost_model: CostModel | str | Path | None = None,
+    cost_model: Hardware = None,
     *,
     evaluation: Evaluation | None = None,
 ) -> Timeline:
@@ -347,8 +344,8 @@ def timeline(
     ----------
     instance : Instance
     schedule : Schedule
-    cost_model : BatchCost, str or path, optional
-        Cost model, or the name or file of one. An instance in seconds needs it.
+    cost_model : BatchCost, str, path or sequence of Machine, optional
+        As for `optsched.evaluate`.
     evaluation : Evaluation, optional
         The judge's evaluation of this schedule. If it is not given, the schedule is judged here.
 
@@ -372,6 +369,8 @@ def timeline(
     >>> found.span_start.tolist(), found.span_end.tolist()
     ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
     """
+    from optsched.judge.replay import Columns, Origin, replay
+
     judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
     first: Any = instance.first_arrival
     if schedule.kind == "starts":
@@ -384,39 +383,43 @@ def timeline(
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    from optsched.judge import spans
-    from optsched.judge.replay import Columns, limits_of
+    given = Columns(*columns, begin, worker)  # type: ignore[call-arg, arg-type]
+    mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
+    origin = Origin(0.0, 0.0)
+    *_, recorded = replay(instance, mode, machines, workers, given, origin, recorded=True)
+    events = spans.events_of(columns, recorded.cached)
+    changes = spans.changes_of(events, instance)
+    found = spans.spans_of(events, judged.clock.release, begin, end, worker)
 
-    restart = schedule.evict_mode == "restart"
-    compiled: Any = spans.walk
-    told = Columns._make((*columns, begin, worker))
-    found, held = compiled(
-        spans.requests_of(instance), told, end, limits_of(instance, schedule.evict_mode),
-        judged.workers,
-    )  # fmt: skip
-    order = np.lexsort((found["start"], found["request"]))
+    def processed(phase: int) -> NDArray[np.int64]:
+        """Return the tokens of each batch that are processed in a phase."""
+        mine = events.phase == phase
+        return np.bincount(events.batch[mine], events.tokens[mine], batches).astype(np.int64)
+
+    freed = changes.moment % 2 == 1
+    kv = recorded.batches["kv"]
+    kv_freed = np.bincount(changes.moment[freed] // 2, changes.kv[freed], batches)
 
     return Timeline(
         instance=instance,
         evaluation=judged,
-        span_request=found["request"][order],
-        span_phase=found["phase"][order],
-        span_start=found["start"][order] + first,
-        span_end=found["end"][order] + first,
-        span_tokens=found["tokens"][order],
-        span_worker=found["worker"][order],
+        span_request=found.request,
+        span_phase=found.phase,
+        span_start=found.start + first,
+        span_end=found.end + first,
+        span_tokens=found.tokens,
+        span_worker=found.worker,
         batch_start=begin + first,
         batch_end=end + first,
         batch_worker=worker,
         batch_requests=np.diff(columns[0]),
-        batch_prefill=held["prefill"].copy(),
-        batch_decode=held["decode"].copy(),
-        batch_refill=held["refill"].copy(),
-        batch_evictions=held["evictions"].copy(),
-        batch_kv=held["kv"].copy(),
-        batch_kv_left=held["kv_left"].copy(),
-        _columns=columns,
-        _restart=restart,
+        batch_prefill=processed(spans.PREFILL),
+        batch_decode=processed(spans.DECODE),
+        batch_refill=processed(spans.REFILL),
+        batch_evictions=np.diff(columns[3]),
+        batch_kv=kv.copy(),
+        batch_kv_left=kv + kv_freed.astype(np.int64),
+        _changes=changes,
     )
 
 

@@ -11,6 +11,7 @@ request stays on its worker.
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Literal
 from zlib import crc32
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.policies.base import Fleet, Job, Runner, own_work
-from optsched.policies.engine.parts import Part, joined
+from optsched.policies.fleet import NO_PART, MixedFleet, Part, joined
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
@@ -192,7 +193,7 @@ class Routed(Runner):
         UsageError
             The scheduler runs only whole instances, and the router looks at the workers' loads.
         """
-        if self.workers == 1:
+        if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
         instance = job.instance
@@ -202,7 +203,7 @@ class Routed(Runner):
             return run_on(self.inner, job, np.array(place), self.workers)
 
         weights = self.router.weights(job)
-        fleet = self.inner.begin(job, self.workers)
+        fleet = begin_on(self.inner, job, self.workers)
         if fleet is None:
             names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
             raise UsageError(
@@ -261,6 +262,28 @@ class Routed(Runner):
         return self.inner.switched_off(instance)
 
 
+def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
+    """Return workers that run a scheduler in steps, on the job's machines if it has any.
+
+    Parameters
+    ----------
+    inner : Runner
+    job : Job
+    workers : int
+
+    Returns
+    -------
+    Fleet or None
+        None if the scheduler runs only whole instances.
+    """
+    if not job.machines:
+        return inner.begin(job, workers)
+
+    fleets = [deepcopy(inner).begin(job.on(w), 1) for w in range(workers)]
+    known = [fleet for fleet in fleets if fleet is not None]
+    return MixedFleet(job, known) if len(known) == workers else None
+
+
 def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
     """Run a scheduler on several workers, with the worker of each request given.
 
@@ -283,7 +306,7 @@ def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> S
     LoopError
         See `Fleet.schedule`.
     """
-    fleet = inner.begin(job, workers)
+    fleet = begin_on(inner, job, workers)
     if fleet is None:
         return _one_by_one(inner, job, place, workers)
 
@@ -302,10 +325,11 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
     for worker in range(workers):
         mine = np.flatnonzero(place == worker)
         if not mine.size:
-            parts.append(part_of(None, mine, job))
+            parts.append(NO_PART)
             continue
 
-        own = replace(job, instance=job.instance.subset(mine), problem=job.problem.subset(mine))
+        own = job.on(worker)
+        own = replace(own, instance=own.instance.subset(mine), problem=own.problem.subset(mine))
         schedule = inner.run(own)
         if schedule.worker is not None:
             raise UsageError(
@@ -319,13 +343,12 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
     return joined(job, mode, parts)
 
 
-def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Part:
+def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     """Return the schedule of some requests as a part of the schedule of all.
 
     Parameters
     ----------
-    schedule : Schedule or None
-        None if there are no requests.
+    schedule : Schedule
     mine : ndarray of int64
         The requests.
     job : Job
@@ -335,10 +358,6 @@ def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Par
     -------
     Part
     """
-    nothing = np.empty(0, dtype=np.int64)
-    if schedule is None:
-        return Part(np.empty(0), nothing, nothing, nothing, nothing, nothing, False)
-
     from optsched.judge.evaluate import evaluate
 
     with warnings.catch_warnings():  # the judgement of the whole says it once
@@ -347,7 +366,6 @@ def part_of(schedule: Schedule | None, mine: NDArray[np.int64], job: Job) -> Par
         start = evaluate(job.problem, schedule, model).batch_start
 
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
-    return Part(
-        start.astype(np.float64), offsets[1:], mine[request], tokens,
-        evicted_offsets[1:], mine[evicted], schedule.start is not None,
-    )  # fmt: skip
+    entries = offsets[1:], mine[request], tokens
+    evictions = evicted_offsets[1:], mine[evicted]
+    return Part(start.astype(np.float64), *entries, *evictions, schedule.start is not None)

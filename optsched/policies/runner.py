@@ -1,4 +1,4 @@
-"""What every scheduler that runs has in common: its job, and what it says about itself.
+"""What every scheduler that runs has in common: how it begins, and what it says about itself.
 
 Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 """
@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
-from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.policies.fleet import Fleet, Job
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
+
+__all__ = ["Fleet", "Job", "Order", "Runner"]
 
 Order = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random"
@@ -26,76 +27,6 @@ Order = Literal[
 
 MAX_STALLED_BATCHES = 1_000_000
 """More batches than this without a completion, plus the longest output, are an endless loop."""
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """What a scheduler is run on.
-
-    Parameters
-    ----------
-    instance : Instance
-        The instance as the scheduler sees it, with the predictions.
-    problem : Instance
-        The same requests without added predictions. The schedule is one of this instance.
-    cost : CostModel
-        It gives the time of every batch.
-    seed : int
-        Seed of random decisions.
-    name : str
-        The scheduler's name in error messages.
-    budget : Budget
-        Once it is over, the run ends with an `OutOfTimeError`.
-    """
-
-    instance: Instance
-    problem: Instance
-    cost: CostModel
-    seed: int = 0
-    name: str = "policy"
-    budget: Budget = NO_LIMIT
-
-
-class Fleet(Protocol):
-    """Workers that run one scheduler each, in steps, while a router hands them requests.
-
-    Attributes
-    ----------
-    finish : ndarray of float64, shape (n,)
-        Time of each request's last token since the first arrival, infinite while it is unknown.
-    """
-
-    finish: NDArray[np.float64]
-
-    def assign(self, worker: int, request: int) -> None:
-        """Hand a request to a worker. Requests come in the order of their arrivals.
-
-        Parameters
-        ----------
-        worker, request : int
-        """
-
-    def advance(self, until: float) -> None:
-        """Let every worker decide about all batches that begin before a time.
-
-        Parameters
-        ----------
-        until : float
-            Time since the first arrival.
-        """
-
-    def schedule(self) -> Schedule:
-        """Return the schedule of all workers, which have run to the end.
-
-        Returns
-        -------
-        Schedule
-
-        Raises
-        ------
-        LoopError
-            A scheduler would go on for ever, or cannot go on.
-        """
 
 
 class Runner:

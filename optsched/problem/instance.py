@@ -41,6 +41,9 @@ DEFAULT_KV_CAPACITY = 100_000
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that hold predictions."""
 
+_NUMBERS = ("arrival", "prompt_tokens", "output_tokens", *PREDICTIONS[:3])
+"""Columns of numbers, in the order of files; SLOs come later."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -200,17 +203,16 @@ class Instance:
         else:
             put("arrival", real_column(self.arrival, "requests.arrival", 0.0, MAX_SECOND))
 
-        put("prompt_tokens", whole_column(self.prompt_tokens, "requests.prompt_tokens", 1))
-        put("output_tokens", whole_column(self.output_tokens, "requests.output_tokens", 1))
+        for name in ("prompt_tokens", "output_tokens"):
+            put(name, whole_column(getattr(self, name), f"requests.{name}", 1))
         if self.predicted is not None:
             put("predicted", real_column(self.predicted, "requests.predicted", 1.0, MAX_TOKENS))
-        for bound in ("predicted_lower", "predicted_upper"):
-            if getattr(self, bound) is not None:
-                put(bound, whole_column(getattr(self, bound), f"requests.{bound}", 1))
-
-        for name in SLOS:
+        for name in ("predicted_lower", "predicted_upper"):
             if getattr(self, name) is not None:
-                put(name, slo_column(getattr(self, name), f"requests.{name}", MAX_SECOND))
+                put(name, whole_column(getattr(self, name), f"requests.{name}", 1))
+
+        for name, column in self.slos.items():
+            put(name, slo_column(column, f"requests.{name}", MAX_SECOND))
 
         self._check_columns()
         self._check_intervals()
@@ -233,16 +235,8 @@ class Instance:
                 f"requests.id: found {self.id!r}; expected a list of strings or integers"
             )
 
-        columns: dict[str, Sequence[Any] | NDArray[Any] | None] = {
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "predicted": self.predicted,
-            "predicted_lower": self.predicted_lower,
-            "predicted_upper": self.predicted_upper,
-            **self.slos,
-            "id": self.id,
-        }
-        for key, column in columns.items():
+        for key in (*_NUMBERS, *SLOS, "id"):
+            column = getattr(self, key)
             if column is not None and len(column) != n:
                 raise InputError(
                     f"requests.{key}: found {len(column)} values; expected {n}, as many as arrival"
@@ -384,6 +378,11 @@ class Instance:
         return self.time_unit == "round"
 
     @property
+    def _numbers(self) -> dict[str, NDArray[Any]]:
+        """The columns of `_NUMBERS` that the requests have, by name."""
+        return {name: getattr(self, name) for name in _NUMBERS if getattr(self, name) is not None}
+
+    @property
     def slos(self) -> dict[str, NDArray[np.float64]]:
         """The columns of SLOs that the requests have, by name."""
         return {name: getattr(self, name) for name in SLOS if getattr(self, name) is not None}
@@ -400,30 +399,31 @@ class Instance:
         -------
         Instance
         """
-        nothing: dict[str, Any] = dict.fromkeys(PREDICTIONS)
-        return replace(self, **nothing)
+        return replace(self, **dict.fromkeys(PREDICTIONS))  # type: ignore[arg-type]
 
     @cached_property
     def first_arrival(self) -> float | int:
         """The first arrival, from which every computation counts its time."""
-        first: float | int = self.arrival.min().item()
-        return first
+        return self.arrival.min().item()
 
-    @cached_property
-    def arrival_since_first(self) -> NDArray[Any]:
-        """Arrivals less the first one, shape (n,), read-only, of the dtype of `arrival`."""
-        since = self.arrival - self.first_arrival
-        since.setflags(write=False)
-        return since
+    @property
+    def release_times(self) -> NDArray[Any]:
+        """Times from which on the requests may be processed, where they are given in advance.
+
+        These are the arrivals. Bounds, formulations and searches read releases here or from
+        `release`. An instance whose releases depend on the schedule has none to be read: code
+        that has an evaluation reads those of the evaluation.
+        """
+        return self.arrival
 
     @cached_property
     def release(self) -> NDArray[np.float64]:
-        """`arrival_since_first` as float64, so that compiled code sees one type in both units.
+        """`release_times` since the first arrival, shape (n,), read-only, float64 in both units.
 
         Compiled loops count time from the first arrival, so that a Unix time stamp costs no
         digits. `at` turns their times into the instance's.
         """
-        release = self.arrival_since_first.astype(np.float64)
+        release = (self.release_times - self.first_arrival).astype(np.float64)
         release.setflags(write=False)
         return release
 
@@ -506,27 +506,13 @@ class Instance:
         """
         pick = np.asarray(index)
 
-        def cut(column: NDArray[Any] | None) -> NDArray[Any] | None:
-            return None if column is None else column[pick]
-
-        ids = None
+        cut: dict[str, Any] = {k: v[pick] for k, v in (self._numbers | self.slos).items()}
+        if self.forecast is not None:
+            cut["forecast"] = self.forecast.subset(pick)
         if self.id is not None:
-            ids = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+            cut["id"] = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
 
-        return replace(
-            self,
-            arrival=self.arrival[pick],
-            prompt_tokens=self.prompt_tokens[pick],
-            output_tokens=self.output_tokens[pick],
-            predicted=cut(self.predicted),
-            predicted_lower=cut(self.predicted_lower),
-            predicted_upper=cut(self.predicted_upper),
-            forecast=None if self.forecast is None else self.forecast.subset(pick),
-            **{name: column[pick] for name, column in self.slos.items()},
-            id=ids,
-            known=None,
-            name=self.name if name is None else name,
-        )
+        return replace(self, **cut, known=None, name=self.name if name is None else name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of an instance file.
@@ -536,17 +522,7 @@ class Instance:
         dict
             Fields that are absent are left out.
         """
-        requests: dict[str, Any] = {
-            "arrival": plain_numbers(self.arrival),
-            "prompt_tokens": self.prompt_tokens.tolist(),
-            "output_tokens": self.output_tokens.tolist(),
-        }
-        if self.predicted is not None:
-            requests["predicted"] = plain_numbers(self.predicted)
-        if self.predicted_lower is not None and self.predicted_upper is not None:
-            requests["predicted_lower"] = self.predicted_lower.tolist()
-            requests["predicted_upper"] = self.predicted_upper.tolist()
-
+        requests: dict[str, Any] = {k: plain_numbers(v) for k, v in self._numbers.items()}
         if self.forecast is not None:
             requests["forecast"] = self.forecast.to_dict()
 

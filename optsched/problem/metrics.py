@@ -6,8 +6,9 @@ documentation are made from `TABLE` or tested against it. A new metric is one mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -133,26 +134,28 @@ class Times:
     @property
     def span(self) -> Any:
         """Time from the first arrival to the last completion."""
-        return (self.instance.arrival_since_first + self.latency).max()
+        return (self.instance.release + self.latency).max()
 
 
-def _mean(column: str) -> Callable[[Any], Any]:
-    return lambda judged: getattr(judged, column).mean()
+_REDUCE: dict[str, Callable[[NDArray[Any]], Any]] = {
+    "mean": np.mean,
+    "max": np.max,
+    **{f"p{q}": partial(np.percentile, q=q) for q in (50, 90, 99)},
+}
 
 
-def _percentile(column: str, q: int) -> Callable[[Any], Any]:
-    return lambda judged: np.percentile(getattr(judged, column), q)
+def _over(column: str, words: str, unit: Unit, meaning: str, names: str) -> Iterator[Metric]:
+    """Yield the rows of a column, reduced over the requests that have a value in it."""
 
-
-def _known(column: str, reduce: Callable[[NDArray[np.float64]], Any]) -> Callable[[Any], Any]:
-    """Return a function that reduces a column over the requests that have a value in it."""
-
-    def value(judged: Any) -> Any:
+    def reduced(name: str, judged: Any) -> Any:
         known = getattr(judged, column)
         known = known[~np.isnan(known)]
-        return reduce(known) if known.size else None
+        return _REDUCE[name](known) if known.size else None
 
-    return value
+    for name in names.split():
+        function = partial(reduced, name)
+        yield Metric(f"{name}_{column}", f"{name} {words}", unit, meaning, (column,), function)
+        meaning = ""
 
 
 def served_well(judged: Any) -> NDArray[np.bool_] | None:
@@ -193,40 +196,23 @@ def _latency_and_ttft(judged: Any) -> float | None:
     return (1 - weight) * judged.latency.mean() + weight * judged.ttft.mean()
 
 
-_LATENCY, _TTFT, _TPOT, _QUEUED = ("latency",), ("ttft",), ("tpot",), ("queuing_delay",)
 _SLO = tuple(SLOS)
 
 _ROWS = (
     Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
-           _LATENCY, lambda judged: judged.latency.sum(), whole="rounds"),
-    Metric("mean_latency", "mean latency", "time", "finish - arrival", _LATENCY, _mean("latency")),
-    Metric("p50_latency", "p50 latency", "time", "", _LATENCY, _percentile("latency", 50)),
-    Metric("p90_latency", "p90 latency", "time", "", _LATENCY, _percentile("latency", 90)),
-    Metric("p99_latency", "p99 latency", "time", "", _LATENCY, _percentile("latency", 99)),
-    Metric("mean_ttft", "mean TTFT", "time", "arrival to first token", _TTFT, _mean("ttft")),
-    Metric("p50_ttft", "p50 TTFT", "time", "", _TTFT, _percentile("ttft", 50)),
-    Metric("p90_ttft", "p90 TTFT", "time", "", _TTFT, _percentile("ttft", 90)),
-    Metric("p99_ttft", "p99 TTFT", "time", "", _TTFT, _percentile("ttft", 99)),
-    Metric("mean_tpot", "mean TPOT", "time/token",
+           ("latency",), lambda judged: judged.latency.sum(), whole="rounds"),
+    *_over("latency", "latency", "time", "finish - arrival", "mean p50 p90 p99"),
+    *_over("ttft", "TTFT", "time", "arrival to first token", "mean p50 p90 p99"),
+    *_over("tpot", "TPOT", "time/token",
            "time per output token after the first, over requests that have more than one",
-           _TPOT, _known("tpot", lambda known: known.mean())),
-    Metric("p99_tpot", "p99 TPOT", "time/token", "",
-           _TPOT, _known("tpot", lambda known: np.percentile(known, 99))),
-    Metric("max_tpot", "max TPOT", "time/token", "",
-           _TPOT, _known("tpot", lambda known: known.max())),
-    Metric("p99_gap", "p99 gap", "time",
-           "largest time between two output tokens of a request in succession",
-           ("gap",), _known("gap", lambda known: np.percentile(known, 99))),
-    Metric("max_gap", "max gap", "time", "", ("gap",), _known("gap", lambda known: known.max())),
+           "mean p99 max"),
+    *_over("gap", "gap", "time",
+           "largest time between two output tokens of a request in succession", "p99 max"),
     Metric("latency_and_ttft", "latency and TTFT", "time",
            "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
            ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
-    Metric("mean_queuing_delay", "mean queuing delay", "time", "arrival to first batch",
-           _QUEUED, _mean("queuing_delay")),
-    Metric("p99_queuing_delay", "p99 queuing delay", "time", "",
-           _QUEUED, _percentile("queuing_delay", 99)),
-    Metric("mean_waiting", "mean waiting", "time", "latency less the time in batches",
-           ("waiting",), _mean("waiting")),
+    *_over("queuing_delay", "queuing delay", "time", "arrival to first batch", "mean p99"),
+    *_over("waiting", "waiting", "time", "latency less the time in batches", "mean"),
     Metric("makespan", "makespan", "time", "the last completion",
            ("span",), lambda judged: judged.span + judged.instance.first_arrival, whole="rounds"),
     Metric("tps", "output tokens", "tokens/time",
@@ -267,8 +253,9 @@ def check_parameter(name: str, value: float) -> str | None:
 
 
 COMPARED = (
-    "mean_latency", "p99_latency", "mean_ttft", "p99_ttft", "mean_tpot", "makespan", "evictions",
-)  # fmt: skip
+    *("mean_latency", "p99_latency", "mean_ttft", "p99_ttft"),
+    *("mean_tpot", "makespan", "evictions"),
+)
 """Names of the metrics that comparisons show for every scheduler, beside the objective."""
 
 

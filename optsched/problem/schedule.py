@@ -262,10 +262,12 @@ def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedu
     time, worker = time[order], worker[order]
     first = np.flatnonzero(np.r_[True, (np.diff(time) > 0) | (np.diff(worker) != 0)])
 
+    offsets = np.append(first, len(order))
+    start, at = time[first], worker[first]
+    entries = request[order], tokens[order]
     return from_batches(
-        np.append(first, len(order)), request[order], tokens[order], instance=instance,
-        start=time[first], worker=worker[first], evict_mode="restart",
-    )  # fmt: skip
+        offsets, *entries, instance=instance, start=start, worker=at, evict_mode="restart"
+    )
 
 
 def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
@@ -375,21 +377,15 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
 
         return (schedule.starts,)
 
-    offsets, request, tokens = schedule.batch_offsets, schedule.request, schedule.tokens
-    evicted_offsets, evicted = schedule.evicted_offsets, schedule.evicted
-    if (
-        offsets is None
-        or request is None
-        or tokens is None
-        or evicted_offsets is None
-        or evicted is None
-    ):
-        missing = next(name for name in COLUMNS if getattr(schedule, name) is None)
-        raise InputError(
-            f"{missing}: found nothing; expected the columns {', '.join(COLUMNS)} of a schedule of "
-            "batches"
-        )
+    for name in COLUMNS:
+        if getattr(schedule, name) is None:
+            raise InputError(
+                f"{name}: found nothing; expected the columns {', '.join(COLUMNS)} of a schedule "
+                "of batches"
+            )
 
+    columns: tuple[NDArray[np.int64], ...] = tuple(getattr(schedule, name) for name in COLUMNS)
+    offsets, request, tokens, evicted_offsets, evicted = columns
     if len(request) != len(tokens):
         raise InputError(
             f"tokens: found {len(tokens)} values; expected {len(request)}, as many as request has"
@@ -414,7 +410,7 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
         if column is not None and len(column) != length:
             raise InputError(f"{name}: found {len(column)} values; expected {length}")
 
-    return offsets, request, tokens, evicted_offsets, evicted
+    return columns
 
 
 def _column(values: ArrayLike, name: str) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.columns import real_column
+from optsched.problem.columns import plain_numbers, real_column
 from optsched.problem.errors import InputError
 
 SLOS = {"slo_ttft": "ttft", "slo_tpot": "tpot", "slo_gap": "gap", "slo_latency": "latency"}
@@ -78,6 +78,4 @@ def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
 
 def plain_limits(column: NDArray[np.float64]) -> list[float | int | None]:
     """Return a column of limits as Python numbers, with None for no limit."""
-    return [
-        None if math.isinf(v) else int(v) if v.is_integer() else v for v in column.tolist()
-    ]  # fmt: skip
+    return [None if v == math.inf else v for v in plain_numbers(column)]

@@ -16,7 +16,7 @@ import numpy as np
 from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch
 from optsched.policies.base import Job
-from optsched.policies.engine.parts import joined
+from optsched.policies.fleet import joined
 from optsched.policies.routers import part_of
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY

@@ -54,7 +54,7 @@ from optsched.problem.kernel import njit
 BRAKES = ("q", "r", "c", "d", "p")
 """The parameters of the rule. The module's text says what they do."""
 _FIELDS = (
-    ("arrival", np.float64),
+    ("release", np.float64),
     ("rank", np.int64),  # its place in the order
     ("prefill", np.float64),  # time that its prefill adds to a batch
     ("finish", np.float64),

@@ -6,9 +6,9 @@ this module lazily: it loads numba.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy as np
 from optsched.judge import life
 from optsched.judge.life import Ints, record
 from optsched.judge.replay import read_start
-from optsched.policies.engine.parts import Part, joined
-from optsched.policies.runner import MAX_STALLED_BATCHES, Job, beyond_limits, endless
+from optsched.policies.fleet import Event, Fleet, Job, Part, Watch, joined
+from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
@@ -29,6 +29,9 @@ DONE = 0
 STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
 LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
+EVENT = 4  # what is watched for has happened at the end of the last batch
+
+FIRST_TOKEN, FINISH = int(Watch.FIRST_TOKEN), int(Watch.FINISH)
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
@@ -41,11 +44,12 @@ REQUEST, TOKENS = 0, 1
 tokens_left = njit(forecast.tokens_left)
 
 FIELDS = (
-    ("arrival", np.float64),
+    ("release", np.float64),  # from when on it may be processed
     ("band", np.int64),  # its place in the queue: ascending band, then key, then place
     ("key", np.float64),
     ("place", np.int64),
     ("gone", np.bool_),  # leaves the running requests: evicted or finished
+    ("first_at", np.float64),  # time of its first token
     ("finish", np.float64),  # time of its last token; infinite while it is unknown
 )
 """The fields of a request that every loop has beside those of its life."""
@@ -64,6 +68,7 @@ STATE = (
     ("since", np.int64),  # batches since the last completion
     ("longest", np.int64),  # output
     ("turns", np.int64),  # turns of the loop until it returns to look at the clock
+    ("watch", np.int64),  # kinds of events after which the loop returns (`Watch`)
     ("outcome", np.int64),
     ("about", np.int64),  # request that the outcome is about, or -1
     ("off_default", np.bool_),  # some batch does not start at the default time
@@ -99,7 +104,7 @@ class Columns(NamedTuple):
 def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
     """Return a record of `LIFE` and ``fields`` for each request, before anything has run."""
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
-    requests["arrival"] = instance.release
+    requests["release"] = instance.release
     return requests
 
 
@@ -155,15 +160,9 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
         raise endless(job, about, int(s.batches), float(s.now), reason)
 
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
-    return Part(
-        batches["start"],
-        batches["entries"],
-        entries[REQUEST],
-        entries[TOKENS],
-        batches["evicted"],
-        columns.evicted[: s.evicted],
-        bool(s.off_default),
-    )
+    ran = batches["entries"], entries[REQUEST], entries[TOKENS]
+    evictions = batches["evicted"], columns.evicted[: s.evicted]
+    return Part(batches["start"], *ran, *evictions, bool(s.off_default))
 
 
 def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
@@ -213,7 +212,7 @@ def direct(function: Any) -> Callable[..., Any]:
     return call
 
 
-class Compiled:
+class Compiled(Fleet):
     """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
 
     Parameters
@@ -232,8 +231,9 @@ class Compiled:
     def __init__(
         self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool
     ) -> None:
-        self.job, self.mode, self.requests, self.split = job, mode, requests, split
-        self.states, self.step = states, step
+        super().__init__(job, len(states))
+        self.mode, self.requests, self.split = mode, requests, split
+        self.states, self.loop = states, step
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
@@ -242,31 +242,53 @@ class Compiled:
         self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
         self.counts = [0] * len(states)
 
-    def assign(self, worker: int, request: int) -> None:
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """See `Fleet.assign`."""
+        if at is not None:
+            self.requests[request]["release"] = at
+            self.states[worker]["off_default"] = True
+
         self.queues[worker, self.counts[worker]] = request
         self.counts[worker] += 1
 
-    def advance(self, until: float) -> None:
-        """See `Fleet.advance`."""
-        for worker, state in enumerate(self.states):
-            count = self.counts[worker]
-            if self.done[worker][0] < count and self.now[worker][0] < until:
-                in_turns(self.job, state, partial(self._run, worker, until))
+    def clock(self, worker: int) -> float:
+        """See `Fleet.clock`."""
+        open_requests = self.done[worker][0] < self.counts[worker]
+        return float(self.now[worker][0]) if open_requests else math.inf
 
-    def _run(self, worker: int, until: float) -> None:
-        queue = self.queues[worker, : self.counts[worker]]
-        self.columns[worker] = self.step(
-            worker, self.states[worker], queue, self.columns[worker], until
-        )
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+        """See `Fleet.step`."""
+        state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
+        state["watch"] = watch
 
-    def schedule(self) -> Schedule:
-        """See `Fleet.schedule`."""
-        parts = [
+        def run() -> None:
+            self.columns[worker] = self.loop(worker, state, queue, self.columns[worker], until)
+
+        in_turns(self.job, state, run)
+        if state[0].outcome != EVENT:
+            return []
+
+        state["outcome"] = DONE
+        return self._last_events(worker, watch)
+
+    def _last_events(self, worker: int, watch: Watch) -> list[Event]:
+        """Return what has happened at the end of the last batch of a worker."""
+        s, columns = self.states[worker][0], self.columns[worker]
+        first = columns.batches["entries"][s.batches - 2] if s.batches > 1 else 0
+        ran = columns.entries[REQUEST, first : s.entries]
+        return [
+            Event(int(i), kind, float(s.now))
+            for kind, name in ((Watch.FIRST_TOKEN, "first_at"), (Watch.FINISH, "finish"))
+            if watch & kind
+            for i in ran[self.requests[name][ran] == s.now]
+        ]
+
+    def parts(self) -> list[Part]:
+        """See `Fleet.parts`."""
+        return [
             part_of(self.job, self.requests, state, columns, split=self.split)
             for state, columns in zip(self.states, self.columns, strict=True)
         ]
-        return joined(self.job, self.mode, parts)
 
 
 @njit
@@ -379,7 +401,7 @@ def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
         return -1
 
     i = by_arrival[s.arrived]
-    if requests[i].arrival > s.now:
+    if requests[i].release > s.now:
         return -1
 
     s.arrived += 1
@@ -392,7 +414,7 @@ def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
     if s.arrived == by_arrival.shape[0]:
         return False
 
-    s.now = requests[by_arrival[s.arrived]].arrival
+    s.now = requests[by_arrival[s.arrived]].release
     return True
 
 
@@ -408,6 +430,25 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     b.entries = s.entries
     b.evicted = s.evicted
     s.batches += 1
+
+
+@njit
+def note(r: Any, s: Any) -> bool:
+    """Note the time of a token that the batch produced. Return whether it is the request's last."""
+    if r.produced == 1:
+        r.first_at = s.now
+        if s.watch & FIRST_TOKEN:
+            s.outcome = EVENT
+
+    if r.produced < r.output:
+        return False
+
+    r.gone = True
+    r.finish = s.now
+    if s.watch & FINISH:
+        s.outcome = EVENT
+
+    return True
 
 
 @njit

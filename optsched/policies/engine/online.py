@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.engine.parts import Part, joined
+from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Part, Watch
 from optsched.policies.runner import (
     MAX_STALLED_BATCHES,
-    Fleet,
-    Job,
     Runner,
     beyond_limits,
     endless,
     waiting_rank,
 )
 from optsched.problem.errors import InputError, PolicyError
-from optsched.problem.schedule import EvictMode, Schedule, read_start
+from optsched.problem.schedule import EvictMode, read_start
 from optsched.workloads.predict import estimates, forecast_of
 
 
@@ -50,29 +48,11 @@ class Online(Runner):
         `Fleet.advance` raises a `PolicyError` if the object raises, names an unknown request or
         answers anything but a valid batch.
         """
-        return _Asked(self.policy, job, workers)
+        if workers == 1:
+            return _Loop(self.policy, job, job.seed)
 
-
-class _Asked:
-    """A `Fleet` of workers that ask policy objects."""
-
-    def __init__(self, policy: Policy, job: Job, workers: int) -> None:
-        self.job = job
-        self.finish = np.full(job.instance.n, np.inf)
-        self.loops = [
-            _Loop(policy if workers == 1 else deepcopy(policy), job, self.finish, seed)
-            for seed in ([job.seed] if workers == 1 else [[job.seed, w] for w in range(workers)])
-        ]
-
-    def assign(self, worker: int, request: int) -> None:
-        self.loops[worker].by_arrival.append(request)
-
-    def advance(self, until: float) -> None:
-        for loop in self.loops:
-            loop.run(until)
-
-    def schedule(self) -> Schedule:
-        return joined(self.job, self.loops[0].mode, [loop.part() for loop in self.loops])
+        seeds = [[job.seed, w] for w in range(workers)]
+        return MixedFleet(job, [_Loop(deepcopy(self.policy), job, seed) for seed in seeds])
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -86,54 +66,43 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
-class _Loop:
-    """The state of a run: what the policy is shown, and the schedule so far."""
+class _Loop(Fleet):
+    """A worker that asks a policy object: what the object is shown, and the schedule so far."""
 
-    def __init__(
-        self, policy: Policy, job: Job, finish: NDArray[np.float64], seed: int | list[int]
-    ) -> None:
-        self.finish = finish
-        self.policy, self.job, self.mode = policy, job, evict_mode_of(policy, job)
+    def __init__(self, policy: Policy, job: Job, seed: Any) -> None:
+        super().__init__(job, 1)
+        self.policy, self.mode = policy, evict_mode_of(policy, job)
         instance, n = job.instance, job.instance.n
+        self.finish = np.full(n, np.inf)
+        self.release = instance.release.copy()
         self.predicted, _ = estimates(instance)
         self.forecast = forecast_of(instance)
-        self.arrival = instance.release
+        self.watch, self.events = Watch.NONE, list[Event]()
         self.by_arrival: list[int] = []  # requests assigned so far
         self.place = waiting_rank("arrival", instance, self.predicted, job.cost)
         self.waiting: list[int] = []
         self.running: list[int] = []
-        self.seen = np.zeros(n, dtype=np.int64)  # most tokens that each has ever produced
+        self.seen = np.zeros(n, dtype=np.int64)  # max tokens that each has ever produced
         self.generator = np.random.default_rng(seed)
 
-        def unknown(dtype: type) -> NDArray[Any]:
-            return np.full(n, -1, dtype=dtype)
+        self.truth = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}
+        if instance.predicted_lower is not None and instance.predicted_upper is not None:
+            self.truth["predicted_lower"] = instance.predicted_lower
+            self.truth["predicted_upper"] = instance.predicted_upper
 
+        self.generated, self.cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.decoding, self.remaining = np.zeros(n, dtype=np.bool_), np.full(n, -1.0)
         self.shown: dict[str, NDArray[Any]] = {
-            "arrival": unknown(np.float64),
-            "prompt_tokens": unknown(np.int64),
-            "predicted": unknown(np.int64),
-            "remaining": unknown(np.float64),
-            "generated": np.zeros(n, dtype=np.int64),
-            "cached": np.zeros(n, dtype=np.int64),
-            "decoding": np.zeros(n, dtype=np.bool_),
+            "arrival": np.full(n, -1.0),
+            "remaining": self.remaining,
+            "generated": self.generated,
+            "cached": self.cached,
+            "decoding": self.decoding,
+            **{name: np.full(n, -1, dtype=np.int64) for name in self.truth},
         }
-        truth: dict[str, NDArray[Any] | None] = {
-            "arrival": self.arrival + instance.first_arrival,
-            "prompt_tokens": instance.prompt_tokens,
-            "predicted": self.predicted,
-            "predicted_lower": instance.predicted_lower,
-            "predicted_upper": instance.predicted_upper,
-        }
-        self.truth = {name: column for name, column in truth.items() if column is not None}
-        for name in self.truth:
-            self.shown.setdefault(name, unknown(np.int64))
-
         self.public = {name: column.view() for name, column in self.shown.items()}
         for column in self.public.values():
             column.setflags(write=False)
-
-        self.generated, self.cached = self.shown["generated"], self.shown["cached"]
-        self.decoding, self.remaining = self.shown["decoding"], self.shown["remaining"]
 
         self.offsets, self.evicted_offsets = [0], [0]
         self.request: list[int] = []
@@ -144,14 +113,23 @@ class _Loop:
         self.done = self.arrived = self.since = 0
         self.off_default = False
 
-    def run(self, until: float) -> None:
-        """Decide about all batches of the assigned requests that begin before a time."""
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
+        if at is not None:
+            self.release[request], self.off_default = at, True
+
+        self.by_arrival.append(request)
+
+    def clock(self, worker: int) -> float:
+        return self.now if self.done < len(self.by_arrival) else math.inf
+
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         longest = int(self.job.instance.output_tokens.max())
-        while self.done < len(self.by_arrival) and self.now < until:
+        self.watch, self.events = watch, []
+        while self.done < len(self.by_arrival) and self.now < until and not self.events:
             self.job.budget.check(f"policy {self.job.name!r} ran")
             self.arrive()
             if not self.running and not self.waiting:
-                self.now = float(self.arrival[self.by_arrival[self.arrived]])
+                self.now = float(self.release[self.by_arrival[self.arrived]])
                 continue
 
             batch = self.ask()
@@ -171,22 +149,22 @@ class _Loop:
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
             elif self.arrived < len(self.by_arrival):
-                self.now = float(self.arrival[self.by_arrival[self.arrived]])
+                self.now = float(self.release[self.by_arrival[self.arrived]])
             elif until < math.inf:  # the next request may change that
                 break
             else:
                 self.stuck()
 
-    def part(self) -> Part:
-        return Part(
-            np.array(self.start, dtype=np.float64),
-            np.array(self.offsets[1:], dtype=np.int64),
-            np.array(self.request, dtype=np.int64),
-            np.array(self.tokens, dtype=np.int64),
-            np.array(self.evicted_offsets[1:], dtype=np.int64),
-            np.array(self.evicted, dtype=np.int64),
-            self.off_default,
-        )
+        return self.events
+
+    def parts(self) -> list[Part]:
+        def columns(*values: list[int]) -> list[NDArray[np.int64]]:
+            return [np.array(one, dtype=np.int64) for one in values]
+
+        entries = columns(self.offsets[1:], self.request, self.tokens)
+        evictions = columns(self.evicted_offsets[1:], self.evicted)
+        start = np.array(self.start, dtype=np.float64)
+        return [Part(start, *entries, *evictions, self.off_default)]  # type: ignore[call-arg, arg-type]
 
     def stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
@@ -207,9 +185,10 @@ class _Loop:
     def arrive(self) -> None:
         while (
             self.arrived < len(self.by_arrival)
-            and self.arrival[self.by_arrival[self.arrived]] <= self.now
+            and self.release[self.by_arrival[self.arrived]] <= self.now
         ):
             i = self.by_arrival[self.arrived]
+            self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
             for name, column in self.truth.items():
                 self.shown[name][i] = column[i]
 
@@ -288,7 +267,7 @@ class _Loop:
 
     def process(self, batch: Batch) -> None:
         origin = self.job.instance.clock_origin
-        default = max(self.end, max(self.arrival[i] for i in batch.tokens))
+        default = max(self.end, max(self.release[i] for i in batch.tokens))
         written = origin + self.now
         self.now = read_start(written, default, origin)
         self.off_default = self.off_default or self.now != default
@@ -319,7 +298,10 @@ class _Loop:
     def produce(self, i: int) -> None:
         self.decoding[i] = True
         self.generated[i] += 1
+        if self.generated[i] == 1:
+            self.note(i, Watch.FIRST_TOKEN)
         if self.generated[i] == self.job.instance.output_tokens[i]:
+            self.note(i, Watch.FINISH)
             self.running.remove(i)
             self.finish[i] = self.now
             self.done += 1
@@ -329,3 +311,7 @@ class _Loop:
 
         self.seen[i] = max(self.seen[i], self.generated[i])
         self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])
+
+    def note(self, i: int, kind: Watch) -> None:
+        if self.watch & kind:
+            self.events.append(Event(i, kind, self.now))

@@ -178,7 +178,7 @@ def _choose(
             prefills -= work
             sums = add_prefill(sums, work, r.cached)
 
-        latest = max(latest, r.arrival)
+        latest = max(latest, r.release)
         common.add_entry(entries, s, i, work)
 
     s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
@@ -254,10 +254,8 @@ def _process(
         r = requests[i]
         if not life.advance(r, entries[TOKENS, k]):
             continue
-        if r.produced == r.output:
+        if common.note(r, s):
             finished += 1
-            r.gone = True
-            r.finish = s.now
             continue
 
         r.seen = max(r.seen, r.produced)

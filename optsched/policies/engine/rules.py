@@ -44,7 +44,6 @@ REQUEST_FIELDS = (
     ("tie", np.float64),
     ("promoted", np.bool_),
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
-    ("first_at", np.float64),  # time of its first token
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
 )
 
@@ -270,7 +269,7 @@ def _decode_all(
     at, latest = s.entries, s.latest
     for k in range(s.running):
         r = requests[running[k]]
-        latest = max(latest, r.arrival)
+        latest = max(latest, r.release)
         entries[REQUEST, at + k] = running[k]
         entries[TOKENS, at + k] = 1
         sums = add_decode(sums, r.cached)
@@ -524,7 +523,7 @@ def _form(
                 closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
 
             r.in_batch = s.batches + 1
-            s.latest = max(s.latest, r.arrival)
+            s.latest = max(s.latest, r.release)
             add_entry(entries, s, i, c)
 
     return sums
@@ -633,12 +632,8 @@ def _process(
             completed -= 1
             continue
 
-        if r.produced == 1:
-            r.first_at = s.now
-        if r.produced == r.output:
+        if common.note(r, s):
             finished += 1
-            r.gone = True
-            r.finish = s.now
             free(s, r, settings.limits)
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import BatchCost, CostModel, cost_for
+from optsched.costs.cost import BatchCost
+from optsched.costs.machine import Hardware, machines_of
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
+from optsched.policies.routers import Routed
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import OptschedError, PolicyError
+from optsched.problem.errors import OptschedError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
@@ -27,7 +29,7 @@ MAX_ENTRIES = 1 << 28
 def simulate(
     instance: Instance,
     policy: str | Scheduler,
-    cost_model: CostModel | str | Path | None = None,
+    cost_model: Hardware = None,
     *,
     seed: int = 0,
     predictor: Predictor | None = None,
@@ -42,8 +44,9 @@ def simulate(
     policy : str, Rules, Windows or Policy
         A specification (``"mc-sf"``, ``"vllm:eviction_free=true"``, ``"mine.py:MyPolicy"``), a
         scheduler as data (compiled), or an object with ``batch(view) -> Batch``.
-    cost_model : BatchCost or str, optional
-        The batch times. An instance in seconds needs one.
+    cost_model : BatchCost, str, path or sequence of Machine, optional
+        The batch times. An instance in seconds needs one. Or the machine of each worker behind the
+        policy's router, in place of the instance's KV capacity and limits.
     seed : int
         Seed of policies and predictors that draw at random.
     predictor : str, callable or array_like, optional
@@ -72,9 +75,10 @@ def simulate(
         not allow the instance (`optsched.policies.allows`); or if a policy object raises, names an
         unknown request or answers anything but a valid batch.
     InputError, UsageError
-        If the policy is unknown, or if the cost model does not fit the instance.
+        If the policy is unknown, if the cost model does not fit the instance, if a request can
+        never run on one of the machines, or if the policy has another number of workers.
     """
-    cost = cost_for(instance, cost_model)
+    machines = machines_of(instance, cost_model)
     name = policy if isinstance(policy, str) else type(policy).__name__
     made: Scheduler
 
@@ -102,7 +106,19 @@ def simulate(
         )
 
     # The schedule is one of the instance without the predictions and the SLOs that were given.
-    return runner.run(Job(told, instance, cost, seed, name, budget))
+    job = Job(told, instance, machines[0].cost, seed, name, budget)
+    if not isinstance(cost_model, Sequence) or isinstance(cost_model, str):
+        return runner.run(job)
+
+    if not isinstance(runner, Routed):
+        runner = Routed(runner, len(machines))
+    if runner.workers != len(machines):
+        raise UsageError(
+            f"policy {name!r}: found {runner.workers} workers; expected {len(machines)}, one on "
+            "each machine"
+        )
+
+    return runner.run(replace(job, machines=machines))
 
 
 def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | None:

@@ -214,7 +214,7 @@ def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> S
         else:
             sums = add_prefill(sums, r.tokens, r.cached)
 
-        s.latest = max(s.latest, r.arrival)
+        s.latest = max(s.latest, r.release)
         add_entry(entries, s, running[k], r.tokens)
 
     return sums
@@ -229,10 +229,8 @@ def _process(
     for k in range(first, s.entries):
         r = requests[entries[REQUEST, k]]
         r.tokens = 0
-        if life.advance(r, entries[TOKENS, k]) and r.produced == r.output:
+        if life.advance(r, entries[TOKENS, k]) and common.note(r, s):
             finished += 1
-            r.gone = True
-            r.finish = s.now
             free(s, r, limits)
 
     common.after_batch(requests, running, s, finished)

@@ -73,7 +73,7 @@ class Settings(NamedTuple):
 def _queue(requests: Records, worker: np.record, line: Ints, i: int, settings: Settings) -> None:
     """Rank a request, and let it wait in its worker's queue."""
     r = requests[i]
-    r.key = settings.aging * r.arrival
+    r.key = settings.aging * r.release
     if settings.order == REMAINING:
         every, offsets, remaining = settings.every, settings.offsets, settings.remaining
         r.key += common.tokens_left(every, offsets, remaining, i, r.seen, r.produced)
@@ -301,7 +301,7 @@ def run(
     by_arrival = np.argsort(requests["place"])
     while s.done < n and s.turns > 0:
         s.turns -= 1
-        s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].arrival
+        s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].release
         for w in range(workers):
             s.now = min(s.now, machines[w].until)
         for w in range(workers):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.judge.timeline import DECODE, EVICTED, PHASES, PREFILL, REFILL, SEPARATE
+from optsched.judge.spans import DECODE, EVICTED, PHASES, PREFILL, REFILL
+from optsched.judge.timeline import SEPARATE
 from optsched.show.plot import style
 from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, legend, plain
 

@@ -1,0 +1,124 @@
+"""Machines: what each worker of a fleet can hold and do, and how long its batches take."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for, load_cost_model
+from optsched.problem.columns import INT64_MAX, whole_number
+from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance, Limits
+
+Role = Literal["mixed", "prefill", "decode"]
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A worker of a fleet.
+
+    Parameters
+    ----------
+    kv_capacity : int
+        Maximum number of KV tokens that it holds at any time.
+    cost_model : BatchCost, str or path, optional
+        Its batch times, or the name or file of them. None: every batch takes one round.
+    limits : Limits
+        Hard limits of each of its batches.
+    role : {"mixed", "prefill", "decode"}
+        What it is for. Only ``"mixed"`` can be scheduled so far.
+
+    Raises
+    ------
+    InputError
+        A capacity that is not an integer >= 1, or an unknown role or cost model.
+    """
+
+    kv_capacity: int
+    cost_model: CostModel | str | Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    role: Role = "mixed"
+
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            roles = ", ".join(get_args(Role))
+            raise InputError(f"machine: role: found {self.role!r}; expected one of {roles}")
+
+        capacity = whole_number(self.kv_capacity, "machine: kv_capacity", 1, INT64_MAX)
+        object.__setattr__(self, "kv_capacity", capacity)
+
+    @property
+    def cost(self) -> CostModel:
+        """The cost model, loaded."""
+        given = self.cost_model
+        if isinstance(given, (str, Path)):
+            given = load_cost_model(given)
+            object.__setattr__(self, "cost_model", given)
+
+        return UnitCost() if given is None else given
+
+
+Hardware = CostModel | str | Path | Sequence[Machine] | None
+"""A cost model, or the name or file of one; or the machine of each worker."""
+
+
+def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
+    """Return the machine of each worker, or the instance's one, which all workers have.
+
+    Parameters
+    ----------
+    instance : Instance
+    given : BatchCost, str, path or sequence of Machine, optional
+        A cost model, or the machines.
+
+    Returns
+    -------
+    tuple of Machine
+
+    Raises
+    ------
+    UsageError
+        There are no machines, one has a role, or a cost model does not fit the instance's unit.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return (Machine(instance.kv_capacity, cost_for(instance, given), instance.limits),)
+
+    machines = tuple(given)
+    if not machines:
+        raise UsageError("machines: found none; expected one or more")
+
+    for w, machine in enumerate(machines):
+        if machine.role != "mixed":
+            raise UsageError(
+                f"machines: machine {w}: found role {machine.role!r}; expected 'mixed'"
+            )
+        if isinstance(machine.cost, UnitCost) != instance.in_rounds:
+            expected = "none, in rounds" if instance.in_rounds else "one, in seconds"
+            found = "none" if machine.cost_model is None else f"{machine.cost.name!r}"
+            raise UsageError(
+                f"machines: machine {w}: cost_model: found {found}; expected {expected}"
+            )
+
+    return machines
+
+
+def digest_of(machines: Sequence[Machine]) -> str | None:
+    """Return the digest of the cost models of machines.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+
+    Returns
+    -------
+    str or None
+        That of the one that all have, or else one of all in order. None in rounds.
+    """
+    digests = [one.cost.sha256 for one in machines if isinstance(one.cost, BatchCost)]
+    if len(set(digests)) < 2:
+        return digests[0] if digests else None
+
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -1,0 +1,267 @@
+"""What the judge has derived from a schedule: times, memory and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.machine import Machine
+from optsched.problem.instance import Instance
+from optsched.problem.markup import number, table
+from optsched.problem.metrics import derive, time_words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """Times of requests and batches since the first arrival, in the instance's unit.
+
+    Arrays are int64 in rounds and float64 in seconds.
+
+    Parameters
+    ----------
+    release : ndarray, shape (n,)
+        Time from which on each request might be processed: its arrival.
+    first_start : ndarray, shape (n,)
+        Start of the first batch that processed each request.
+    first_token, finish : ndarray, shape (n,)
+        End of the batches that produced its first and its last output token. Tokens that a
+        restart discards do not count.
+    batch_start, batch_end : ndarray, shape (batches,)
+        Start and end of each batch. For a schedule of starts, these are the longest intervals
+        in which the same requests run.
+    """
+
+    release: NDArray[Any]
+    first_start: NDArray[Any]
+    first_token: NDArray[Any]
+    finish: NDArray[Any]
+    batch_start: NDArray[Any]
+    batch_end: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Times, memory and metrics of a schedule that the judge accepted.
+
+    Times are in the instance's unit (rounds or seconds), KV in tokens.
+
+    Parameters
+    ----------
+    instance : Instance
+    kind : {"starts", "batches"}
+        Kind of the judged schedule.
+    clock : Clock
+        Times since the first arrival. Latencies are computed from these, since a time stamp with
+        a late origin has too few digits left for small differences.
+    served : ndarray, shape (n,)
+        Total time of the batches that processed each request.
+    evictions : ndarray of int64, shape (n,)
+        Number of times that each request lost its KV.
+    pauses : ndarray of int64, shape (n,)
+        Number of times that a request held KV while its worker ran a batch without it or stood
+        idle, counted since its last eviction.
+    batch_kv : ndarray of int64, shape (batches,)
+        KV held after each batch, including requests that finish in it. For a schedule of starts,
+        KV held at the end of the interval, where it is largest.
+    workers : int
+        Number of workers.
+    machines : tuple of Machine
+        The machine of each worker, or one that all have.
+    mean_kv : float
+        Mean KV held, weighted by batch time.
+    busy_batches : int
+        Number of batches, or of rounds in which something runs.
+    split_prefill : bool
+        Whether some prefill was processed in chunks.
+    gap : ndarray of float64, shape (n,)
+        Largest time between two output tokens of each request in succession. Tokens that a restart
+        discards do not count. NaN for a single output token.
+    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
+        SLOs of every request, in place of those of the instance (`evaluate`).
+    ttft_weight : float, optional
+        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
+    """
+
+    instance: Instance
+    kind: str
+    clock: Clock
+    served: NDArray[Any]
+    evictions: NDArray[np.int64]
+    pauses: NDArray[np.int64]
+    batch_kv: NDArray[np.int64]
+    workers: int
+    machines: tuple[Machine, ...]
+    mean_kv: float
+    busy_batches: int
+    gap: NDArray[np.float64]
+    split_prefill: bool = False
+    slo_ttft: float | None = None
+    slo_tpot: float | None = None
+    slo_gap: float | None = None
+    slo_latency: float | None = None
+    ttft_weight: float | None = None
+
+    def __repr__(self) -> str:
+        unit, metrics = f"{self.instance.time_unit}s", self.metrics
+        return (
+            f"<Evaluation {self.instance.name!r}: tel {metrics['tel']} {unit}, makespan "
+            f"{metrics['makespan']} {unit}, peak_kv {metrics['peak_kv']} of "
+            f"{self.instance.kv_capacity} tokens, {metrics['evictions']} evictions>"
+        )
+
+    def _repr_html_(self) -> str:
+        unit, metrics = time_words(self.instance.time_unit), self.metrics
+        rows: list[tuple[Any, ...]] = [
+            (name, metrics[f"mean_{key}"], *(metrics[f"p{q}_{key}"] for q in (50, 90, 99)))
+            for name, key in ((f"latency [{unit}]", "latency"), (f"TTFT [{unit}]", "ttft"))
+        ]
+        tpot = (metrics["mean_tpot"], None, None, metrics["p99_tpot"])
+        rows.append((f"TPOT [{unit}/token]", *tpot))
+        below = (
+            f"total latency {number(metrics['tel'])} {unit}, makespan "
+            f"{number(metrics['makespan'])} {unit}, peak KV {number(metrics['peak_kv'])} of "
+            f"{self.instance.kv_capacity:,} tokens, {number(metrics['batches'])} batches, "
+            f"{number(metrics['evictions'])} evictions"
+        )
+        title = f"Evaluation on {self.instance.name}"
+
+        return table(title, ("", "mean", "p50", "p90", "p99"), rows, below)
+
+    @property
+    def release_times(self) -> NDArray[Any]:
+        """Time from which on each request might be processed, shape (n,): its arrival."""
+        return self.instance.release_times  # given, so not `clock.release` with its rounding
+
+    @cached_property
+    def first_start(self) -> NDArray[Any]:
+        """Time at which each request was first processed, shape (n,)."""
+        return self.instance.at(self.clock.first_start)
+
+    @cached_property
+    def first_token(self) -> NDArray[Any]:
+        """Time at which each request's first output token was produced, shape (n,)."""
+        return self.instance.at(self.clock.first_token)
+
+    @cached_property
+    def finish(self) -> NDArray[Any]:
+        """Time at which each request's last output token was produced, shape (n,)."""
+        return self.instance.at(self.clock.finish)
+
+    @cached_property
+    def batch_start(self) -> NDArray[Any]:
+        """Start of each batch, or of each interval (see `Clock`), shape (batches,)."""
+        return self.instance.at(self.clock.batch_start)
+
+    @cached_property
+    def batch_end(self) -> NDArray[Any]:
+        """End of each batch, or of each interval (see `Clock`), shape (batches,)."""
+        return self.instance.at(self.clock.batch_end)
+
+    @property
+    def span(self) -> Any:
+        """Time from the first arrival to the last completion."""
+        return self.clock.finish.max()
+
+    @cached_property
+    def latency(self) -> NDArray[Any]:
+        """Finish minus arrival of each request, shape (n,)."""
+        return self.clock.finish - self.clock.release
+
+    @cached_property
+    def ttft(self) -> NDArray[Any]:
+        """Time from arrival to the first output token of each request, shape (n,)."""
+        return self.clock.first_token - self.clock.release
+
+    @cached_property
+    def tpot(self) -> NDArray[np.float64]:
+        """Time per output token after the first, shape (n,); NaN for a single output token."""
+        steps = (self.instance.output_tokens - 1).astype(np.float64)
+        steps[steps == 0] = np.nan
+        return np.asarray((self.clock.finish - self.clock.first_token) / steps, dtype=np.float64)
+
+    @cached_property
+    def queuing_delay(self) -> NDArray[Any]:
+        """Time from arrival to the start of each request's first batch, shape (n,)."""
+        return self.clock.first_start - self.clock.release
+
+    @cached_property
+    def waiting(self) -> NDArray[Any]:
+        """Latency of each request less the time of the batches that processed it, shape (n,)."""
+        return np.maximum(self.latency - self.served, 0)  # 0 may come out as -1e-16
+
+    @property
+    def preemptions(self) -> int:
+        """Number of pauses and evictions of running requests, over all requests."""
+        return int(self.pauses.sum() + self.evictions.sum())
+
+    @property
+    def outside_reason(self) -> str | None:
+        """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
+
+        A schedule with restarts is covered. Dropping every run of a request but its last leaves
+        an uninterrupted schedule with the same completions and no more KV. Not covered are
+        schedules that pause a request while it holds KV, use several workers, or split a prefill
+        under a token limit.
+        """
+        if not self.instance.in_rounds:
+            return "the instance is in seconds"
+        if self.workers > 1:
+            return f"it uses {self.workers} workers"
+        if self.pauses.any():
+            return "it pauses running requests, which the round model's optimum may not do"
+
+        limits = self.instance.limits
+        if self.split_prefill and (limits.max_batch_tokens or limits.max_prefill_tokens):
+            return "it splits prefills under a token limit, which the optimum may not do"
+
+        return None
+
+    @property
+    def covered_by_hindsight(self) -> bool:
+        """Whether bounds on the hindsight optimum in rounds are bounds on this schedule too."""
+        return self.outside_reason is None
+
+    @cached_property
+    def metrics(self) -> dict[str, float | int | None]:
+        """Every metric of `optsched.problem.metrics.TABLE` by name; None where it is unknown.
+
+        ``tel`` is the sum of latencies and ``makespan`` the last completion. ``tps`` counts
+        output tokens per time unit from the first arrival to the last completion.
+        ``mean_waiting`` is the mean time in no batch: the queuing delay and later interruptions.
+        ``mean_kv`` is weighted by batch time. ``slo_attainment`` is the share of requests within
+        all their SLOs, and ``slo_goodput`` their number per time unit. Percentiles are
+        interpolated linearly.
+        """
+        return derive(self)
+
+    def table(self) -> pd.DataFrame:
+        """Return a table of requests with their sizes, times, latencies, delays and evictions.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per request. Times are in the instance's unit.
+        """
+        import pandas as pd
+
+        instance = self.instance
+        names = (
+            *("first_start", "first_token", "finish", "latency", "ttft", "tpot", "gap"),
+            *("queuing_delay", "waiting", "evictions", "pauses"),
+        )
+        return pd.DataFrame(
+            {
+                "id": list(instance.id) if instance.id is not None else range(instance.n),
+                "arrival": self.release_times,
+                "prompt_tokens": instance.prompt_tokens,
+                "output_tokens": instance.output_tokens,
+                **{name: getattr(self, name) for name in names},
+            }
+        )

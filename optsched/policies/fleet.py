@@ -1,0 +1,358 @@
+"""What a scheduler is run on, and the workers that run it in steps as requests are handed out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntFlag
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.costs.cost import CostModel
+from optsched.costs.machine import Machine, digest_of
+from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import EvictMode, Schedule, from_batches
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a scheduler is run on.
+
+    Parameters
+    ----------
+    instance : Instance
+        The instance as the scheduler sees it, with the predictions.
+    problem : Instance
+        The same requests without added predictions. The schedule is one of this instance.
+    cost : CostModel
+        It gives the time of every batch.
+    seed : int or list of int
+        Seed of random decisions.
+    name : str
+        The scheduler's name in error messages.
+    budget : Budget
+        Once it is over, the run ends with an `OutOfTimeError`.
+    machines : tuple of Machine
+        The machine of each worker. Empty: each has the instance's capacity and limits and ``cost``.
+    """
+
+    instance: Instance
+    problem: Instance
+    cost: CostModel
+    seed: int | list[int] = 0
+    name: str = "policy"
+    budget: Budget = NO_LIMIT
+    machines: tuple[Machine, ...] = ()
+
+    def on(self, worker: int) -> Job:
+        """Return the job of one of the workers, whose machine is that of its instances.
+
+        Parameters
+        ----------
+        worker : int
+
+        Returns
+        -------
+        Job
+
+        Raises
+        ------
+        InputError
+            A request can never run on this machine.
+        """
+        if not self.machines:
+            return self
+
+        machine, seed = self.machines[worker], self.seed
+        put = {"kv_capacity": machine.kv_capacity, "limits": machine.limits}
+        try:
+            instance, problem = (replace(one, **put) for one in (self.instance, self.problem))  # type: ignore[arg-type]
+        except InputError as error:
+            raise InputError(f"machines: machine {worker}: {error}") from None
+
+        if isinstance(seed, int) and len(self.machines) > 1:
+            seed = [seed, worker]
+
+        return replace(
+            self, instance=instance, problem=problem, cost=machine.cost, seed=seed, machines=()
+        )
+
+
+class Part(NamedTuple):
+    """What one worker ran, batch by batch.
+
+    Attributes
+    ----------
+    start : ndarray of float64, shape (batches,)
+        Start of each batch, as a schedule holds it.
+    entries, evicted_until : ndarray of int64, shape (batches,)
+        Entries, and evictions, of each batch and of all before it.
+    request, tokens, evicted : ndarray of int
+        The columns of a `Schedule`.
+    off_default : bool
+        Whether some batch does not start as early as it can.
+    """
+
+    start: NDArray[np.float64]
+    entries: NDArray[np.int64]
+    request: NDArray[Any]
+    tokens: NDArray[Any]
+    evicted_until: NDArray[np.int64]
+    evicted: NDArray[np.int64]
+    off_default: bool
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
+NO_PART = Part(np.empty(0), _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, False)
+"""What a worker without requests ran."""
+
+
+class Watch(IntFlag):
+    """The kinds of events at which a simulation can stop."""
+
+    NONE = 0
+    FIRST_TOKEN = 1
+    FINISH = 2
+
+
+class Event(NamedTuple):
+    """Something that a simulation was watched for.
+
+    Attributes
+    ----------
+    request : int
+    kind : Watch
+        A request that restarts produces a first token again.
+    time : float
+        Time since the first arrival: the end of a batch.
+    """
+
+    request: int
+    kind: Watch
+    time: float
+
+
+class Fleet:
+    """Workers that run one scheduler each, in steps, while a router hands them requests.
+
+    Parameters
+    ----------
+    job : Job
+    workers : int
+
+    Attributes
+    ----------
+    mode : {"restart", "recompute"}
+        What an eviction loses.
+    finish : ndarray of float64, shape (n,)
+        Time of each request's last token since the first arrival, infinite while it is unknown.
+    """
+
+    mode: EvictMode
+    finish: NDArray[np.float64]
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self.job, self.workers = job, workers
+        self._events: list[tuple[float, int, Event]] = []  # a heap of those that lie ahead
+        self._count = 0
+
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
+        """Hand a request to a worker. Requests come in the order of their releases.
+
+        Parameters
+        ----------
+        worker, request : int
+        at : float, optional
+            Its release, since the first arrival; None: as the instance gives it. No worker has
+            gone on to a batch that begins later than the last event or ``until`` of `advance`.
+        """
+        raise NotImplementedError
+
+    def clock(self, worker: int) -> float:
+        """Return when a worker decides next.
+
+        Parameters
+        ----------
+        worker : int
+
+        Returns
+        -------
+        float
+            Time since the first arrival; infinite if all of its requests are done.
+        """
+        raise NotImplementedError
+
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+        """Let a worker decide about all batches that begin before a time, or up to an event.
+
+        Parameters
+        ----------
+        worker : int
+        until : float
+        watch : Watch
+
+        Returns
+        -------
+        list of Event
+            What happened at the end of its last batch.
+        """
+        raise NotImplementedError
+
+    def parts(self) -> list[Part]:
+        """Return what each worker ran.
+
+        Returns
+        -------
+        list of Part
+        """
+        raise NotImplementedError
+
+    def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
+        """Let every worker decide about all batches that begin before a time, or up to an event.
+
+        Parameters
+        ----------
+        until : float
+            Time since the first arrival.
+        watch : Watch
+            Kinds of events.
+
+        Returns
+        -------
+        Event or None
+            The next event up to this time. Then no worker has decided about a batch that begins
+            later. None if there is none, or nothing is watched.
+        """
+        if not watch:
+            for worker in range(self.workers):
+                if self.clock(worker) < until:
+                    self.step(worker, until, watch)
+
+            return None
+
+        blocked: set[int] = set()
+        while True:
+            limit = min(until, self._events[0][0]) if self._events else until
+            clocks = sorted((self.clock(w), w) for w in range(self.workers) if w not in blocked)
+            if not clocks or clocks[0][0] >= limit:
+                break
+
+            # The last worker goes on up to the next one's clock: then batches begin in the order
+            # of time, and an event that is found cannot come after a batch that it might change.
+            now, worker = clocks[0]
+            ahead = min(limit, clocks[1][0]) if len(clocks) > 1 else limit
+            for event in self.step(worker, max(ahead, math.nextafter(now, math.inf)), watch):
+                self._count += 1
+                heappush(self._events, (event.time, self._count, event))
+
+            if self.clock(worker) == now:
+                blocked.add(worker)  # until it is handed another request
+
+        if self._events and self._events[0][0] <= until:
+            return heappop(self._events)[-1]
+        if math.isinf(until):
+            self.advance(until)  # whoever is blocked is stuck
+
+        return None
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of all workers, which have run to the end.
+
+        Returns
+        -------
+        Schedule
+
+        Raises
+        ------
+        LoopError
+            A scheduler would go on for ever, or cannot go on.
+        """
+        return joined(self.job, self.mode, self.parts())
+
+
+class MixedFleet(Fleet):
+    """Workers on machines of their own, each of which is a fleet of one worker.
+
+    Parameters
+    ----------
+    job : Job
+    fleets : sequence of Fleet
+    """
+
+    def __init__(self, job: Job, fleets: Sequence[Fleet]) -> None:
+        super().__init__(job, len(fleets))
+        self.fleets, self.mode = fleets, fleets[0].mode
+        self.finish = np.full(job.instance.n, np.inf)
+
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
+        """See `Fleet.assign`."""
+        self.fleets[worker].assign(0, request, at)
+
+    def clock(self, worker: int) -> float:
+        """See `Fleet.clock`."""
+        return self.fleets[worker].clock(0)
+
+    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+        """See `Fleet.step`."""
+        events = self.fleets[worker].step(0, until, watch)
+        np.minimum(self.finish, self.fleets[worker].finish, out=self.finish)
+        return events
+
+    def parts(self) -> list[Part]:
+        """See `Fleet.parts`."""
+        return [part for fleet in self.fleets for part in fleet.parts()]
+
+
+def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
+    """Return the schedule of workers: their batches sorted by start, ties by worker.
+
+    Parameters
+    ----------
+    job : Job
+    mode : {"restart", "recompute"}
+    parts : sequence of Part
+        What each worker ran.
+
+    Returns
+    -------
+    Schedule
+    """
+    problem = job.problem
+    start = np.concatenate([part.start for part in parts])
+    worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])
+    order = np.argsort(start, kind="stable") if len(parts) > 1 else np.arange(len(start))
+
+    def flat(ends: str, *columns: str) -> list[NDArray[Any]]:
+        """Return the offsets of the sorted batches, and the columns in their order."""
+        sizes = [np.diff(getattr(part, ends), prepend=0) for part in parts]
+        size = np.concatenate(sizes)
+        offsets = np.append(0, np.cumsum(size[order]))
+        values = [np.concatenate([getattr(part, name) for part in parts]) for name in columns]
+        if len(parts) == 1:
+            return [offsets, *values]
+
+        first = (np.cumsum(size) - size)[order]
+        pick = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
+        return [offsets, *(column[pick] for column in values)]
+
+    offsets, request, tokens = flat("entries", "request", "tokens")
+    evicted_offsets, evicted = flat("evicted_until", "evicted")
+    late = any(part.off_default for part in parts)
+    return from_batches(
+        offsets,
+        request,
+        tokens,
+        instance=problem,
+        evicted_offsets=evicted_offsets,
+        evicted=evicted,
+        start=None if not late else problem.at(start[order]) if problem.in_rounds else start[order],
+        worker=worker[order] if len(parts) > 1 else None,
+        evict_mode=mode,
+        cost_model_sha256=digest_of(job.machines) if job.machines else job.cost.sha256,
+    )

@@ -1,0 +1,197 @@
+"""Fleets: machines that differ, and simulations that stop at a first token or a completion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import optsched
+from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.cost import BatchCost
+from optsched.costs.machine import Machine
+from optsched.judge.evaluate import evaluate
+from optsched.policies import make_policy, runner_of
+from optsched.policies.base import Job, Scheduler
+from optsched.policies.engine.simulate import simulate
+from optsched.policies.fleet import Event, Watch
+from optsched.policies.routers import Routed, begin_on
+from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.instance import Instance, Limits
+from optsched.problem.schedule import from_batches
+from optsched.workloads.generate import generate
+
+MODEL = "llama2-7b-a100-infermax"
+POLICIES = ("vllm", "vllm-v1", "trail", "mc-sf", "gsa")
+
+
+def each_batch(seconds: float) -> BatchCost:
+    """Return a cost model of which every batch takes the same time."""
+    values = {**dict.fromkeys(COEFFICIENTS, 0.0), "base": 1000.0 * seconds}
+    return BatchCost(name=f"{seconds} s", layers=1, coefficients=values)
+
+
+def busy(n: int = 60) -> Instance:
+    return generate("lognormal", seed=3, n=n, kv_capacity=4000, rate=40.0, time_unit="second")
+
+
+def pair(output: int = 2) -> Instance:
+    """Two requests at 0 with a prompt of 2: at its peak each holds 2 + output - 1 tokens."""
+    return Instance([0, 0], [2, 2], [output] * 2, 100, time_unit="second", kv_accounting="cached")
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_equal_machines_are_as_many_workers(spec: str) -> None:
+    instance, behind = busy(), f"{spec}:workers=2,router=least-requests"
+    machine = Machine(instance.kv_capacity, MODEL, instance.limits)
+    one = evaluate(instance, simulate(instance, behind, MODEL), MODEL)
+    two = (machine, machine)
+    assert evaluate(instance, simulate(instance, behind, two), two).metrics == one.metrics
+
+
+def test_the_times_of_each_batch_are_those_of_its_machine() -> None:
+    machines = (Machine(3, each_batch(1.0)), Machine(3, each_batch(2.5)))
+    schedule = simulate(pair(), "vllm:workers=2,router=round-robin", machines)
+    found = evaluate(pair(), schedule, machines)
+    assert found.first_token.tolist() == [1.0, 2.5]
+    assert found.finish.tolist() == [2.0, 5.0]
+    assert found.workers == 2
+
+
+def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
+    small, large = Machine(3, each_batch(1.0)), Machine(6, each_batch(1.0), Limits(max_running=1))
+    both = from_batches(  # both requests on worker 1: 2 + 2 tokens, then 3 + 3
+        [0, 2, 4], [0, 1, 0, 1], [2, 2, 1, 1], instance=pair(), worker=[1, 1]
+    )  # fmt: skip
+    roomy = Machine(6, each_batch(1.0))
+    assert evaluate(pair(), both, (small, roomy)).metrics["peak_kv"] == 6
+    with pytest.raises(ViolationError, match="holds 4 KV tokens at its end; expected at most kv_c"):
+        evaluate(pair(), both, (roomy, small))
+    with pytest.raises(ViolationError, match="holds KV of 2 requests at its end; expected at most"):
+        evaluate(pair(), both, (small, large))
+    third = from_batches([0, 1], [0], [2], instance=pair(), worker=[2])
+    with pytest.raises(ViolationError, match="worker 2 does not exist; expected 0 to 1"):
+        evaluate(pair(), third, (small, roomy))
+
+
+@pytest.mark.parametrize("spec", [*POLICIES, "isrtf"])
+def test_policies_run_on_machines_that_differ(spec: str) -> None:
+    instance = busy()
+    machines = (Machine(3000, MODEL), Machine(2500, each_batch(0.05), Limits(max_running=8)))
+    runner: Scheduler = make_policy(spec)[0]
+    whole = spec == "isrtf"  # it runs only whole instances, so the router may not look at loads
+    if whole:
+        with pytest.raises(UsageError, match="runs only whole instances"):
+            simulate(instance, runner, machines)
+        runner = Routed(runner_of(runner), 2, "round-robin")
+
+    schedule = simulate(instance, runner, machines)
+    found = evaluate(instance, schedule, machines)
+    assert schedule.worker is not None
+    length = found.batch_end - found.batch_start
+    assert np.allclose(length[schedule.worker == 1], 0.05)
+    assert found.batch_kv[schedule.worker == 1].max() <= 2500
+    assert 0 < (schedule.worker == 1).sum() < schedule.batches
+    again = optsched.timeline(instance, schedule, machines)
+    assert again.batch_kv.tolist() == found.batch_kv.tolist()
+
+
+def test_machines_that_do_not_fit_are_refused() -> None:
+    cost = each_batch(1.0)
+    one, small = Machine(100, cost), Machine(2, cost)
+    for given, words in (
+        ((), "machines: found none; expected one or more"),
+        ((Machine(9),), "machine 0: cost_model: found none; expected one, in seconds"),
+        ((Machine(9, cost, role="decode"),), "machine 0: found role 'decode'; expected 'mixed'"),
+        ((one, one, one), "found 2 workers; expected 3, one on each machine"),
+        ((one, small), "machines: machine 1: kv_capacity: request 0: found 2; expected at least 3"),
+    ):
+        with pytest.raises((InputError, UsageError), match=words):
+            simulate(pair(), "vllm:workers=2", given)
+    with pytest.raises(InputError, match="machine: role: found 'drafts'; expected one of mixed"):
+        Machine(9, role="drafts")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="machine: kv_capacity: found 0"):
+        Machine(0)
+
+
+@pytest.mark.parametrize("spec", [*POLICIES, "sarathi"])
+@pytest.mark.parametrize("unequal", [False, True])
+def test_watched_simulations_stop_at_every_event_in_order(spec: str, unequal: bool) -> None:
+    """Nothing else changes: the schedule is that of a simulation that is not watched."""
+    instance = busy(25)
+    machines = (Machine(4000, MODEL), Machine(4000, MODEL) if not unequal else Machine(3000, MODEL))
+    name = f"{spec}:workers=2,router=round-robin"
+    want = evaluate(instance, simulate(instance, name, machines), machines)
+
+    job = Job(instance, instance, machines[0].cost, machines=machines)
+    fleet = begin_on(runner_of(make_policy(spec)[0]), job, 2)
+    assert fleet is not None
+    order = np.lexsort((np.arange(instance.n), instance.release)).tolist()
+    events: list[Event] = []
+    last = 0.0
+    for k, (i, until) in enumerate(
+        zip([*order, -1], [*instance.release[order], np.inf], strict=True)
+    ):
+        while (event := fleet.advance(until, Watch.FIRST_TOKEN | Watch.FINISH)) is not None:
+            assert last <= event.time <= until
+            last = event.time
+            events.append(event)
+        if i >= 0:
+            fleet.assign(k % 2, i)
+
+    found = evaluate(instance, fleet.schedule(), machines)
+    assert found.finish.tolist() == want.finish.tolist()
+    finishes = {e.request: e.time for e in events if e.kind == Watch.FINISH}
+    firsts = {e.request: e.time for e in events if e.kind == Watch.FIRST_TOKEN}
+    assert [finishes[i] for i in range(instance.n)] == found.clock.finish.tolist()
+    assert [firsts[i] for i in range(instance.n)] == found.clock.first_token.tolist()
+
+
+@pytest.mark.parametrize("spec", ["vllm", "vllm-v1", "trail", "gba"])
+def test_a_request_can_be_released_by_the_end_of_another(spec: str) -> None:
+    """Batches take 1 s. Request 0 ends at 2, request 1 is released at 5 and ends at 7."""
+    job = Job(pair(), pair(), each_batch(1.0))
+    fleet = runner_of(make_policy(spec)[0]).begin(job, 1)
+    assert fleet is not None
+    fleet.assign(0, 0)
+    event = fleet.advance(np.inf, Watch.FINISH)
+    assert event == Event(0, Watch.FINISH, 2.0)
+    fleet.assign(0, 1, at=event.time + 3.0)
+    assert fleet.advance(6.5, Watch.FINISH) is None
+    assert fleet.advance(np.inf, Watch.FINISH) == Event(1, Watch.FINISH, 7.0)
+    assert fleet.advance(np.inf, Watch.FINISH) is None
+    found = evaluate(pair(), fleet.schedule(), job.cost)
+    assert found.finish.tolist() == [2.0, 7.0]
+    assert found.first_start.tolist() == [0.0, 5.0]
+
+
+def test_no_worker_goes_beyond_an_event_of_another() -> None:
+    """Batches of worker 0 take 1 s, of worker 1 they take 0.4 s, and each request has 3.
+
+    Worker 1 ends at 1.2, in the second batch of worker 0. Its third begins at 2, after that.
+    """
+    instance = pair(3)
+    job = Job(
+        instance, instance, each_batch(1.0),
+        machines=(Machine(9, each_batch(1.0)), Machine(9, each_batch(0.4))),
+    )  # fmt: skip
+    fleet = begin_on(runner_of(make_policy("vllm")[0]), job, 2)
+    assert fleet is not None
+    fleet.assign(0, 0)
+    fleet.assign(1, 1)
+    event = fleet.advance(np.inf, Watch.FINISH)
+    assert event is not None
+    assert (event.request, event.kind) == (1, Watch.FINISH)
+    assert event.time == pytest.approx(1.2)
+    assert fleet.clock(0) == 2.0
+    assert fleet.advance(np.inf, Watch.FINISH) == Event(0, Watch.FINISH, 3.0)
+
+
+def test_releases_are_the_arrivals() -> None:
+    instance = Instance([7.5, 4.0], [2, 2], [1, 1], 100, time_unit="second")
+    found = evaluate(instance, simulate(instance, "vllm", each_batch(1.0)), each_batch(1.0))
+    assert found.release_times.tolist() == instance.release_times.tolist() == [7.5, 4.0]
+    assert found.clock.release.tolist() == instance.release.tolist() == [3.5, 0.0]
+    rounds = Instance([3, 1], [2, 2], [1, 1], 100)
+    judged = evaluate(rounds, optsched.from_starts([3, 1], rounds))
+    assert (judged.release_times.tolist(), judged.clock.release.tolist()) == ([3, 1], [2, 0])
+    assert judged.release_times.dtype == judged.clock.release.dtype == np.int64
