@@ -218,7 +218,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
 
 
 def _worth_solving(instance: Instance) -> bool:
-    spread = int(instance.arrival.max() - instance.arrival.min())
+    spread = int(instance.release_times.max() - instance.release_times.min())
     return instance.n * (spread + int(instance.output_tokens.sum())) <= SOLVER_STARTS
 
 

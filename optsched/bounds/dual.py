@@ -165,7 +165,7 @@ def _all_minima(
         wrap = (1 << 64) - 1
         columns = [np.array([v & wrap for v in c], dtype=np.uint64) for c in (sums, moments)]
         minima = np.empty(instance.n, dtype=np.int64)
-        requests = _Requests(instance.arrival.astype(np.int64), instance.output_tokens, q)
+        requests = _Requests(instance.release_times.astype(np.int64), instance.output_tokens, q)
         numbers = [np.array(c, dtype=np.int64) for c in (begin, end, price)]
         pieces = _Pieces(*numbers, *(c.view(np.int64) for c in columns))
         _minima(requests, pieces, denominator, minima)
@@ -173,7 +173,9 @@ def _all_minima(
         return sum(minima.tolist())
 
     exact = [0] * instance.n
-    requests = _Requests(instance.arrival.tolist(), instance.output_tokens.tolist(), q.tolist())
+    requests = _Requests(
+        instance.release_times.tolist(), instance.output_tokens.tolist(), q.tolist()
+    )
     pieces = _Pieces(begin, end, price, sums, moments)
     _minima.py_func(requests, pieces, denominator, exact)
 

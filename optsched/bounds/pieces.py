@@ -58,7 +58,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
         A value in seconds.
     """
     instance, joint = task.instance, task.objective != TOTAL_LATENCY
-    order = np.argsort(instance.arrival, kind="stable")
+    order = np.argsort(instance.release_times, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
     arrived = np.sort(instance.release)
     finished = completions_of(task, instance, chain)

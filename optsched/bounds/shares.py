@@ -220,7 +220,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
         A value in seconds.
     """
     weight, per = task.objective.ttft_weight, scale_of(task)
-    instance = task.instance.subset(np.argsort(task.instance.arrival, kind="stable"))
+    instance = task.instance.subset(np.argsort(task.instance.release_times, kind="stable"))
     tokens = tokens_of(instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
     least = float(chain.sum()) * (1 - margin(instance.n))

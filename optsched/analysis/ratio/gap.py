@@ -160,14 +160,14 @@ def gap_breakdown(
     line = np.argsort(rank, kind="stable")
     starts = _foreseen(
         line,
-        np.asarray(instance.arrival, dtype=np.int64),
+        np.asarray(instance.release_times, dtype=np.int64),
         instance.output_tokens,
         instance.prompt_tokens + (instance.kv_offset - 1),
         instance.kv_capacity,
-        np.zeros(int(instance.arrival.max() + instance.output_tokens.sum()) + 2, np.int64),
+        np.zeros(int(instance.release_times.max() + instance.output_tokens.sum()) + 2, np.int64),
     )
-    foreseen = (starts + instance.output_tokens - instance.arrival).astype(np.float64)
-    if instance.arrival.min() == instance.arrival.max():
+    foreseen = (starts + instance.output_tokens - instance.release_times).astype(np.float64)
+    if instance.release_times.min() == instance.release_times.max():
         foreseen = knowing
     with LiveLine(wanted=progress is True) as shown:
         result = optimum(

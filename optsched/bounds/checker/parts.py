@@ -129,7 +129,8 @@ def columns_of(instance: Any) -> Columns:
     expect_known(instance)
     limits = instance.limits
     return Columns(
-        instance.arrival.tolist(), instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
+        instance.release_times.tolist(),
+        instance.prompt_tokens.tolist(), instance.output_tokens.tolist(),
         int(instance.kv_capacity), 1 if instance.kv_accounting == "generated" else 0,
         limits.max_batch_tokens, limits.max_prefill_tokens, limits.max_running,
         instance.hybrid_batching is not False, int(instance.kv_block_tokens),

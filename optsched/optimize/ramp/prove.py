@@ -277,7 +277,7 @@ def prove_all(
     for jobs in parts:
         given = None
         if starts is not None:
-            given = starts[jobs.index] - instance.arrival[jobs.index] + jobs.arrival
+            given = starts[jobs.index] - instance.release_times[jobs.index] + jobs.arrival
 
         line = in_line(jobs) if given is None else given
         proofs.append(Proof(jobs, line, jobs.total(line), int(jobs.output.sum())))

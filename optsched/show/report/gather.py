@@ -218,7 +218,7 @@ def _section(
 
 def _facts(instance: Instance) -> list[tuple[str, str]]:
     unit = "rounds" if instance.in_rounds else "s"
-    arrival = instance.arrival
+    arrival = instance.release_times
     block = instance.kv_block_tokens
     blocks = f", in blocks of {block}" if block > 1 else ""
     facts = [

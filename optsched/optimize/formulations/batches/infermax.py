@@ -41,7 +41,7 @@ def _choose(task: Task) -> str:
     if searched and instance.n * int(instance.output_tokens.sum()) > _EXACT:
         return "search"
 
-    together = bool((instance.arrival == instance.arrival[0]).all())
+    together = bool((instance.release_times == instance.release_times[0]).all())
     for_astar = len(task.names) == 1 and task.names[0] != "max_tpot"
     if together and for_astar and instance.chunked_prefill is not True:
         return "astar"
