@@ -90,6 +90,32 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not needs
 
 
+OWN_ARRIVALS = {
+    "_desk", "columns", "data", "jobs", "model", "part", "phase", "piece", "prob", "r", "room",
+    "self", "tokens", "view", "whole",
+}  # fmt: skip
+"""Names of what has a column of arrivals of its own: a policy's view, and the requests as a bound
+or a formulation arranges them."""
+
+
+def test_releases_are_read_where_they_are_given_or_from_an_evaluation() -> None:
+    """A release may depend on the schedule, so `arrival` is for what makes and reads instances."""
+    wrong = []
+    for file in sorted(ROOT.rglob("*.py")):
+        if file.relative_to(ROOT).parts[0] in ("problem", "workloads"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Attribute) or node.attr != "arrival":
+                continue
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else None
+            owner = node.value.id if isinstance(node.value, ast.Name) else owner
+            if isinstance(node.value, ast.Subscript):  # a record of an array of requests
+                continue
+            if owner not in OWN_ARRIVALS:
+                wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {owner}.arrival")
+    assert not wrong, "expected release_times, of the instance or of an evaluation"
+
+
 def test_no_function_hides_the_module_that_it_is_in() -> None:
     for info in pkgutil.walk_packages(optsched.__path__, "optsched."):
         if info.name == "optsched.__main__":

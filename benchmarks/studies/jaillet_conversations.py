@@ -70,7 +70,7 @@ def run(row: Row) -> Row:
     with quiet():
         found = judged(instance, row["policy"], row["cost_model"], seed=seed)
 
-    last = float(instance.arrival.max())
+    last = float(instance.release_times.max())
     early = (found.batch_start >= last / 2) & (found.batch_end <= last)
     length = found.batch_end - found.batch_start
     busy = None

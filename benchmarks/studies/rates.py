@@ -118,11 +118,11 @@ def at_rate(instance: Instance, rate: float) -> Instance:
     if not 0 < rate < float("inf"):
         raise InputError(f"rate: found {rate!r}; expected a number of requests per second > 0")
 
-    last = float(instance.arrival.max())
+    last = float(instance.release_times.max())
     if last == 0:
         raise InputError("requests.arrival: found only 0; expected arrivals over time for a rate")
 
-    return replace(instance, arrival=instance.arrival * (instance.n / (rate * last)))
+    return replace(instance, arrival=instance.release_times * (instance.n / (rate * last)))
 
 
 @dataclass(frozen=True, eq=False)

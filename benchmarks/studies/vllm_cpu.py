@@ -168,7 +168,7 @@ def instance_of(trial: Row, cost: BatchCost) -> Instance:
     at_once = replace(base, arrival=np.zeros(base.n))
     busy_s = judged(at_once, SCHEDULERS["fcfs"], cost).metrics["makespan"]
     # One request a second would need busy_s / n of each second.
-    arrival = base.arrival * busy_s / base.n / trial["load"]
+    arrival = base.release_times * busy_s / base.n / trial["load"]
 
     return replace(base, arrival=arrival.round(6), name=f"load-{trial['load']:g}")
 

@@ -236,7 +236,7 @@ def features_of(
     found = {"evictions", f"kv_{instance.kv_accounting}", *further_fields(instance)}
     if workers > 1:
         found |= WORKERS
-    if (instance.arrival != instance.arrival[0]).any():
+    if (instance.release_times != instance.release_times[0]).any():
         found.add("arrivals")
     if instance.chunked_prefill or (instance.chunked_prefill is None and not instance.in_rounds):
         found.add("chunked_prefill")

@@ -234,7 +234,7 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     work = unavoidable_work(instance, task.batch_cost)
-    order = np.argsort(instance.arrival, kind="stable")
+    order = np.argsort(instance.release_times, kind="stable")
     arrival = instance.release
     remaining = np.cumsum(work.total[order][::-1])[::-1] / task.workers
     busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())

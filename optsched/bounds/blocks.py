@@ -46,14 +46,14 @@ class Blocks:
 
 def blocks_of(instance: Instance) -> Blocks:
     """Return the blocks of an instance in rounds."""
-    arrival, output = instance.arrival.tolist(), instance.output_tokens.tolist()
+    arrival, output = instance.release_times.tolist(), instance.output_tokens.tolist()
     of = np.empty(instance.n, dtype=np.int64)
     begin: list[int] = []
     real: list[int] = []
     end: list[int] = []
     latest = outputs = 0
 
-    for i in np.argsort(instance.arrival, kind="stable").tolist():
+    for i in np.argsort(instance.release_times, kind="stable").tolist():
         if not end or arrival[i] >= latest + outputs:
             begin.append(end[-1] if end else 0)
             real.append(arrival[i])

@@ -40,7 +40,7 @@ def piece_of(task: BoundTask) -> Piece:
     """Return the requests of a task in order of arrival, with the largest valid shares."""
     instance, cost = task.instance, task.batch_cost
     work = unavoidable_work(instance, cost)
-    order = np.argsort(instance.arrival, kind="stable")
+    order = np.argsort(instance.release_times, kind="stable")
     safe = 1 - _SAFETY
     fixed = cost.layers / 1000.0 * (cost["base"] + cost["prefill_base"]) * safe
     share = np.minimum(work.decode_share[order], _LARGEST_SHARE)

@@ -89,7 +89,7 @@ def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
         )
 
     held = instance.prompt_tokens + instance.kv_offset - 1
-    columns = (instance.arrival.astype(np.int64), instance.output_tokens, held)
+    columns = (instance.release_times.astype(np.int64), instance.output_tokens, held)
     total = priced_total(
         Runs(*(column.tolist() for column in columns)),
         instance.kv_capacity,

@@ -43,7 +43,7 @@ _SAFETY = 1e-9
 def pieces(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
     instance, joint = task.instance, task.objective != TOTAL_LATENCY
-    order = np.argsort(instance.arrival, kind="stable")
+    order = np.argsort(instance.release_times, kind="stable")
     chain = tokens_of(instance, task.batch_cost).chain
     arrived = np.sort(instance.release)
     finished = completions_of(task, instance, chain)

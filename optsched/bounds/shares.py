@@ -208,7 +208,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     better bound, the value is the sum of chains.
     """
     weight, per = task.objective.ttft_weight, scale_of(task)
-    instance = task.instance.subset(np.argsort(task.instance.arrival, kind="stable"))
+    instance = task.instance.subset(np.argsort(task.instance.release_times, kind="stable"))
     tokens = tokens_of(instance, task.batch_cost)
     chain = tokens.chain * (1 - margin(3))
     floor = float(chain.sum()) * (1 - margin(instance.n))

@@ -40,15 +40,15 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     capacity = instance.kv_capacity
-    earliest = sorted((instance.arrival + instance.output_tokens).tolist())
+    earliest = sorted((instance.release_times + instance.output_tokens).tolist())
     total = 0
-    release = [a * capacity for a in instance.arrival.tolist()]
+    release = [a * capacity for a in instance.release_times.tolist()]
     completions = srpt_completions(release, instance.volume.tolist())
     # The k-th smallest completion of any schedule is at least either of these.
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(-(-completion // capacity), floor)
 
-    return Proof(total - int(instance.arrival.sum()))
+    return Proof(total - int(instance.release_times.sum()))
 
 
 def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
@@ -73,8 +73,8 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     capacity = instance.kv_capacity
-    order = np.argsort(instance.arrival, kind="stable")
-    release = [a * capacity for a in instance.arrival[order].tolist()]
+    order = np.argsort(instance.release_times, kind="stable")
+    release = [a * capacity for a in instance.release_times[order].tolist()]
     volume = instance.volume[order].tolist()
     # Twice the first moment of each job's work, in units of 1/M round: sum of y^2 - x^2.
     moment = [0] * instance.n
@@ -92,7 +92,7 @@ def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
         numerator = 6 * moment[job] + 12 * capacity * vol * o - capacity * a12
         total += (numerator << _FRACTION_BITS) // (12 * capacity * vol)
 
-    return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.arrival.sum()))
+    return Proof(-(-total // (1 << _FRACTION_BITS)) - int(instance.release_times.sum()))
 
 
 _SRPT, _MEAN = "KV volume as work on one preemptive machine", "mean busy times of the KV volume"

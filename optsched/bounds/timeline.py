@@ -51,7 +51,7 @@ def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
     return Model(
         instance=instance,
         unit=unit,
-        arrival=(instance.arrival - blocks.shift) // unit,
+        arrival=(instance.release_times - blocks.shift) // unit,
         output=np.maximum(1, (instance.output_tokens + unit // 2) // unit),
         first_kv=(instance.prompt_tokens + instance.kv_offset).astype(np.float64) + growth,
         blocks=blocks,

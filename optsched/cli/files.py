@@ -225,7 +225,7 @@ def _write(instance: Instance, out: str | None) -> None:
 
     check_outputs(out)
     write_instance(instance, out)
-    last = instance.arrival.max()
+    last = instance.release_times.max()
     print(
         f"{out}: {instance.n} requests, arrivals to {last:g} {unit(instance)}, "
         f"kv_capacity {instance.kv_capacity} tokens"

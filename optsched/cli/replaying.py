@@ -64,7 +64,7 @@ def replay(
             )
 
         (one,) = instances
-        instances = [replace(one, arrival=one.arrival / rate_scale, known=None)]
+        instances = [replace(one, arrival=one.release_times / rate_scale, known=None)]
     elif instance_out is not None and len(instances) > 1:
         raise UsageError(f"--instance-out: found {len(instances)} instances; expected one")
 

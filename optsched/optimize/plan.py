@@ -104,7 +104,7 @@ def method_in_seconds(task: Task, sizes: Sizes = SIZES) -> str:
     if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > sizes.exact:
         return "search"
 
-    together = bool((instance.arrival == instance.arrival[0]).all())
+    together = bool((instance.release_times == instance.release_times[0]).all())
     if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
         return "astar"
 
@@ -137,5 +137,5 @@ def method_after_dual(instance: Instance, able: Container[str]) -> str | None:
 
 def is_worth_solving(instance: Instance, sizes: Sizes = SIZES) -> bool:
     """Whether `compare` solves the hindsight program: beyond, it is not worth its time."""
-    spread = int(instance.arrival.max() - instance.arrival.min())
+    spread = int(instance.release_times.max() - instance.release_times.min())
     return instance.n * (spread + int(instance.output_tokens.sum())) <= sizes.compared

@@ -323,7 +323,7 @@ def waiting_rank(
         "deadline": lambda: first_deadline(instance),
         "slack": lambda: latest_start(instance, cost),
     }[order]()
-    order_of = np.lexsort((np.arange(instance.n), instance.arrival, key))
+    order_of = np.lexsort((np.arange(instance.n), instance.release_times, key))
     rank = np.empty(instance.n, dtype=np.int64)
     rank[order_of] = np.arange(instance.n)
 

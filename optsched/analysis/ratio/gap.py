@@ -153,7 +153,7 @@ def gap_breakdown(
     real = _mean_latency(instance, policy, seed, seeds)
     knowing = _mean_latency(truth, bare, seed, seeds)
     line = np.argsort(_order(truth, bare, seed), kind="stable")
-    arrival, output = instance.arrival.astype(np.int64), instance.output_tokens
+    arrival, output = instance.release_times.astype(np.int64), instance.output_tokens
     base = instance.prompt_tokens + (instance.kv_offset - 1)
     use = np.zeros(int(arrival.max() + output.sum()) + 2, np.int64)
     starts = _foreseen(line, arrival, output, base, instance.kv_capacity, use)

@@ -262,7 +262,7 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
 
     Intervals of predictions are kept, and other predictions are dropped.
     """
-    columns = (instance.arrival, instance.prompt_tokens, instance.output_tokens)
+    columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
     offline = not arrival.any()
@@ -346,7 +346,7 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
             "without limits on batches"
         )
 
-    arrival = np.asarray(instance.arrival, dtype=np.int64)
+    arrival = np.asarray(instance.release_times, dtype=np.int64)
     output, volume = instance.output_tokens, instance.volume
     first_kv = instance.prompt_tokens + instance.kv_offset
     keys = [(output, arrival), (volume, arrival), (arrival, output), (arrival, volume)]

@@ -129,7 +129,7 @@ def columns_of(instance: Any) -> Columns:
     expect_known(instance)
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     return Columns(
-        instance.arrival.tolist(),
+        instance.release_times.tolist(),
         instance.prompt_tokens.tolist(),
         instance.output_tokens.tolist(),
         int(instance.kv_capacity),

@@ -52,7 +52,7 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     rates = rates_of(instance, certificate["cost_model"])
-    arrival = instance.arrival.tolist()
+    arrival = instance.release_times.tolist()
     budget.spend(50 * len(arrival))
     since = ticks_since(arrival, ticks)
     order = sorted(range(len(arrival)), key=lambda i: (arrival[i], i))

@@ -208,7 +208,7 @@ def demands(instance: Instance) -> frozenset[str]:
         wanted.add("hybrid_batching_off")
     if instance.chunked_prefill is True:
         wanted.add("chunked_prefill")
-    if (instance.arrival != instance.arrival[0]).any():
+    if (instance.release_times != instance.release_times[0]).any():
         wanted.add("arrivals")
 
     return frozenset(wanted)

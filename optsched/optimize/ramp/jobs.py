@@ -79,12 +79,12 @@ def periods(instance: Instance) -> list[Jobs]:
     alone. The best schedules of the periods together are a schedule of the instance if each ends
     within its `Jobs.rounds`.
     """
-    order = np.argsort(instance.arrival, kind="stable")
+    order = np.argsort(instance.release_times, kind="stable")
     block = blocks_of(instance).of[order]
     out = []
 
     for index in np.split(order, np.flatnonzero(np.diff(block)) + 1):
-        arrival = instance.arrival[index].astype(np.int64)
+        arrival = instance.release_times[index].astype(np.int64)
         out.append(
             Jobs(
                 arrival=arrival - arrival[0],

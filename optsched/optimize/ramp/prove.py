@@ -212,7 +212,7 @@ def prove_all(
     for jobs in periods(instance):
         line = in_line(jobs)
         if starts is not None:
-            line = starts[jobs.index] - instance.arrival[jobs.index] + jobs.arrival
+            line = starts[jobs.index] - instance.release_times[jobs.index] + jobs.arrival
 
         proofs.append(Proof.known(jobs, line))
 

@@ -145,7 +145,7 @@ def explore(
     found.first_bound_s = found.budget.spent_s
     room = _room(instance) if search else None
     if warm_start is not None and warm_start.starts is not None:
-        total = int((warm_start.starts + instance.output_tokens - instance.arrival).sum())
+        total = int((warm_start.starts + instance.output_tokens - instance.release_times).sum())
         found.reach(total, warm_start.starts)
 
     if room is not None:

@@ -177,7 +177,7 @@ class _Search:
         self.told = predict(with_slos(instance, self.slos), "oracle")
         self.limits = all_limits(self.told, None)
         first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
-        self.end = instance.arrival.max() + max(first[np.isfinite(first)], default=0.0)
+        self.end = instance.release_times.max() + max(first[np.isfinite(first)], default=0.0)
         rules = make_policy("paced")[0]
         assert isinstance(rules, Rules)
         self.rules = rules
@@ -207,7 +207,7 @@ class _Search:
         Without a worker for each request, a router chooses them.
         """
         told = self.told
-        moved = replace(told, arrival=np.where(gone, self.end, told.arrival), known=None)
+        moved = replace(told, arrival=np.where(gone, self.end, told.release_times), known=None)
         rules = replace(self.rules, **_WAYS[way])
 
         try:

@@ -211,7 +211,7 @@ def _section(
 
 
 def _facts(instance: Instance) -> list[tuple[str, str]]:
-    arrival, block = instance.arrival, instance.kv_block_tokens
+    arrival, block = instance.release_times, instance.kv_block_tokens
     unit = time_words(instance.time_unit)
     blocks = f", in blocks of {block}" if block > 1 else ""
     facts = [

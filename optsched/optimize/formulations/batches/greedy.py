@@ -92,7 +92,7 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
     budget = Budget(max(_FIRST_S, prob.budget.left_s))  # the first one is the least that is known
     requests = range(prob.n)
     orders = [
-        sorted(requests, key=lambda i: (prob.instance.arrival[i], i)),
+        sorted(requests, key=lambda i: (prob.instance.release_times[i], i)),
         sorted(requests, key=lambda i: (prob.output[i], prob.prompt[i], i)),
         sorted(requests, key=lambda i: (prob.prompt[i], prob.output[i], i)),
         sorted(requests, key=lambda i: (-prob.output[i] - prob.prompt[i], i)),

@@ -199,7 +199,7 @@ class Problem:
     def classes(self) -> list[list[int]]:
         """The requests grouped by equal (s, o, arrival, SLOs), each group in increasing order."""
         groups: dict[tuple[float, ...], list[int]] = {}
-        same = (self.instance.arrival.tolist(), *(v.tolist() for v in self.slos.values()))
+        same = (self.instance.release_times.tolist(), *(v.tolist() for v in self.slos.values()))
         for i, key in enumerate(zip(self.prompt, self.output, *same, strict=True)):
             groups.setdefault(key, []).append(i)
 
@@ -222,7 +222,7 @@ class Problem:
         """
         first = _decimal(self.instance.first_arrival)
         found = []
-        for arrival, judged in zip(self.instance.arrival, self.instance.release, strict=True):
+        for arrival, judged in zip(self.instance.release_times, self.instance.release, strict=True):
             since = _decimal(arrival) - first
             near = abs(since - Fraction(float(judged))) <= ARRIVAL_S
             found.append(since if near or not first else _decimal(judged))

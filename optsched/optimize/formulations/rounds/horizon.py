@@ -104,7 +104,7 @@ def round_data(instance: Instance) -> RoundData:
     blocks = blocks_of(instance)
     return RoundData(
         instance=instance,
-        arrival=instance.arrival - blocks.shift,
+        arrival=instance.release_times - blocks.shift,
         shift=blocks.shift,
         block=blocks.of,
         deadline=blocks.end[blocks.of],

@@ -63,7 +63,7 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     starts = np.empty(instance.n, dtype=np.int64)
     for proof in proofs:
         index = proof.jobs.index
-        starts[index] = proof.starts + instance.arrival[index] - proof.jobs.arrival
+        starts[index] = proof.starts + instance.release_times[index] - proof.jobs.arrival
 
     schedule = from_starts(starts, instance)
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)

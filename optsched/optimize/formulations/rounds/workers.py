@@ -55,7 +55,7 @@ def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
     if raw.values is not None or (counted and raw.status is Status.OPTIMAL):
         begin = starts + prog.data.shift
         late = starts > prog.last
-        end = int((begin + instance.output_tokens)[~late].max(initial=instance.arrival.max()))
+        end = int((begin + instance.output_tokens)[~late].max(initial=instance.release_times.max()))
 
         for i in np.flatnonzero(late).tolist():
             begin[i] = end
