@@ -259,12 +259,17 @@ class Compiled(Fleet):
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         """See `Fleet.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
-        state["watch"] = watch
 
         def run() -> None:
             self.columns[worker] = self.loop(worker, state, queue, self.columns[worker], until)
 
+        if not watch:
+            in_turns(self.job, state, run)
+            return []
+
+        state["watch"] = watch
         in_turns(self.job, state, run)
+        state["watch"] = Watch.NONE
         if state[0].outcome != EVENT:
             return []
 
