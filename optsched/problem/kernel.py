@@ -87,13 +87,15 @@ def _loaded() -> Any:
         return context.get_dummy_value()
 
     @intrinsic
-    def ask(_: Any, array: Any, index: Any) -> Any:
+    def instruction(_: Any, array: Any, index: Any) -> Any:
         return numba.types.void(array, index), emit
 
+    # Where compiled code calls `prefetch`, numba calls `body` with the types of the arguments, and
+    # compiles the function that it returns in place of the empty one above.
     @overload(prefetch, inline="always")
-    def typed(array: Any, index: Any) -> Any:
+    def body(array: Any, index: Any) -> Any:
         def compiled(array: Any, index: Any) -> None:
-            ask(array, index)  # type: ignore[call-arg]
+            instruction(array, index)  # type: ignore[call-arg]  # numba adds the first argument
 
         return compiled
 

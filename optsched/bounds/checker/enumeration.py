@@ -103,7 +103,7 @@ class Sizes(NamedTuple):
     volume: Ints  # tokens of a request, all rounds together
     ready: Ints
     larger: Ints  # by kind, those at least as large, the nearest first, then -1
-    sign: Masks
+    code: Masks  # by kind, a random number, see `Layer.key`
     capacity: int
     clock: int
 
@@ -112,7 +112,7 @@ class Layer(NamedTuple):
     """Labels after so many placements, in sets of those that have placed the same."""
 
     left: Bytes  # by set, the requests of each kind that are left
-    key: Masks
+    key: Masks  # by set, the sum modulo 2**64 of the codes of the requests placed
     slots: Cells  # a hash table of the keys
     sets: Ints  # their number
     first: Ints  # by set, its first label; then the number of labels
@@ -175,7 +175,8 @@ def _deletes(a: int, b: int, m: int, about: Ints, tokens: Bytes, join: int) -> b
 def _slot(key: Any, left: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
-    What is left for it is a row of ``left`` with one less of a kind and one more of another.
+    What is left for it is a row of ``left`` with one less of a kind and one more of another. A kind
+    of -1 changes nothing.
     """
     mine, keys, slots = layer.left, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)
@@ -202,17 +203,20 @@ def _enter_keys(layer: Layer) -> None:
 
 
 @njit(allocates=False)
-def _set_after(s: int, k: int, old: Layer, new: Layer, sign: Masks) -> Any:
-    """Return the set of the labels of set s that place kind k next, or -1 without room for it."""
-    key, row = old.key[s] + sign[k], new.sets[0]
+def _set_after(s: int, k: int, old: Layer, new: Layer, code: Masks) -> Any:
+    """Return the new layer's set that has placed one request of kind k more than the old set s.
+
+    A set that is not there yet is added. Returns -1 if the new layer has no room for it.
+    """
+    key, added = old.key[s] + code[k], new.sets[0]
     at = _slot(key, old.left, s, k, -1, new)
     if new.slots[at] < 0:
-        if row == len(new.key):
+        if added == len(new.key):
             return np.int64(-1)
         for j in range(old.left.shape[1]):
-            new.left[row, j] = old.left[s, j] - (j == k)
+            new.left[added, j] = old.left[s, j] - (j == k)
 
-        new.key[row], new.slots[at] = key, row
+        new.key[added], new.slots[at] = key, added
         new.sets[0] += 1
 
     return np.int64(new.slots[at])
@@ -289,7 +293,7 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
                     if more > room:
                         continue
                     if after[k] < 0:
-                        after[k] = _set_after(s, np.int64(k), old, new, of.sign)
+                        after[k] = _set_after(s, np.int64(k), old, new, of.code)
                     if after[k] < 0 or number[_FOUND] == len(found):
                         return _NO_ROW
 
@@ -423,7 +427,7 @@ def _swap(m: int, making: Making) -> int:
                 continue
 
             number[_STEPS] += 1
-            key = layer.key[s] - of.sign[j] + of.sign[i]
+            key = layer.key[s] - of.code[j] + of.code[i]
             other = layer.slots[_slot(key, left, s, i, j, layer)]
 
             # With the larger request in place of theirs, what b goes on with fits after a, too.
@@ -510,9 +514,9 @@ class Enumeration:
         what, lowest = period.labels.what[:count], _lowest(graph, rest, move.lowest)
         self._paths = Paths(graph, what, lowest, move, group, rest, row, table, step, unit, cutoff)
         volume, larger = output * (peak + floor) // 2, larger_kinds(ready - output, peak, output)
-        sign = np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64)
+        code = np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64)
         ready = ready if (ready > output).any() else np.zeros_like(peak)
-        sizes = copies, peak, output, volume, ready, larger, sign
+        sizes = copies, peak, output, volume, ready, larger, code
         self._of = Sizes(*sizes, kinds.capacity, period.clock)
         limits, row_bytes = period.limits, 216 + 2 * len(cost) + 8 * int(output.max())
         self.max_placements = min(limits.layer, limits.layer_bytes // row_bytes)

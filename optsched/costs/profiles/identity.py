@@ -102,9 +102,14 @@ class Claim:
         return used
 
     def check(self, file: Path, facts: Mapping[str, Any]) -> None:
-        """Check what a file says of the whole profile, as `read` does for rows."""
+        """Apply the rules for rows to what a file says of the whole profile, by name of column.
+
+        InputError is raised if it is not what was asked for. What was not asked for is filled in:
+        device, model and degree.
+        """
         import pandas as pd
 
+        # It is a table of one row, which fits or is an error, so there are no rows to return.
         self._matching(file, pd.DataFrame([dict(facts)]), {})
 
     def _matching(

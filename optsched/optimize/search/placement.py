@@ -143,26 +143,20 @@ def fill(output, base, use, starts):  # type: ignore[no-untyped-def]
         put(use, base[i], output[i], starts[i], 1)
 
 
-def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
-    """Start each request, block by block in the given order, as early as possible.
+def place(room: Room, order: Ints) -> Ints:
+    """Return the starts if each request takes its earliest feasible one in turn, block by block.
 
-    `since` (shape (n,)): the round from which each request's start is searched, if it is later than
-    the arrival. If a block then ends after its deadline, its starts are those of the plain
-    placement.
+    `order` (shape (n,)): The requests in the order in which those of a block take their turns.
+
+    Each block ends by its deadline, since a request starts no later than its arrival or the end of
+    the requests placed before it, whichever is later.
     """
+    # All homes are worker 0, the only one.
     starts, homes = np.zeros((2, len(order)), dtype=np.int64)
     grouped = order[np.argsort(room.model.blocks.of[order], kind="stable")]
-    first = room.arrival
-    if since is not None:
-        first = np.maximum(first, np.minimum(since, room.deadline))
-
-    # With `since`, everything ends within all outputs after the last `since` or deadline.
-    end = 2 * int(room.deadline.max()) + int(room.output.max()) + 2
-    use = np.zeros((1, end), dtype=np.int64)
-    place_in_order(grouped, first, room.output, room.base, room.capacity, use, starts, homes)
-    if since is not None and (starts + room.output > room.deadline).any():
-        return place(room, order)
-
+    use = np.zeros((1, int(room.deadline.max()) + 1), dtype=np.int64)
+    columns = room.arrival, room.output, room.base, room.capacity
+    place_in_order(grouped, *columns, use, starts, homes)
     return starts
 
 

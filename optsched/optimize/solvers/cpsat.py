@@ -128,10 +128,16 @@ def _run(
 
 
 def _exact_bound(model: Any, solver: Any) -> int | None:
-    """Return CP-SAT's bound from its integers. Its float is rounded where presolve scaled."""
+    """Return CP-SAT's lower bound as an exact integer, or None if it is infinite.
+
+    `best_objective_bound` is a float, and is rounded where presolve has divided the objective by a
+    factor. `inner_objective_lower_bound` is an integer, and bounds the objective without its
+    constant (the offset).
+    """
     if not math.isfinite(solver.best_objective_bound):
         return None
 
+    # The objective is minimized and has integer terms (`solve_cp_model`), so no factor scales it.
     offset = round(model.proto.objective.offset)
     return int(solver.response_proto.inner_objective_lower_bound) + offset
 

@@ -85,7 +85,11 @@ class Search(NamedTuple):
 
 @njit
 def pack(counts: Ints, row: Ints, by_request: bool) -> None:
-    """Write the number of requests in each node as a row."""
+    """Write a state as a row (`Search.rows`): the number of requests in each node.
+
+    With `by_request`, the shorter row if there are fewer requests than nodes: 1 + its node for each
+    unfinished request, in order of nodes, and then 0 for each finished one.
+    """
     if not by_request:
         row[:] = counts
         return
@@ -101,14 +105,14 @@ def pack(counts: Ints, row: Ints, by_request: bool) -> None:
 
 @njit
 def unpack(row: Ints, counts: Ints, by_request: bool) -> None:
-    """Read a row as the number of requests in each node."""
+    """Read the number of requests in each node from a row that `pack` has written."""
     if not by_request:
         counts[:] = row
         return
 
     counts[:] = 0
     for at in range(row.shape[0]):
-        if row[at] > 0:
+        if row[at] > 0:  # else the request has finished
             counts[row[at] - 1] += 1
 
 

@@ -130,7 +130,7 @@ class Model:
             if prob.chunked:
                 self._in_chunks(i, j, decodes, prefills)
             else:
-                self._whole(i, j, decodes, prefills)
+                self._without_chunks(i, j, decodes, prefills)
 
         if not prob.chunked:
             for v in range(o):
@@ -149,12 +149,15 @@ class Model:
             c.decode(s + v - 1) * self.decode[i][v][j] for v in range(1, self.prob.output[i])
         )
 
-    def _whole(self, i: int, j: int, decodes: Any, prefills: Any) -> None:
-        """Add a batch without chunks, in which everything processed produces a token."""
+    def _without_chunks(self, i: int, j: int, decodes: Any, prefills: Any) -> None:
+        """Add request i in batch j without chunks: what is processed produces a token.
+
+        `decodes`, `prefills`: The sums over v of D_ivj and of P_ivj. At most one of them is 1.
+        """
         model, prob, c = self.model, self.prob, self.prob.costs
         s, o = prob.prompt[i], prob.output[i]
         prefill = [p[j] for p in self.prefill[i]]
-        self.gain[i][0].append(prefill[0])
+        self.gain[i][0].append(prefill[0])  # the first token is never decoded
 
         for v in range(1, o):
             gain = model.new_bool_var(f"g_{i}_{v}_{j}")
@@ -165,11 +168,14 @@ class Model:
 
         before = self.produced[i][j - 1] if j else 0
         model.add(self.produced[i][j] == before + decodes + prefills)
-        # A request that keeps its KV without a decode pauses. A prefill starts without KV.
+        # A decode needs the KV of the batch before. A request that keeps its KV without a decode
+        # pauses. A prefill starts without KV.
         keep, hold = self.keep[i][j], self.hold[i][j]
         model.add(decodes <= keep)
         model.add(prefills + keep == hold)
+        # The token produced last is not cached yet. Without `hold`, m_ij is 0 (`_request`).
         model.add(self.cached[i][j] == self.produced[i][j] + (s - 1)).only_enforce_if(hold)
+        # The input of a prefill is the prompt and the tokens produced before an eviction.
         self.prefill_tokens[i][j] = sum((s + v) * p for v, p in enumerate(prefill))
         self.tokens[i][j] = self.prefill_tokens[i][j] + decodes
         work = sum(c.prefill(s + v) * p for v, p in enumerate(prefill))
