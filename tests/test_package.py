@@ -90,24 +90,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not needs
 
 
-OWN_ARRIVALS = [
-    "_desk",
-    "columns",
-    "data",
-    "jobs",
-    "model",
-    "part",
-    "phase",
-    "piece",
-    "prob",
-    "r",
-    "room",
-    "runs",
-    "self",
-    "tokens",
-    "view",
-    "whole",
-]
+OWN_ARRIVALS = {"_desk", "columns", "data", "jobs", "model", "part", "phase", "piece"}
+OWN_ARRIVALS |= {"prob", "r", "room", "runs", "self", "tokens", "view", "whole"}
 """Names of what has a column of arrivals of its own: a policy's view, and the requests as a bound
 or a formulation arranges them."""
 
