@@ -291,27 +291,7 @@ def best_of_policies(
 
     Policies run as `optsched.optimize.strategies.run_policies` runs them.
 
-    Parameters
-    ----------
-    instance : Instance
-        The instance on which all policies run that it allows.
-    cost_model : CostModel, str or path, optional
-        The cost model, its name or its file. An instance in seconds needs one.
-    time_limit_s : float
-        Seconds after which no further policy starts.
-    seed : int
-        Seed of random policies.
-
-    Returns
-    -------
-    PolicyRow or None
-        The best policy with its metrics and its schedule. None if no policy has a schedule inside
-        the bound's model.
-
-    Raises
-    ------
-    InputError, UsageError
-        The cost model cannot be read, or does not fit the instance.
+    `cost_model`: the cost model, its name or its file. An instance in seconds needs one.
     """
     interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
     strategies.run_policies(interval, Budget(time_limit_s), seed=seed)

@@ -24,24 +24,7 @@ _BELOW, _ABOVE = -6, 5
 
 
 def scaled(instance: Instance, scale: float) -> Instance:
-    """Return an instance whose requests arrive faster by a factor, in the same pattern.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    scale : float
-        A factor > 0. Gaps between arrivals are divided by it.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        The instance is in rounds, or the scale is not a number > 0.
-    """
+    """Return an instance whose requests arrive faster by a factor, in the same pattern."""
     _check_scale(scale)
     if scale == 1:
         return instance
@@ -75,11 +58,6 @@ class Question:
     tolerance : float
         How close the ends of the search for a rate are, relative to the lower one.
     seed : int
-
-    Raises
-    ------
-    InputError, UsageError
-        A value is out of its range.
     """
 
     attainment: float = 0.99
@@ -114,53 +92,18 @@ class Question:
         return self.workers == "auto"
 
     def need(self, n: int) -> int:
-        """Return the fewest requests that attain it.
-
-        Parameters
-        ----------
-        n : int
-            Number of requests.
-
-        Returns
-        -------
-        int
-        """
+        """Return the fewest requests that attain it."""
         return math.ceil(self.attainment * n - 1e-9)
 
     def at(self, instance: Instance, value: float) -> tuple[Instance, int]:
-        """Return the instance and the workers at a rate scale, or at a number of workers.
-
-        Parameters
-        ----------
-        instance : Instance
-        value : float
-            The rate scale, or the number of workers if they are searched for.
-
-        Returns
-        -------
-        instance : Instance
-        workers : int
-        """
+        """Return the instance and the workers at a rate scale, or at a number of workers."""
         if self.auto:
             return scaled(instance, self.rate_scale), int(value)
 
         return scaled(instance, value), int(self.workers)
 
     def max_within(self, instance: Instance, cost: CostModel, value: float) -> int:
-        """Return how many requests can be within their SLOs at most.
-
-        Parameters
-        ----------
-        instance : Instance
-            With its SLOs as columns.
-        cost : CostModel
-        value : float
-            As of `at`.
-
-        Returns
-        -------
-        int
-        """
+        """Return how many requests can be within their SLOs at most."""
         moved, workers = self.at(instance, value)
         return most_within(moved, cost, None, workers)
 
@@ -206,10 +149,6 @@ class Reach:
         ----------
         searched : str
             The name of its value, as `Capacity.searched` says.
-
-        Returns
-        -------
-        dict
         """
         reached = {"policy": self.policy, searched: self.value, "attainment": self.attainment}
         points = [list(point) for point in self.points]
@@ -284,12 +223,7 @@ class Capacity:
         return min(found, key=lambda row: sign * (row.value or 0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a capacity file.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the JSON object of a capacity file."""
         best, asked, rates = self.best, self.question, not self.question.auto
         value = None if best is None else best.value
         data = head("optsched-capacity", "capacity", self.instance)

@@ -73,17 +73,7 @@ def _shares(shares: ArrayLike) -> NDArray[np.float64]:
 
 
 def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return A_u and B_u of Chen et al., Corollary 4.8, where s = 0 and l = 1.
-
-    Parameters
-    ----------
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    pair of ndarray of float64, shape (u, u)
-    """
+    """Return A_u and B_u of Chen et al., Corollary 4.8, where s = 0 and l = 1."""
     i = np.arange(1, u + 1, dtype=np.float64)
     smaller = np.minimum.outer(i, i)
     product, total = np.multiply.outer(i, i), np.add.outer(i, i)
@@ -97,18 +87,6 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
     outputs in [1, u]. The vector has no negative entry, as was computed for every u up to 1000. It
     is therefore the shares of a worst case, and the bound is the ratio itself, which Chen et al.
     show in Figure 1.
-
-    Parameters
-    ----------
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    value : float
-        The largest quotient.
-    x : ndarray of float64, shape (u,)
-        A vector that attains it.
 
     Notes
     -----
@@ -218,22 +196,6 @@ def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
     """Return P(o = k) of the geometric distribution G(1 - q), up to a factor, for k = 1, ..., u.
 
     Chen et al., section 5.2.
-
-    Parameters
-    ----------
-    q : float
-        Quotient of neighbouring shares, in [0, 1].
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    ndarray of float64, shape (u,)
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
     """
     _check_q(q)
     return np.asarray(q ** np.arange(u, dtype=np.float64))
@@ -243,22 +205,6 @@ def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
     """Return P(o = k) of the weighted geometric distribution LG(1 - q), for k = 1, ..., u.
 
     The shares are k q^(k - 1), that is P(o = k) up to a factor. Chen et al., section 5.3.
-
-    Parameters
-    ----------
-    q : float
-        As in `geometric_shares`.
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    ndarray of float64, shape (u,)
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
     """
     return np.arange(1, u + 1) * geometric_shares(q, u)
 

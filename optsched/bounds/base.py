@@ -105,10 +105,6 @@ def only_by_name(task: BoundTask) -> bool:
     Parameters
     ----------
     task : BoundTask
-
-    Returns
-    -------
-    bool
     """
     return False
 
@@ -178,10 +174,6 @@ class Bound:
         Parameters
         ----------
         task : BoundTask
-
-        Returns
-        -------
-        bool
         """
         instance = task.instance
         priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)

@@ -86,17 +86,7 @@ class Architecture:
         return self.layers * self.layer_kv_bytes
 
     def check_degree(self, devices: int) -> None:
-        """Check that so many devices can share every layer, each with whole heads.
-
-        Parameters
-        ----------
-        devices : int
-
-        Raises
-        ------
-        InputError
-            The number does not divide that of the heads.
-        """
+        """Check that so many devices can share every layer, each with whole heads."""
         if devices < 1 or self.heads % devices:
             raise InputError(
                 f"tensor_parallel: found {devices!r}; expected a divisor of {self.name}'s "
@@ -106,15 +96,8 @@ class Architecture:
     def kv_bytes_on(self, devices: int) -> int:
         """Return the bytes of a token's keys and values on all devices that share the model.
 
-        Parameters
-        ----------
-        devices : int
-            Degree of tensor parallelism. Where it is above the number of KV heads, each device
-            holds a whole head, and heads are held several times.
-
-        Returns
-        -------
-        int
+        `devices`: degree of tensor parallelism. Where it is above the number of KV heads, each
+        device holds a whole head, and heads are held several times.
         """
         return self.kv_bytes * devices // min(devices, self.kv_heads)
 
@@ -134,10 +117,6 @@ def architecture(name: str) -> Architecture:
     name : str
         One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
         are the same. Or a model's ``config.json``, or its folder.
-
-    Returns
-    -------
-    Architecture
 
     Raises
     ------
@@ -169,22 +148,7 @@ def architecture(name: str) -> Architecture:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Return a model's configuration: of one that also sees or hears, that of its language model.
-
-    Parameters
-    ----------
-    file : Path
-        Its ``config.json``.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    InputError
-        The file cannot be read.
-    """
+    """Return a model's configuration: of one that also sees or hears, that of its language model."""
     found = read_object(file, "a model's configuration")
     inside = [found[key] for key in _CONFIG["nested"] if isinstance(found.get(key), dict)]
     kept = (*_CONFIG["quantized"], "tie_word_embeddings")
@@ -194,18 +158,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def not_modelled(config: Mapping[str, Any]) -> str | None:
-    """Return why the sizes of a configuration do not give its weights and work, or None.
-
-    Parameters
-    ----------
-    config : mapping
-        See `read_config`.
-
-    Returns
-    -------
-    str or None
-        Found and expected, for an error or a note.
-    """
+    """Return why the sizes of a configuration do not give its weights and work, or None."""
     for key in _CONFIG["experts"]:
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value
@@ -235,26 +188,7 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
 
 
 def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Architecture:
-    """Return the architecture of a configuration.
-
-    Parameters
-    ----------
-    config : mapping
-        See `read_config`.
-    name : str
-        Name of the architecture.
-    file : Path
-        What errors begin with.
-
-    Returns
-    -------
-    Architecture
-
-    Raises
-    ------
-    InputError
-        A field is missing or no integer >= 1, or the heads do not fit.
-    """
+    """Return the architecture of a configuration."""
     sizes: dict[str, int] = {}
     for own, key in _CONFIG["sizes"].items():
         value = config.get(key)
@@ -303,17 +237,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
 
 
 def known(name: str) -> Architecture | None:
-    """Return the architecture of a name or configuration, or None if it has none.
-
-    Parameters
-    ----------
-    name : str
-        See `architecture`.
-
-    Returns
-    -------
-    Architecture or None
-    """
+    """Return the architecture of a name or configuration, or None if it has none."""
     try:
         return architecture(name)
     except InputError:
@@ -321,16 +245,6 @@ def known(name: str) -> Architecture | None:
 
 
 def same_architecture(name: str, other: str) -> bool:
-    """Return whether two names mean the same model.
-
-    Parameters
-    ----------
-    name, other : str
-        Unknown names are the same if they are equal.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether two names mean the same model."""
     found = known(name)
     return name == other or (found is not None and found == known(other))

@@ -83,29 +83,7 @@ ROOFLINE_TOKENS = 4096
 def roofline_data(
     shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
 ) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model.
-
-    Parameters
-    ----------
-    shape : Architecture
-    peak : Device
-    tensor_parallel : int
-        Number of devices that share every layer.
-    usable : float
-        Share of the memory that weights and KV may take.
-
-    Returns
-    -------
-    dict
-        Of `optsched.costs.cost.BatchCost`; `optsched.costs.cost.roofline` says how the
-        coefficients come about.
-
-    Raises
-    ------
-    InputError
-        A degree that does not divide the heads, weights that do not fit into the memory, or a
-        device whose peaks are unknown.
-    """
+    """Return the fields of a roofline's cost model."""
     shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
@@ -142,20 +120,7 @@ def roofline_data(
 
 
 def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
-    """Return the milliseconds that the two all-reduces of a layer add per token.
-
-    Parameters
-    ----------
-    shape : Architecture
-    peak : Device
-    devices : int
-        Number of devices that share every layer.
-
-    Returns
-    -------
-    float
-        One by a ring sends 2 (g - 1) / g of the data, and each direction has half the link.
-    """
+    """Return the milliseconds that the two all-reduces of a layer add per token."""
     ring = 2 * 2 * (devices - 1) / devices * BYTES * shape.hidden
     return ring / (peak.link_gb_s / 2) / 1e6
 
@@ -163,21 +128,8 @@ def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
 def roofline_from_spec(spec: str) -> dict[str, Any]:
     """Return the fields of a roofline's cost model from its specification.
 
-    Parameters
-    ----------
-    spec : str
-        ``roofline:MODEL[,device=NAME][,tp=N]``. MODEL and NAME are what `architecture` and `device`
-        take. Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
-
-    Returns
-    -------
-    dict
-        See `roofline_data`.
-
-    Raises
-    ------
-    InputError
-        A model, device or parameter is unknown; or as for `roofline_data`.
+    `spec`: ``roofline:MODEL[,device=NAME][,tp=N]``. MODEL and NAME are what `architecture` and
+    `device` take. Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
     """
     model, *parts = spec.removeprefix("roofline:").split(",")
     where = f"cost model {spec!r}"

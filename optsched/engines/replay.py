@@ -62,10 +62,6 @@ def connect(
     options : mapping, optional
         Arguments of ``vllm.LLM``, for vLLM in this process.
 
-    Returns
-    -------
-    Engine
-
     Raises
     ------
     InputError

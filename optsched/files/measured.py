@@ -129,12 +129,7 @@ class Measured:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a file of measured times.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the JSON object of a file of measured times."""
         data = {
             "format": "optsched-measured",
             "version": 1,
@@ -160,10 +155,6 @@ def read_measured(path: str | Path) -> Measured:
     ----------
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Returns
-    -------
-    Measured
 
     Raises
     ------

@@ -48,10 +48,6 @@ def read_instance(path: str | Path) -> Instance:
         A ``.json`` or ``.json.gz`` file. If there is no such file, a name in
         `example_instances`. An instance without a ``name`` is named after its file.
 
-    Returns
-    -------
-    Instance
-
     Raises
     ------
     InputError
@@ -71,24 +67,7 @@ def read_instance(path: str | Path) -> Instance:
 
 
 def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
-    """Return the instance that a JSON object holds.
-
-    Parameters
-    ----------
-    data : dict
-        JSON object of the format "instance", which `check_format` has accepted.
-    name : str
-        Name of the instance if it has none of its own.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        See `optsched.Instance`.
-    """
+    """Return the instance that a JSON object holds."""
     # The schema has the fields of an `Instance` and no others; columns are under "requests".
     fields = {**data, **data["requests"], "limits": Limits(**(data.get("limits") or {}))}
     for key in ("format", "version", "requests"):
@@ -151,23 +130,7 @@ def schedule_from_dict(
 ) -> Schedule:
     """Return the schedule that a JSON object holds.
 
-    Parameters
-    ----------
-    data : dict
-        JSON object of the format "schedule".
-    instance : Instance, optional
-        See `read_schedule`.
-    folder : Path, optional
-        Folder of the Parquet file of columns. Without it, the columns must be in ``data``.
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    InputError
-        See `read_schedule`.
+    `folder`: folder of the Parquet file of columns. Without it, the columns must be in ``data``.
     """
     check_format(data, "schedule")
     digest = data.get("instance_sha256")
@@ -250,17 +213,7 @@ def write_schedule(
 
 
 def columns_file(path: str | Path) -> Path:
-    """Return the Parquet file beside a schedule file that holds its columns.
-
-    Parameters
-    ----------
-    path : str or Path
-        The schedule file. It need not exist.
-
-    Returns
-    -------
-    Path
-    """
+    """Return the Parquet file beside a schedule file that holds its columns."""
     file = Path(path)
     return file.with_name(f"{stem(file)}.columns.parquet")
 
@@ -285,10 +238,6 @@ def json_schema(name: str) -> dict[str, Any]:
     ----------
     name : str
         A format, such as ``instance``.
-
-    Returns
-    -------
-    dict
 
     Raises
     ------

@@ -197,10 +197,6 @@ class Timeline:
         """Return the timeline with every pause merged into the phase around it.
 
         Where prefills interrupt decodes, as in vLLM, nearly all spans are pauses.
-
-        Returns
-        -------
-        Timeline
         """
         keep = np.flatnonzero(self.span_phase != spans.PAUSED)
         request, phase = self.span_request[keep], self.span_phase[keep]
@@ -348,10 +344,6 @@ def timeline(
         As for `optsched.evaluate`.
     evaluation : Evaluation, optional
         The judge's evaluation of this schedule. If it is not given, the schedule is judged here.
-
-    Returns
-    -------
-    Timeline
 
     Raises
     ------

@@ -186,16 +186,7 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
 def on_workers(spec: str, workers: int, router: str) -> str:
     """Return a policy's specification for a number of workers behind a router.
 
-    Parameters
-    ----------
-    spec : str
-    workers : int
-    router : str
-        It is left out for a policy that has workers and a balancer of its own.
-
-    Returns
-    -------
-    str
+    `router`: it is left out for a policy that has workers and a balancer of its own.
     """
     if workers == 1:
         return spec
@@ -207,18 +198,7 @@ def on_workers(spec: str, workers: int, router: str) -> str:
 
 
 def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
-    """Return policies on several workers behind each of the usual routers, which know all lengths.
-
-    Parameters
-    ----------
-    specs : sequence of str
-    workers : int
-
-    Returns
-    -------
-    list of str
-        The same ones for one worker.
-    """
+    """Return policies on several workers behind each of the usual routers, which know all lengths."""
     if workers == 1:
         return list(specs)
 
@@ -227,17 +207,7 @@ def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
 
 
 def runner_of(made: Scheduler) -> Runner:
-    """Return a scheduler as a `Runner`.
-
-    Parameters
-    ----------
-    made : Runner or Policy
-
-    Returns
-    -------
-    Runner
-        ``made`` itself, or a runner that asks the policy object before every batch.
-    """
+    """Return a scheduler as a `Runner`."""
     if isinstance(made, Runner):
         return made
 
@@ -258,10 +228,6 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
     info : PolicyInfo
         What `make_policy` returned with it.
     instance : Instance
-
-    Returns
-    -------
-    bool
     """
     if instance.has_predictions:
         return False

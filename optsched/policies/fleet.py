@@ -57,10 +57,6 @@ class Job:
         ----------
         worker : int
 
-        Returns
-        -------
-        Job
-
         Raises
         ------
         InputError
@@ -205,12 +201,7 @@ class Fleet:
         raise NotImplementedError
 
     def parts(self) -> list[Part]:
-        """Return what each worker ran.
-
-        Returns
-        -------
-        list of Part
-        """
+        """Return what each worker ran."""
         raise NotImplementedError
 
     def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
@@ -264,10 +255,6 @@ class Fleet:
     def schedule(self) -> Schedule:
         """Return the schedule of all workers, which have run to the end.
 
-        Returns
-        -------
-        Schedule
-
         Raises
         ------
         LoopError
@@ -310,19 +297,7 @@ class MixedFleet(Fleet):
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
-    """Return the schedule of workers: their batches sorted by start, ties by worker.
-
-    Parameters
-    ----------
-    job : Job
-    mode : {"restart", "recompute"}
-    parts : sequence of Part
-        What each worker ran.
-
-    Returns
-    -------
-    Schedule
-    """
+    """Return the schedule of workers: their batches sorted by start, ties by worker."""
     problem = job.problem
     start = np.concatenate([part.start for part in parts])
     worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])

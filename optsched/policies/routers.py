@@ -99,10 +99,6 @@ class Router:
             The requests in the order of arrivals.
         workers : int
 
-        Returns
-        -------
-        list of int
-
         Raises
         ------
         InputError
@@ -137,21 +133,7 @@ ROUTERS: dict[str, Router] = {
 
 
 def check_workers(workers: object) -> int:
-    """Return a number of workers, checked.
-
-    Parameters
-    ----------
-    workers : object
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    InputError
-        It is not an integer from 1 to `MAX_WORKERS`.
-    """
+    """Return a number of workers, checked."""
     whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
     if not whole or not 1 <= workers <= MAX_WORKERS:  # type: ignore[operator]
         raise InputError(f"workers: found {workers!r}; expected an integer from 1 to {MAX_WORKERS}")
@@ -170,11 +152,6 @@ class Routed(Runner):
         Number of workers. With one, schedules are those of the scheduler itself.
     router : str
         A name in `ROUTERS`.
-
-    Raises
-    ------
-    InputError
-        The number of workers is out of range, or the router is unknown.
     """
 
     def __init__(self, inner: Runner, workers: int, router: str = DEFAULT) -> None:
@@ -186,13 +163,7 @@ class Routed(Runner):
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
     def run(self, job: Job) -> Schedule:
-        """See `Runner.run`. Routers see which requests have finished when one arrives.
-
-        Raises
-        ------
-        UsageError
-            The scheduler runs only whole instances, and the router looks at the workers' loads.
-        """
+        """See `Runner.run`. Routers see which requests have finished when one arrives."""
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
@@ -263,19 +234,7 @@ class Routed(Runner):
 
 
 def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
-    """Return workers that run a scheduler in steps, on the job's machines if it has any.
-
-    Parameters
-    ----------
-    inner : Runner
-    job : Job
-    workers : int
-
-    Returns
-    -------
-    Fleet or None
-        None if the scheduler runs only whole instances.
-    """
+    """Return workers that run a scheduler in steps, on the job's machines if it has any."""
     if not job.machines:
         return inner.begin(job, workers)
 
@@ -285,27 +244,7 @@ def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
 
 
 def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
-    """Run a scheduler on several workers, with the worker of each request given.
-
-    Parameters
-    ----------
-    inner : Runner
-    job : Job
-    place : ndarray of int64, shape (n,)
-        The worker of each request.
-    workers : int
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    UsageError
-        The scheduler has several workers of its own.
-    LoopError
-        See `Fleet.schedule`.
-    """
+    """Run a scheduler on several workers, with the worker of each request given."""
     fleet = begin_on(inner, job, workers)
     if fleet is None:
         return _one_by_one(inner, job, place, workers)
@@ -344,20 +283,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
 
 
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
-    """Return the schedule of some requests as a part of the schedule of all.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    mine : ndarray of int64
-        The requests.
-    job : Job
-        The job of these requests.
-
-    Returns
-    -------
-    Part
-    """
+    """Return the schedule of some requests as a part of the schedule of all."""
     from optsched.judge.evaluate import evaluate
 
     with warnings.catch_warnings():  # the judgement of the whole says it once

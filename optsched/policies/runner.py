@@ -155,21 +155,7 @@ class Runner:
 def endless(job: Job, request: int, batch: int, now: float, reason: str) -> LoopError:
     """Return the error of a scheduler that would go on for ever, or cannot go on.
 
-    Parameters
-    ----------
-    job : Job
-    request : int
-        The request that the reason is about, or -1.
-    batch : int
-        Number of the batch, from 0.
-    now : float
-        Time since the first arrival, in seconds or rounds.
-    reason : str
-
-    Returns
-    -------
-    LoopError
-        The error, which is not raised here.
+    `request`: the request that the reason is about, or -1.
     """
     problem = job.problem
     where = f"batch {batch} at {now + problem.first_arrival:.6g} {problem.time_unit}s"
@@ -178,19 +164,7 @@ def endless(job: Job, request: int, batch: int, now: float, reason: str) -> Loop
 
 
 def beyond_limits(instance: Instance, size: int) -> str | None:
-    """Return which limit on a batch's tokens an input exceeds that is not split.
-
-    Parameters
-    ----------
-    instance : Instance
-    size : int
-        Tokens of the input.
-
-    Returns
-    -------
-    str or None
-        A reason for `endless`; None if the limits allow the input.
-    """
+    """Return which limit on a batch's tokens an input exceeds that is not split."""
     for limit, value in instance.limits.as_dict().items():
         if limit != "max_running" and size > value:
             return f"its input of {size} tokens exceeds {limit} {value}, and is not split"
@@ -199,17 +173,7 @@ def beyond_limits(instance: Instance, size: int) -> str | None:
 
 
 def too_long(instance: Instance) -> str | None:
-    """Return which request's prompt is longer than a batch's limit allows without a split.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    str or None
-        The first such request with its prompt and the limit, in words; None if there is none.
-    """
+    """Return which request's prompt is longer than a batch's limit allows without a split."""
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
@@ -230,17 +194,6 @@ def own_work(
     In seconds this is the time of a whole prefill, and of o - 1 decode steps that read the KV
     cached before them, without the fixed costs of batches. In rounds a batch takes the same time
     whatever it holds. The work is then the KV volume s o + o (o + 1) / 2.
-
-    Parameters
-    ----------
-    prompt, output : ndarray of int64, shape (n,)
-        Prompt tokens s and output tokens o.
-    cost : CostModel
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Seconds, or token-rounds without a `BatchCost`.
     """
     s, o = prompt.astype(np.float64), output.astype(np.float64)
     if not isinstance(cost, BatchCost):
@@ -250,17 +203,7 @@ def own_work(
 
 
 def first_deadline(instance: Instance) -> NDArray[np.float64]:
-    """Return when each request's first token is due by its SLO on TTFT.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Time since the first arrival; infinite without an SLO.
-    """
+    """Return when each request's first token is due by its SLO on TTFT."""
     if instance.slo_ttft is None:
         return np.full(instance.n, np.inf)
 
@@ -268,18 +211,7 @@ def first_deadline(instance: Instance) -> NDArray[np.float64]:
 
 
 def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
-    """Return when the prefill of each request must start for its first token to be in time.
-
-    Parameters
-    ----------
-    instance : Instance
-    cost : CostModel
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        `first_deadline` less the time of the whole prefill in a batch of its own.
-    """
+    """Return when the prefill of each request must start for its first token to be in time."""
     alone = np.ones(instance.n)
     if isinstance(cost, BatchCost) and not instance.in_rounds:
         one = np.ones(instance.n)
@@ -296,20 +228,7 @@ def waiting_rank(
 
     Ties break by (arrival, index), here and nowhere else.
 
-    Parameters
-    ----------
-    order : str
-        One of the orders of `Rules`. For ``"random"`` only ties are resolved.
-    instance : Instance
-    predicted : ndarray of int64, shape (n,)
-        Predicted output tokens.
-    cost : CostModel
-        For ``"work"``.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Places from 0.
+    `order`: one of the orders of `Rules`. For ``"random"`` only ties are resolved.
     """
     prompt = instance.prompt_tokens
     key = {

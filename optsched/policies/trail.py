@@ -95,10 +95,6 @@ class Trail(Runner):
         ----------
         view : View
 
-        Returns
-        -------
-        Batch
-
         Notes
         -----
         Where an instance keeps phases apart, the head of the line decides which phase runs. Where
@@ -217,15 +213,6 @@ def vllm_sjf(*, max_running: int | None = None) -> Rules:
 
     A running request is never preempted for a shorter one. When KV is short, the latest arrival
     is evicted, and waits at its place in the order.
-
-    Parameters
-    ----------
-    max_running : int, optional
-        The max number of running requests.
-
-    Returns
-    -------
-    Rules
     """
     return replace(CHUNKS, order="output", max_running=max_running)
 
@@ -236,15 +223,5 @@ def vllm_sjf(*, max_running: int | None = None) -> Rules:
     paper="Shahout et al. 2024, section 4",
 )
 def vllm_fcfs(*, max_running: int | None = None) -> Rules:
-    """Return the rules of the paper's baseline: those of `vllm_sjf` in the order of arrival.
-
-    Parameters
-    ----------
-    max_running : int, optional
-        The max number of running requests.
-
-    Returns
-    -------
-    Rules
-    """
+    """Return the rules of the paper's baseline: those of `vllm_sjf` in the order of arrival."""
     return replace(CHUNKS, max_running=max_running)

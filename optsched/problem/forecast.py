@@ -118,10 +118,6 @@ class Forecast:
         ----------
         index : array_like of int or bool
             Indices of the requests, in the order wanted, or a mask of shape (n,).
-
-        Returns
-        -------
-        Forecast
         """
         pick = np.arange(self.n)[np.asarray(index)]
         lengths = np.diff(self.offsets)[pick]
@@ -186,27 +182,8 @@ def tokens_left(
 
     This is plain arithmetic on the columns of a `Forecast`, so that compiled code can use it.
 
-    Parameters
-    ----------
-    every : int
-        See `Forecast`.
-    offsets : ndarray of int64, shape (n + 1,)
-        See `Forecast`.
-    remaining : ndarray of float64, shape (offsets[n],)
-        See `Forecast`.
-    i : int
-        The request.
-    seen : int
-        Maximum number of tokens that the request has ever had produced, over all its runs. It
-        decides which prediction is the latest: a run that starts again loses none.
-    produced : int
-        Tokens produced in the current run, <= ``seen``.
-
-    Returns
-    -------
-    float
-        Tokens: the latest prediction less what was produced since it was made. It is never below
-        1, since a request that still runs has a token left.
+    `seen`: maximum number of tokens that the request has ever had produced, over all its runs. It
+    decides which prediction is the latest: a run that starts again loses none.
     """
     entry = seen // every
     return max(1.0, every * entry + remaining[offsets[i] + entry] - produced)

@@ -76,12 +76,7 @@ class Limits:
                 object.__setattr__(self, name, whole_number(value, f"limits.{name}", 1, INT64_MAX))
 
     def as_dict(self) -> dict[str, int]:
-        """Return the limits that are set, by name.
-
-        Returns
-        -------
-        dict of str to int
-        """
+        """Return the limits that are set, by name."""
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
@@ -89,18 +84,6 @@ def whole_blocks(tokens: Any, block: int) -> Any:
     """Return the KV tokens of the whole blocks that some tokens take.
 
     Compiled loops call it, too.
-
-    Parameters
-    ----------
-    tokens : int or ndarray of int64
-        KV tokens.
-    block : int
-        Tokens of a block (`Instance.kv_block_tokens`).
-
-    Returns
-    -------
-    int or ndarray of int64
-        The smallest multiple of ``block`` that is not smaller.
     """
     return tokens if block == 1 else -(-tokens // block) * block
 
@@ -393,12 +376,7 @@ class Instance:
         return not all(getattr(self, name) is None for name in PREDICTIONS)
 
     def without_predictions(self) -> Instance:
-        """Return the same instance with no predictions.
-
-        Returns
-        -------
-        Instance
-        """
+        """Return the same instance with no predictions."""
         return replace(self, **dict.fromkeys(PREDICTIONS))  # type: ignore[arg-type]
 
     @cached_property
@@ -569,17 +547,6 @@ class Instance:
 
 
 def canonical_json(data: Any) -> bytes:
-    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover.
-
-    Parameters
-    ----------
-    data : object
-        What JSON can hold. NaN and infinity raise a ValueError.
-
-    Returns
-    -------
-    bytes
-        ASCII text.
-    """
+    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()

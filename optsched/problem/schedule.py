@@ -113,19 +113,6 @@ def read_start(start: float, earliest: float, origin: float) -> float:
     A start in a schedule is a rounded sum, and the later the first arrival, the coarser the
     rounding. A start that equals the rounded earliest start is therefore read as the earliest
     start. The judge and the engines compile this function, so that both read the same moment.
-
-    Parameters
-    ----------
-    start : float
-        Start in the schedule: a time since ``origin`` plus ``origin``.
-    earliest : float
-        Earliest start of the batch, as a time since ``origin``.
-    origin : float
-        See `Instance.clock_origin`.
-
-    Returns
-    -------
-    float
     """
     return earliest if origin + earliest == start else start - origin
 
@@ -241,17 +228,8 @@ def from_batches(
 def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedule:
     """Return the schedule of uninterrupted runs that start at given rounds on given workers.
 
-    Parameters
-    ----------
-    instance : Instance
-        In rounds.
-    starts : array_like of int, shape (n,)
-        Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
-    workers : array_like of int, shape (n,)
-
-    Returns
-    -------
-    Schedule
+    `starts` (shape (n,)): start of each request, in rounds. The request runs in rounds start + 1 to
+    start + o.
     """
     outputs, begin, place = instance.output_tokens, np.asarray(starts), np.asarray(workers)
     request = np.repeat(np.arange(instance.n), outputs)
@@ -276,17 +254,6 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     A batch with more tokens becomes several in a row: decodes come first, then prompts, of which
     one may be split. What is held and processed after the last part is what it was after the whole
     batch, and until then it is less, so every other limit still holds. Starts are left out.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Of batches.
-    instance : Instance
-        Its digest is that of the result.
-
-    Returns
-    -------
-    Schedule
     """
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)
@@ -332,19 +299,7 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
 
 
 def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
-    """Return the worker of each request in a schedule of batches.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    n : int
-        Number of requests.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        That of its last batch; 0 without a column of workers.
-    """
+    """Return the worker of each request in a schedule of batches."""
     home = np.zeros(n, dtype=np.int64)
     if schedule.worker is not None:
         offsets, request, *_ = check_columns(schedule)
@@ -354,23 +309,7 @@ def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
 
 
 def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
-    """Check that a schedule's columns fit together; whether it is feasible is not checked.
-
-    Parameters
-    ----------
-    schedule : Schedule
-
-    Returns
-    -------
-    tuple of ndarray of int64
-        The columns of `COLUMNS`, or ``starts`` alone for a schedule of starts.
-
-    Raises
-    ------
-    InputError
-        A column is missing, offsets do not rise from 0 to the column's length, or columns are
-        of unequal length.
-    """
+    """Check that a schedule's columns fit together; whether it is feasible is not checked."""
     if schedule.kind == "starts":
         if schedule.starts is None:
             raise InputError("starts: found nothing; expected one start per request")

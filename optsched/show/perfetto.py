@@ -33,16 +33,6 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     of arrival. Each batch is a slice on its worker. Counters of each worker show the KV held, and
     the requests and tokens in the batch. Times are in microseconds, and a round is shown as a
     millisecond.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
-
-    Yields
-    ------
-    dict
-        An event.
     """
     scale = US_PER_ROUND if timeline.instance.in_rounds else 1e6
     instance = timeline.instance

@@ -144,10 +144,6 @@ def fetch_dataset(
         Called with the number of bytes received so far, including those of an earlier download,
         and with the size of the file, or 0 if the server does not say.
 
-    Returns
-    -------
-    Path
-
     Raises
     ------
     InputError

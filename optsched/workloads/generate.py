@@ -111,10 +111,6 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
     **parameters
         Parameters of the generator. None stands for the default.
 
-    Returns
-    -------
-    Instance
-
     Raises
     ------
     InputError
@@ -143,25 +139,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
 
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
-    """Return a generator's parameters from their texts, as on a command line.
-
-    Parameters
-    ----------
-    name : str
-        One of `generators`.
-    texts : mapping of str to str
-        Text of each parameter; ``"none"`` stands for the default.
-
-    Returns
-    -------
-    dict of str to int, float, str or None
-        None stands for the default.
-
-    Raises
-    ------
-    InputError
-        The name or a parameter is unknown, or a text is not an allowed value.
-    """
+    """Return a generator's parameters from their texts, as on a command line."""
     spec = _REGISTRY.get(name)
     values: dict[str, int | float | str | None] = {}
     for key, text in texts.items():

@@ -150,10 +150,6 @@ def two_point(short: int, long: int, share: float, n: int, *, kv_capacity: int) 
     kv_capacity : int
         As in `from_shares`.
 
-    Returns
-    -------
-    Instance
-
     Raises
     ------
     InputError
@@ -186,10 +182,6 @@ def geometric(
     longest : int
         The largest output, in tokens. The distribution is cut there.
 
-    Returns
-    -------
-    Instance
-
     Raises
     ------
     InputError
@@ -214,10 +206,6 @@ def weighted_geometric(
         As in `from_shares`.
     longest : int
         The largest output, in tokens. The distribution is cut there.
-
-    Returns
-    -------
-    Instance
 
     Raises
     ------
@@ -246,10 +234,6 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
         Number of requests.
     seed : int
         Seed of the policy's run.
-
-    Returns
-    -------
-    Instance
     """
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):
@@ -278,10 +262,6 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
         Number of requests. There is at least one narrow request beyond the wide ones.
     wide : int
         Number of wide requests.
-
-    Returns
-    -------
-    Instance
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)

@@ -177,10 +177,6 @@ class Study:
         policy : str
             One of ``policies``.
 
-        Returns
-        -------
-        Mean
-
         Raises
         ------
         InputError
@@ -200,10 +196,6 @@ class Study:
         ----------
         policy : str
             One of ``policies``.
-
-        Returns
-        -------
-        Ratio
 
         Raises
         ------

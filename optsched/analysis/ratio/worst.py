@@ -319,25 +319,6 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
 
     Requests are placed one by one at their earliest feasible starts, in orders by output, volume,
     arrival and their reverses. The best order is improved by moving one request at a time.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds, without limits on batches.
-    passes : int
-        Max number of passes through all moves.
-
-    Returns
-    -------
-    total : int
-        Total latency in rounds.
-    starts : ndarray of int64, shape (n,)
-        The round in which each request starts.
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds, or has limits on batches.
     """
     if not instance.in_rounds or instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError(

@@ -112,17 +112,7 @@ def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -
 
 
 def digest(certificate: dict[str, Any]) -> str:
-    """Return the sha256 of all fields but ``sha256``, in canonical JSON.
-
-    Parameters
-    ----------
-    certificate : dict
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-    """
+    """Return the sha256 of all fields but ``sha256``, in canonical JSON."""
     rest = {key: value for key, value in certificate.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(text).hexdigest()
@@ -172,27 +162,7 @@ def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
 
 
 def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
-    """Return the total latency of a schedule of starts after checking every limit on it.
-
-    Parameters
-    ----------
-    columns : Columns
-        The instance.
-    schedule : dict
-        The JSON object of the schedule.
-    sha256 : str
-        The sha256 of the instance, which the schedule must name.
-
-    Returns
-    -------
-    int
-        Total latency in rounds.
-
-    Raises
-    ------
-    Rejected
-        If the object is no schedule of the instance, or if it breaks a limit.
-    """
+    """Return the total latency of a schedule of starts after checking every limit on it."""
     head = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     head = {**head, "instance_sha256": sha256}
     expect_fields(schedule, "schedule", (*head, "starts"))

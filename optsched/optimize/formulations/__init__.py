@@ -76,10 +76,6 @@ def get(name: str) -> Formulation:
     name : str
         For example ``"hindsight"``.
 
-    Returns
-    -------
-    Formulation
-
     Raises
     ------
     UsageError

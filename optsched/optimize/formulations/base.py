@@ -164,19 +164,7 @@ class Formulation:
 
 
 def check_prompts(instance: Instance, ending: str) -> None:
-    """Refuse a limit on batches that is below a prompt, which is processed in one batch.
-
-    Parameters
-    ----------
-    instance : Instance
-    ending : str
-        The end of the message: what is expected.
-
-    Raises
-    ------
-    InfeasibleError
-        A prompt is too long. The message names the request.
-    """
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
@@ -192,16 +180,6 @@ def demands(instance: Instance) -> frozenset[str]:
 
     Every model covers an instance without limits, with hybrid batching, without chunked prefill,
     whose requests arrive together. What differs from that is demanded of a method.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    frozenset of str
-        The names of the limits that are set; ``"hybrid_batching_off"`` if hybrid batching is off;
-        ``"chunked_prefill"`` if it is on; ``"arrivals"`` if arrivals differ.
     """
     wanted = set(instance.limits.as_dict())
     if instance.hybrid_batching is False:
@@ -220,16 +198,6 @@ def automatic(formulation: Formulation, task: Task) -> str:
     A formulation chooses by size among the methods for its usual objectives. If its choice cannot
     do the task, for example since the objective was added later, the first method by name that can
     do it is returned.
-
-    Parameters
-    ----------
-    formulation : Formulation
-    task : Task
-
-    Returns
-    -------
-    str
-        The method's name. If no method can do the task, it is the one that lacks the least.
     """
     methods = formulation.methods
     return min(
@@ -239,25 +207,7 @@ def automatic(formulation: Formulation, task: Task) -> str:
 
 
 def check_method(formulation: Formulation, name: str, task: Task) -> Method:
-    """Return a method by name if it can do the task.
-
-    Parameters
-    ----------
-    formulation : Formulation
-    name : str
-        The method's name.
-    task : Task
-
-    Returns
-    -------
-    Method
-
-    Raises
-    ------
-    UsageError
-        The method is unknown, or cannot do an objective, a switch or an extra of the task. The
-        message names a method that can.
-    """
+    """Return a method by name if it can do the task."""
     methods = formulation.methods
     if name not in methods:
         raise UsageError(

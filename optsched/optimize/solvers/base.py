@@ -116,10 +116,6 @@ class SolveOptions:
         ----------
         seconds : float
             What to subtract from the time limit, which does not fall below 0.
-
-        Returns
-        -------
-        SolveOptions
         """
         if self.time_limit_s is None:
             return self
@@ -304,15 +300,8 @@ def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Foun
 def round_up_bound(bound: float) -> int:
     """Return the integer bound that a floating-point bound on an integral objective proves.
 
-    Parameters
-    ----------
-    bound : float or int
-        The solver's bound. A float may exceed the true bound by `BOUND_TOLERANCE`, relative to
-        max(1, |bound|). An integer is exact.
-
-    Returns
-    -------
-    int
+    `bound`: the solver's bound. A float may exceed the true bound by `BOUND_TOLERANCE`, relative to
+    max(1, |bound|). An integer is exact.
     """
     if isinstance(bound, (int, np.integer)):
         return int(bound)
@@ -333,21 +322,8 @@ def settle_status(
     A solver's "optimal" may mean a gap of 1e-4, or the gap asked for. On the other hand, a limit
     may have ended the solve just after the gap closed.
 
-    Parameters
-    ----------
-    native : Status
-        The solver's own status, mapped to ours.
-    objective, bound : float or None
-        The incumbent's objective and the bound of a minimization.
-    integral_objective : bool
-        Whether the bound may be rounded up.
-    slack : float, optional
-        By how much an objective that is not integral may exceed the bound. Default:
-        `BOUND_TOLERANCE` of it, which is what a solver in floats can tell.
-
-    Returns
-    -------
-    Status
+    `slack`: by how much an objective that is not integral may exceed the bound. Default:
+    `BOUND_TOLERANCE` of it, which is what a solver in floats can tell.
     """
     if native in (Status.INFEASIBLE, Status.ERROR):
         return native

@@ -21,12 +21,7 @@ COLUMNS = ("predicted", "predicted_lower", "predicted_upper")
 
 @predictor("oracle", "the true output")
 def oracle() -> Guess:
-    """Return the predictor of the true output tokens.
-
-    Returns
-    -------
-    Guess
-    """
+    """Return the predictor of the true output tokens."""
     return lambda instance, _: instance.output_tokens
 
 
@@ -38,10 +33,6 @@ def interval(*, low: int = 1, high: int = 1000) -> Guess:
     ----------
     low, high : int
         Ends of the interval, in tokens: 1 <= low <= high.
-
-    Returns
-    -------
-    Guess
 
     Raises
     ------
@@ -64,10 +55,6 @@ def classes(*, width: int = 100) -> Guess:
     ----------
     width : int
         Width w of a class in tokens, >= 1.
-
-    Returns
-    -------
-    Guess
 
     Raises
     ------
@@ -94,10 +81,6 @@ def relative(*, x: float = 0.1) -> Guess:
     ----------
     x : float
         Relative half-width of the interval, from 0 to 1.
-
-    Returns
-    -------
-    Guess
 
     Raises
     ------
@@ -164,17 +147,8 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
 def column(*, file: str) -> Guess:
     """Return the predictor that reads predictions from a CSV file.
 
-    Parameters
-    ----------
-    file : str
-        A file with a header and one row per request, in the instance's order. It has one or more
-        columns of `COLUMNS`; others are ignored.
-
-    Returns
-    -------
-    Guess
-        It raises an `InputError` if the file cannot be read, has none of the columns, or holds
-        an entry that is not a number.
+    `file`: a file with a header and one row per request, in the instance's order. It has one or
+    more columns of `COLUMNS`; others are ignored.
     """
 
     def guess(instance: Instance, _: Generator) -> Columns:

@@ -229,10 +229,6 @@ def read_trace(format: str, path: str | Path, **options: Any) -> Instance:
     **options
         See `TraceOptions`.
 
-    Returns
-    -------
-    Instance
-
     Warns
     -----
     TraceWarning
