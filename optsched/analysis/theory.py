@@ -31,11 +31,6 @@ def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> fl
     prompt : float
         s, the prompt length of every request, in tokens.
 
-    Returns
-    -------
-    float
-        The ratio, >= 1.
-
     Raises
     ------
     InputError

@@ -153,16 +153,11 @@ class Bound:
     suits: Callable[[BoundTask], bool] = lambda task: True
 
     def lacks(self, task: BoundTask) -> list[str]:
-        """Return the features of a task that the bound is not proved for.
+        """Return the sorted names of the features of a task that the bound is not proved for.
 
         Parameters
         ----------
         task : BoundTask
-
-        Returns
-        -------
-        list of str
-            Sorted by name; empty if the bound is proved for all.
         """
         return sorted(task.features - self.features)
 

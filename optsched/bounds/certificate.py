@@ -104,7 +104,7 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
 def verify_certificate(
     instance: Instance, certificate: dict[str, Any], cost_model: CostModel | None = None
 ) -> int | float:
-    """Check a certificate and return the value that it proves.
+    """Return the value, in rounds or seconds, that a certificate proves, once it is checked.
 
     Parameters
     ----------
@@ -115,11 +115,6 @@ def verify_certificate(
     cost_model : BatchCost, optional
         The cost model that a certificate in seconds must be about. By default any is accepted:
         the proof is for the one that stands in the certificate.
-
-    Returns
-    -------
-    int or float
-        A value of the certificate's objective that no schedule is below: rounds, or seconds.
 
     Raises
     ------

@@ -42,18 +42,13 @@ class Prices:
 
 
 def dual_value(instance: Instance, prices: Prices) -> int:
-    """Return the bound that prices prove, which is the exact dual value L rounded up.
+    """Return the bound in rounds that prices prove, which is the exact dual value L rounded up.
 
     Parameters
     ----------
     instance : Instance
         An instance in rounds.
     prices : Prices
-
-    Returns
-    -------
-    int
-        A bound on total latency, in rounds.
 
     Raises
     ------

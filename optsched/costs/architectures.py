@@ -148,7 +148,7 @@ def architecture(name: str) -> Architecture:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Return a model's configuration: of one that also sees or hears, that of its language model."""
+    """Return a model's configuration; that of its language model if it also sees or hears."""
     found = read_object(file, "a model's configuration")
     inside = [found[key] for key in _CONFIG["nested"] if isinstance(found.get(key), dict)]
     kept = (*_CONFIG["quantized"], "tie_word_embeddings")

@@ -118,7 +118,7 @@ def add_prefill(sums: Sums, c: int, m: int) -> Sums:
 
 
 def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
-    """Return the time of one batch.
+    """Return the time of one batch in seconds, or 1 in rounds; 0 for an empty batch.
 
     Parameters
     ----------
@@ -127,11 +127,6 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         goes on as `optsched.costs.table.CostTable.array` says.
     sums : Sums
         Content of the batch.
-
-    Returns
-    -------
-    float
-        Seconds, or 1 in rounds; 0 for an empty batch.
     """
     if sums.tokens == 0:
         return 0.0

@@ -117,13 +117,7 @@ class Fit:
         ]
 
     def to_toml(self) -> str:
-        """Return the text of the cost model's TOML file.
-
-        Returns
-        -------
-        str
-            The errors of the fit stand as comments at its top.
-        """
+        """Return the cost model's TOML file, with the errors of the fit as comments at its top."""
         lacks = [f"MISSING: {part} costs nothing" for part in self.profile.missing]
         return to_toml(self.cost_model, [*lacks, *(self._summary(o) for o in self.operators)])
 

@@ -40,11 +40,6 @@ def kv_capacity(
     devices : int
         Number of devices that share the model.
 
-    Returns
-    -------
-    int
-        Tokens, >= 1.
-
     Raises
     ------
     InputError

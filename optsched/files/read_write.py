@@ -99,7 +99,7 @@ def write_instance(instance: Instance, path: str | Path) -> None:
 
 
 def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedule:
-    """Return the schedule in a file.
+    """Return the schedule in a file. `optsched.evaluate` says whether it is feasible.
 
     Parameters
     ----------
@@ -107,11 +107,6 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
         A ``.json`` or ``.json.gz`` file, with its columns inside or in a Parquet file beside it.
     instance : Instance, optional
         Instance that the schedule must be for, if the file has an instance's digest.
-
-    Returns
-    -------
-    Schedule
-        Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------
@@ -219,13 +214,7 @@ def columns_file(path: str | Path) -> Path:
 
 
 def example_instances() -> dict[str, Path]:
-    """Return the files of the shipped instances.
-
-    Returns
-    -------
-    dict of str to Path
-        File of each instance by name, sorted by name.
-    """
+    """Return the file of each shipped instance by name, sorted by name."""
     inside = Path(str(resources.files("optsched"))) / "_data" / "instances"
     folder = inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "instances"
     return {stem(file): file for file in sorted(folder.glob("*.json*"))}

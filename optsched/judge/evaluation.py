@@ -244,10 +244,7 @@ class Evaluation:
     def table(self) -> pd.DataFrame:
         """Return a table of requests with their sizes, times, latencies, delays and evictions.
 
-        Returns
-        -------
-        pandas.DataFrame
-            One row per request. Times are in the instance's unit.
+        Times are in the instance's unit.
         """
         import pandas as pd
 

@@ -106,16 +106,11 @@ class Timeline:
         return "rounds" if self.instance.in_rounds else "s"
 
     def name_of(self, request: int) -> str:
-        """Return the name of a request for labels.
+        """Return a request's name for labels: its external id, or ``"request"`` and its index.
 
         Parameters
         ----------
         request : int
-
-        Returns
-        -------
-        str
-            Its external id, or ``"request"`` and its index.
         """
         names = self.instance.id
         return f"request {request}" if names is None else str(names[request])

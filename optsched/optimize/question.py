@@ -39,18 +39,14 @@ class Question:
     value: float
 
     def answer(self, result: Result) -> Literal["yes", "no", "unknown"]:
-        """Return the answer that a result gives.
+        """Return "yes" if a result has a schedule below the value, "no" if its bound excludes one.
+
+        Else the answer is "unknown".
 
         Parameters
         ----------
         result : Result
             What `optsched.solve` returned for the same instance and objective.
-
-        Returns
-        -------
-        {"yes", "no", "unknown"}
-            ``"yes"`` if the result has a schedule below the value, ``"no"`` if its bound excludes
-            one, else ``"unknown"``.
         """
         if result.status == "infeasible":
             return "no"  # the solve only allowed schedules below the value

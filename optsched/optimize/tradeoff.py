@@ -100,17 +100,14 @@ class Tradeoff:
     interrupted: bool = False
 
     def ttft_at(self, mean_latency: float) -> float | None:
-        """Return a bound on the mean TTFT of schedules of at most some mean latency.
+        """Return a bound in seconds on the mean TTFT of schedules of at most some mean latency.
+
+        It is None if no schedule has so small a latency.
 
         Parameters
         ----------
         mean_latency : float
             In seconds.
-
-        Returns
-        -------
-        float or None
-            In seconds. None if no schedule has so small a latency.
         """
         if any(mean_latency < one.value for one in self.bounds if one.weight == 0):
             return None

@@ -198,7 +198,7 @@ def on_workers(spec: str, workers: int, router: str) -> str:
 
 
 def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
-    """Return policies on several workers behind each of the usual routers, which know all lengths."""
+    """Return policies on several workers behind each usual router, which know all lengths."""
     if workers == 1:
         return list(specs)
 
@@ -316,18 +316,13 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
 
 
 def allows(spec: str, instance: Instance) -> str | None:
-    """Return why a policy cannot run on an instance.
+    """Return why a policy cannot run on an instance, or None if it can.
 
     Parameters
     ----------
     spec : str
         The policy's specification (`make_policy`).
     instance : Instance
-
-    Returns
-    -------
-    str or None
-        The reason, or None if the policy can run.
 
     Raises
     ------

@@ -171,16 +171,13 @@ class Fleet:
         raise NotImplementedError
 
     def clock(self, worker: int) -> float:
-        """Return when a worker decides next.
+        """Return when a worker decides next, or infinity if all of its requests are done.
+
+        Times count from the first arrival.
 
         Parameters
         ----------
         worker : int
-
-        Returns
-        -------
-        float
-            Time since the first arrival; infinite if all of its requests are done.
         """
         raise NotImplementedError
 

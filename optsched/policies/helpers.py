@@ -27,11 +27,6 @@ def decode_all(view: View) -> dict[int, int]:
     Parameters
     ----------
     view : View
-
-    Returns
-    -------
-    dict of int to int
-        Tokens to process, by request.
     """
     decoding = [i for i in view.running if view.decoding[i]]
     return dict.fromkeys(decoding[: view.limits.max_batch_tokens], 1)

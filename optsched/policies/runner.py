@@ -68,18 +68,13 @@ class Runner:
         return fleet.schedule()
 
     def begin(self, job: Job, workers: int) -> Fleet | None:
-        """Return workers that run this scheduler in steps.
+        """Return workers that run this scheduler in steps, or None if it runs only whole instances.
 
         Parameters
         ----------
         job : Job
         workers : int
             Number of workers. Each has the instance's KV capacity and limits.
-
-        Returns
-        -------
-        Fleet or None
-            None if the scheduler runs only whole instances.
         """
         return None
 
@@ -90,45 +85,30 @@ class Runner:
             self.run(Job(one, one, UnitCost()))
 
     def uses_lengths(self, instance: Instance) -> bool | None:
-        """Return whether decisions use output lengths, true or predicted.
+        """Return whether decisions use output lengths, true or predicted; None if it cannot say.
 
         Parameters
         ----------
         instance : Instance
-
-        Returns
-        -------
-        bool or None
-            None if the scheduler cannot say.
         """
         return None
 
     def allows(self, instance: Instance) -> str | None:
-        """Return why the scheduler cannot run on an instance.
+        """Return why the scheduler cannot run on an instance, or None if it can.
 
         Parameters
         ----------
         instance : Instance
-
-        Returns
-        -------
-        str or None
-            The reason, or None if it can run.
         """
         return None
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
-        """Return each request's fixed place among those that wait.
+        """Return each request's fixed place, from 0, among those that wait; None if there is none.
 
         Parameters
         ----------
         instance : Instance
         cost : CostModel
-
-        Returns
-        -------
-        ndarray of int64, shape (n,), or None
-            Places from 0; None if the order is not fixed.
         """
         return None
 
@@ -138,10 +118,6 @@ class Runner:
         Parameters
         ----------
         instance : Instance
-
-        Returns
-        -------
-        tuple of str
         """
         notes = []
         if self.hybrid and instance.hybrid_batching is False:

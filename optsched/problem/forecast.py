@@ -93,7 +93,7 @@ class Forecast:
         return self.remaining[self.offsets[:-1]]
 
     def left(self, i: int, seen: int, produced: int) -> float:
-        """Return the predicted output tokens left of a request; see `tokens_left`.
+        """Return the predicted output tokens left of a request, >= 1; see `tokens_left`.
 
         Parameters
         ----------
@@ -103,11 +103,6 @@ class Forecast:
             Maximum number of tokens that it has ever had produced, over all its runs.
         produced : int
             Tokens produced in the current run, <= ``seen``.
-
-        Returns
-        -------
-        float
-            Tokens, >= 1.
         """
         return tokens_left(self.every, self.offsets, self.remaining, i, seen, produced)
 
@@ -156,13 +151,7 @@ class Forecast:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the forecast as it stands in the JSON object of an instance file.
-
-        Returns
-        -------
-        dict
-            ``every``, ``offsets`` and ``remaining``.
-        """
+        """Return the forecast as it stands in the JSON object of an instance file."""
         return {
             "every": self.every,
             "offsets": self.offsets.tolist(),

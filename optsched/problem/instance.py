@@ -417,10 +417,6 @@ class Instance:
         ----------
         since_first : array_like, any shape
             Times since the first arrival, in the instance's unit.
-
-        Returns
-        -------
-        ndarray of int64 (rounds) or float64 (seconds), same shape
         """
         times: NDArray[Any] = np.asarray(since_first)
         if self.in_rounds:
@@ -468,7 +464,7 @@ class Instance:
             )
 
     def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
-        """Return an instance with some of the requests.
+        """Return an instance with some of the requests; only ``known`` is dropped.
 
         Parameters
         ----------
@@ -476,11 +472,6 @@ class Instance:
             Indices of the requests, in the order wanted, or a mask of shape (n,).
         name : str, optional
             Name of the new instance; None keeps this one's.
-
-        Returns
-        -------
-        Instance
-            Everything else stays, except that ``known`` is dropped.
         """
         pick = np.asarray(index)
 
@@ -493,13 +484,7 @@ class Instance:
         return replace(self, **cut, known=None, name=self.name if name is None else name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of an instance file.
-
-        Returns
-        -------
-        dict
-            Fields that are absent are left out.
-        """
+        """Return the JSON object of an instance file, without fields that are absent."""
         requests: dict[str, Any] = {k: plain_numbers(v) for k, v in self._numbers.items()}
         if self.forecast is not None:
             requests["forecast"] = self.forecast.to_dict()

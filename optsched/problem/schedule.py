@@ -81,13 +81,7 @@ class Schedule:
         return len(self.batch_offsets) - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a schedule file.
-
-        Returns
-        -------
-        dict
-            Columns that are absent are left out.
-        """
+        """Return the JSON object of a schedule file, without columns that are absent."""
         data: dict[str, Any] = {
             "format": "optsched-schedule",
             "version": 1,
@@ -127,17 +121,14 @@ ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker")
 def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
     """Return the schedule of uninterrupted runs that start at given rounds.
 
+    `optsched.evaluate` says whether it is feasible.
+
     Parameters
     ----------
     starts : array_like of int, shape (n,)
         Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
     instance : Instance
         What the schedule is for; its digest is recorded.
-
-    Returns
-    -------
-    Schedule
-        Of kind ``"starts"``. Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------
@@ -167,6 +158,8 @@ def from_batches(
 ) -> Schedule:
     """Return a schedule of batches from its flat columns.
 
+    `optsched.evaluate` says whether it is feasible.
+
     Parameters
     ----------
     batch_offsets : array_like of int, shape (batches + 1,)
@@ -187,11 +180,6 @@ def from_batches(
         See `Schedule`.
     cost_model_sha256 : str, optional
         Digest of the cost model that the schedule was made for.
-
-    Returns
-    -------
-    Schedule
-        Of kind ``"batches"``. Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------

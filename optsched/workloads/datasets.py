@@ -78,28 +78,17 @@ _DATASETS = tuple(Dataset(name, **row) for name, row in _TABLE.items())
 
 
 def datasets() -> dict[str, Dataset]:
-    """Return every public trace that can be downloaded.
-
-    Returns
-    -------
-    dict of str to Dataset
-        By name.
-    """
+    """Return every public trace that can be downloaded, by name."""
     return {dataset.name: dataset for dataset in _DATASETS}
 
 
 def cached(name: str) -> Path | None:
-    """Return the file of a dataset in the user's cache.
+    """Return a dataset's file in the user's cache, or None if it has not been downloaded.
 
     Parameters
     ----------
     name : str
         One of `datasets`.
-
-    Returns
-    -------
-    Path or None
-        None if the file has not been downloaded.
 
     Raises
     ------

@@ -89,13 +89,7 @@ _TABLE = tomllib.loads(Path(__file__).with_name("generators.toml").read_text(enc
 
 
 def generators() -> dict[str, InstanceGenerator]:
-    """Return every generator.
-
-    Returns
-    -------
-    dict of str to InstanceGenerator
-        By name, sorted.
-    """
+    """Return every generator, sorted by name."""
     return _REGISTRY.all()
 
 

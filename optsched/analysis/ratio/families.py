@@ -21,7 +21,7 @@ Family = Callable[[str | Scheduler, int, int, Generator], Instance]
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
-    """Return the instance that an adversary builds against a policy.
+    """Return the instance of M / 2 + 1 requests that an adversary builds against a policy.
 
     This is the adversary of Jaillet et al. 2025, Theorem 4.1. One request with s = 1 and o = M - 1
     arrives at 0. The adversary sees in which round b the policy starts it. It then sends M / 2
@@ -37,11 +37,6 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
         M, at least 4 tokens.
     seed : int
         Seed of the policy's run.
-
-    Returns
-    -------
-    Instance
-        An instance in rounds of M / 2 + 1 requests.
 
     Raises
     ------
@@ -90,7 +85,9 @@ def from_shares(
     rng: Generator | None = None,
     name: str = "",
 ) -> Instance:
-    """Return an instance of requests at 0 with one prompt token, whose outputs have given shares.
+    """Return requests at 0 in rounds, each with one prompt token, whose outputs have given shares.
+
+    They stand in the order of their outputs.
 
     Parameters
     ----------
@@ -107,11 +104,6 @@ def from_shares(
         shares, rounded by largest remainders.
     name : str
         Name of the instance.
-
-    Returns
-    -------
-    Instance
-        An instance in rounds, with its requests in the order of their outputs.
     """
     x = np.asarray(shares, dtype=np.float64)
     x = x / x.sum()

@@ -44,11 +44,6 @@ def points(
         A series by whose means the values of the others are divided.
     labels : mapping, optional
         Words for values of ``series`` and for columns.
-
-    Returns
-    -------
-    dict
-        For each series' label, the values of all rows by ``x``.
     """
     words, columns = labels or {}, _listed(y)
     found: dict[Any, dict[Any, list[float]]] = {}

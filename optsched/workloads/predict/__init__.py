@@ -91,13 +91,7 @@ def predictor(name: str, summary: str) -> Callable[[Callable[..., Guess]], Calla
 
 
 def predictors() -> dict[str, PredictorInfo]:
-    """Return every registered predictor.
-
-    Returns
-    -------
-    dict of str to PredictorInfo
-        By name, sorted.
-    """
+    """Return every registered predictor, sorted by name."""
     return _REGISTRY.all()
 
 

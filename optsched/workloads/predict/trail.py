@@ -159,11 +159,6 @@ def trail(
     refine, feedback : bool
         Whether the filter is applied, and its prior; see `refine_probabilities`.
 
-    Returns
-    -------
-    Guess
-        Its predictions are a `Forecast`.
-
     Raises
     ------
     InputError

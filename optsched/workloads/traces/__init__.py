@@ -82,13 +82,7 @@ class TraceReport:
 
 
 def trace_formats() -> dict[str, str]:
-    """Return every trace format.
-
-    Returns
-    -------
-    dict of str to str
-        One line on each format, by name, sorted.
-    """
+    """Return one line on each trace format, by name, sorted."""
     return {name: found.summary for name, found in FORMATS.all().items()}
 
 
@@ -263,11 +257,6 @@ def read_trace_report(
         The file, which may be compressed with gzip.
     **options
         See `TraceOptions`.
-
-    Returns
-    -------
-    instance : Instance
-    report : TraceReport
 
     Raises
     ------
