@@ -45,19 +45,10 @@ def _check_scale(scale: object) -> None:
 class Question:
     """How much is asked of the schedules, and whether a rate or workers are searched for.
 
-    Parameters
-    ----------
-    attainment : float
-        Share of the requests that must be within all their SLOs, above 0 and at most 1.
-    workers : int or "auto"
-        Number of equal workers at every rate; ``"auto"``: the fewest are searched for.
-    router : str
-        A name in `optsched.policies.routers.ROUTERS`.
-    rate_scale : float
-        The rate at which workers are searched for.
-    tolerance : float
-        How close the ends of the search for a rate are, relative to the lower one.
-    seed : int
+    `attainment`: share of the requests that must be within all their SLOs, above 0 and at most 1.
+    `workers`: number of equal workers at every rate; ``"auto"``: the fewest are searched for.
+    `rate_scale`: the rate at which workers are searched for.
+    `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
     """
 
     attainment: float = 0.99

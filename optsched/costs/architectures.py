@@ -19,23 +19,11 @@ BYTES = 2
 class Architecture:
     """Shape of a decoder-only transformer with a gated feed-forward network.
 
-    Parameters
-    ----------
-    name : str
-    layers : int
-        Number of layers.
-    hidden, ffn : int
-        Width of the hidden state and of the feed-forward network.
-    heads, kv_heads : int
-        Attention heads, and heads of keys and values.
-    vocab : int
-        Tokens of the vocabulary.
-    head_size : int
-        Width of an attention head; 0: ``hidden / heads``.
-    tied : bool
-        Whether the embedding is the output projection, too.
-    notes : tuple of str
-        What the shape leaves out of its model.
+    `hidden`, `ffn`: width of the hidden state and of the feed-forward network.
+    `heads`, `kv_heads`: attention heads, and heads of keys and values.
+    `head_size`: width of an attention head; 0: ``hidden / heads``.
+    `tied`: whether the embedding is the output projection, too.
+    `notes`: what the shape leaves out of its model.
     """
 
     name: str

@@ -62,14 +62,10 @@ Coefficients = NDArray[np.float64] | Sequence[int]
 class Sums(NamedTuple):
     """The content of a batch. Each request processes c tokens and had m KV tokens cached.
 
-    Attributes
-    ----------
-    tokens : int
-        Sum of c over all requests.
-    decode_requests, decode_kv, decode_kv_max : int
-        Over the requests that decode: their number, and the sum and the maximum of m.
-    prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
-        Over the requests that prefill: their number, and the sums of c, c^2, c m and m.
+    `decode_requests`, `decode_kv`, `decode_kv_max`: over the requests that decode: their number,
+    and the sum and the maximum of m.
+    `prefill_requests`, `prefill_tokens`, `prefill_square`, `prefill_cross`, `prefill_kv`: over the
+    requests that prefill: their number, and the sums of c, c^2, c m and m.
     """
 
     tokens: int

@@ -16,17 +16,9 @@ from optsched.problem.text_files import read_toml
 class Device:
     """Published peaks of an accelerator.
 
-    Parameters
-    ----------
-    name : str
-    bandwidth_gb_s : float
-        Memory bandwidth, in 1e9 bytes per second.
-    tflops : float
-        Dense 16-bit matrix arithmetic, in 1e12 operations per second.
-    memory_gib : float
-        Memory, in 2**30 bytes.
-    link_gb_s : float
-        Bandwidth to the other devices, both directions together, in 1e9 bytes per second.
+    `bandwidth_gb_s`: memory bandwidth, in 1e9 bytes per second.
+    `tflops`: dense 16-bit matrix arithmetic, in 1e12 operations per second.
+    `link_gb_s`: bandwidth to the other devices, both directions together, in 1e9 bytes per second.
     """
 
     name: str

@@ -24,18 +24,12 @@ class Clock:
 
     Arrays are int64 in rounds and float64 in seconds.
 
-    Parameters
-    ----------
-    release : ndarray, shape (n,)
-        Time from which on each request might be processed: its arrival.
-    first_start : ndarray, shape (n,)
-        Start of the first batch that processed each request.
-    first_token, finish : ndarray, shape (n,)
-        End of the batches that produced its first and its last output token. Tokens that a
-        restart discards do not count.
-    batch_start, batch_end : ndarray, shape (batches,)
-        Start and end of each batch. For a schedule of starts, these are the longest intervals
-        in which the same requests run.
+    `release` (shape (n,)): time from which on each request might be processed: its arrival.
+    `first_start` (shape (n,)): start of the first batch that processed each request.
+    `first_token`, `finish` (shape (n,)): end of the batches that produced its first and its last
+    output token. Tokens that a restart discards do not count.
+    `batch_start`, `batch_end` (shape (batches,)): start and end of each batch. For a schedule of
+    starts, these are the longest intervals in which the same requests run.
     """
 
     release: NDArray[Any]

@@ -50,20 +50,11 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    Attributes
-    ----------
-    kv_capacity : int
-        Maximum number of KV tokens that a worker holds.
-    kv_offset, kv_block_tokens : int
-        See `Instance`.
-    max_batch_tokens, max_prefill_tokens, max_running : int
-        See `optsched.Limits`.
-    hybrid, chunked : bool
-        Whether a batch may mix prefills and decodes, and whether a prefill may be split.
-    eviction : bool
-        Whether evictions of the schedule's ``evict_mode`` are allowed.
-    restart : bool
-        Whether an evicted request loses the tokens that it has produced.
+    `kv_capacity`: maximum number of KV tokens that a worker holds.
+    `hybrid`, `chunked`: whether a batch may mix prefills and decodes, and whether a prefill may be
+    split.
+    `eviction`: whether evictions of the schedule's ``evict_mode`` are allowed.
+    `restart`: whether an evicted request loses the tokens that it has produced.
     """
 
     kv_capacity: int
@@ -99,13 +90,7 @@ def limits_of(instance: Instance, mode: EvictMode) -> Limits:
 
 
 class Columns(NamedTuple):
-    """The flat columns of a schedule of batches. ``start`` is NaN where none is given.
-
-    Attributes
-    ----------
-    batch_offsets, request, tokens, evicted_offsets, evicted, start, worker : ndarray
-        See `optsched.Schedule`.
-    """
+    """The flat columns of a schedule of batches. ``start`` is NaN where none is given."""
 
     batch_offsets: Ints
     request: Ints
@@ -119,13 +104,8 @@ class Columns(NamedTuple):
 class Origin(NamedTuple):
     """How the starts of a schedule are turned into times since the first arrival.
 
-    Attributes
-    ----------
-    origin : float
-        See `optsched.problem.schedule.read_start`.
-    blur : float
-        Rounding error of a clock with another origin, in seconds. A start that lies before the
-        earliest possible start by at most this much is read as the earliest possible start.
+    `blur`: rounding error of a clock with another origin, in seconds. A start that lies before the
+    earliest possible start by at most this much is read as the earliest possible start.
     """
 
     origin: float
@@ -135,14 +115,9 @@ class Origin(NamedTuple):
 class Breach(NamedTuple):
     """A broken rule.
 
-    Attributes
-    ----------
-    rule : int
-        One of the numbers above; `OK` if no rule is broken.
-    request : int
-        The request, or -1 if the whole batch breaks the rule.
-    value, limit : float
-        What was found and what is allowed; NaN where a rule has none.
+    `rule`: one of the numbers above; `OK` if no rule is broken.
+    `request`: the request, or -1 if the whole batch breaks the rule.
+    `value`, `limit`: what was found and what is allowed; NaN where a rule has none.
     """
 
     rule: int
@@ -197,13 +172,9 @@ EXTREMES = record(*((name, np.int64) for name in WORDS))
 class Replayed(NamedTuple):
     """What a replay has derived.
 
-    Attributes
-    ----------
-    requests, batches, extremes : ndarray of records
-        Of each request, of each batch, and of each worker.
-    cached : ndarray of int64
-        What was cached of the request of each entry before it: m if it decodes, or -1 - m if it is
-        prefilled. Empty unless it was asked for.
+    `requests`, `batches`, `extremes`: of each request, of each batch, and of each worker.
+    `cached`: what was cached of the request of each entry before it: m if it decodes, or -1 - m if
+    it is prefilled. Empty unless it was asked for.
     """
 
     requests: Any

@@ -20,14 +20,8 @@ from optsched.problem.scope import Scope
 class Incumbent:
     """The best schedule known.
 
-    Parameters
-    ----------
-    value : int or float
-        Its objective, as judged, in the instance's time unit.
-    origin : str
-        The policy, search or method that found it.
-    schedule : Schedule
-    evaluation : Evaluation
+    `value`: its objective, as judged, in the instance's time unit.
+    `origin`: the policy, search or method that found it.
     """
 
     value: float
@@ -49,36 +43,18 @@ class Interval:
     policies and searches improve the reached end, and exact methods improve both. Each schedule is
     judged once, and its evaluation is kept.
 
-    Parameters
-    ----------
-    task : Task
-        What is to be solved. The interval is about its first objective.
-    budget : Budget, optional
-        The deadline, the stop event and the callback for progress; see also `begin`.
+    `task`: what is to be solved. The interval is about its first objective.
+    `budget`: the deadline, the stop event and the callback for progress; see also `begin`.
 
-    Attributes
-    ----------
-    bound : int, float or None
-        The proved end. None while there is no bound.
-    bound_origin : str or None
-        The name of the bound that proved it.
-    scope : Scope
-        The schedules for which the bound holds.
-    general : tuple of (value, origin) or None
-        The best bound that holds for every schedule on the task's workers.
-    incumbent : Incumbent or None
-        The reached end: the best schedule so far.
-    certificate : dict or None
-        The certificate that proves the largest value, which is at most ``bound``.
-    tree : tuple of (value, tree) or None
-        In seconds: the largest bound for which a certificate can be made, and its tree.
-    first_bound_s : float or None
-        Seconds until the first bound.
-    history : History
-        The progress reported so far.
-    clock_s : float
-        Seconds of the budget that had passed when the present strategy began. `heard` adds them to
-        the strategy's own clock.
+    `bound`: the proved end. None while there is no bound.
+    `bound_origin`: the name of the bound that proved it.
+    `scope`: the schedules for which the bound holds.
+    `general`: the best bound that holds for every schedule on the task's workers.
+    `incumbent`: the reached end: the best schedule so far.
+    `certificate`: the certificate that proves the largest value, which is at most ``bound``.
+    `tree`: in seconds: the largest bound for which a certificate can be made, and its tree.
+    `clock_s`: seconds of the budget that had passed when the present strategy began. `heard` adds
+    them to the strategy's own clock.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:

@@ -239,20 +239,7 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
 
 
 def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str | None:
-    """Return in words that a policy uses true output lengths, and how sure this is.
-
-    Parameters
-    ----------
-    made : Runner or Policy
-    info : PolicyInfo
-        What `make_policy` returned with it.
-    instance : Instance
-
-    Returns
-    -------
-    str or None
-        None if the policy is not clairvoyant on the instance (`is_clairvoyant`).
-    """
+    """Return in words that a policy uses true output lengths, and how sure this is."""
     if not is_clairvoyant(made, info, instance):
         return None
     if info.assumed and runner_of(made).uses_lengths(instance) is None:

@@ -261,13 +261,7 @@ class Fleet:
 
 
 class MixedFleet(Fleet):
-    """Workers on machines of their own, each of which is a fleet of one worker.
-
-    Parameters
-    ----------
-    job : Job
-    fleets : sequence of Fleet
-    """
+    """Workers on machines of their own, each of which is a fleet of one worker."""
 
     def __init__(self, job: Job, fleets: Sequence[Fleet]) -> None:
         super().__init__(job, len(fleets))

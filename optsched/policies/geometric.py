@@ -72,14 +72,9 @@ class Geometric:
     prompts the pipeline therefore never overflows. With unequal ones a request also waits until
     the KV of all that run fits at the end of each slice.
 
-    Parameters
-    ----------
-    factor : int
-        Ratio of the slices of two phases that follow one another, >= 2.
-    staggered : bool
-        Whether requests start at equal distances, or as soon as they fit.
-    by_length : bool
-        Whether requests start at the phase of their predicted output, and not at phase 0.
+    `factor`: ratio of the slices of two phases that follow one another, >= 2.
+    `staggered`: whether requests start at equal distances, or as soon as they fit.
+    `by_length`: whether requests start at the phase of their predicted output, and not at phase 0.
     """
 
     evict_mode = "restart"

@@ -144,14 +144,7 @@ def check_workers(workers: object) -> int:
 class Routed(Runner):
     """Equal workers behind a router, each of which runs one scheduler.
 
-    Parameters
-    ----------
-    inner : Runner
-        The scheduler.
-    workers : int
-        Number of workers. With one, schedules are those of the scheduler itself.
-    router : str
-        A name in `ROUTERS`.
+    `workers`: number of workers. With one, schedules are those of the scheduler itself.
     """
 
     def __init__(self, inner: Runner, workers: int, router: str = DEFAULT) -> None:

@@ -185,11 +185,6 @@ class Trail(Runner):
 class Srpt(Trail):
     """`Trail` with C = 1.
 
-    Parameters
-    ----------
-    refine, keep, max_running, max_batch_tokens
-        As for `Trail`.
-
     Notes
     -----
     A request may be preempted until it has produced as many tokens as its first prediction. After

@@ -46,27 +46,17 @@ class VllmV1(Runner):
     one of lowest priority. It loses its KV, keeps its tokens and waits first in line. A step that
     preempts admits nobody.
 
-    Parameters
-    ----------
-    max_num_seqs : int
-        Max requests that run at once.
-    max_num_batched_tokens : int
-        Max tokens of a step.
-    long_prefill_token_threshold : int
-        Max tokens of one request in a step, unless it is alone in the system; 0: no limit.
-    watermark : float
-        Share of the KV blocks that an admission leaves free, unless nothing runs.
-    scheduler_reserve_full_isl : bool
-        Whether a request is admitted only if its whole input fits into the free KV. Otherwise its
-        first chunk needs to fit.
-    prefill_schedule_interval : int
-        Prefills are scheduled in every so many steps, counted since the engine was idle. Others
-        defer them while some request decodes, unless requests were left waiting the last time.
-    policy : {"fcfs", "priority"}
-        Whether requests are served by arrival, or by ``priority``.
-    priority : {"arrival", "prompt", "output", "total", "volume", "work"}
-        What ``"priority"`` serves first, ascending (ties: arrival, index); see `Rules`. The last in
-        this order is preempted first.
+    `long_prefill_token_threshold`: max tokens of one request in a step, unless it is alone in the
+    system; 0: no limit.
+    `watermark`: share of the KV blocks that an admission leaves free, unless nothing runs.
+    `scheduler_reserve_full_isl`: whether a request is admitted only if its whole input fits into
+    the free KV. Otherwise its first chunk needs to fit.
+    `prefill_schedule_interval`: prefills are scheduled in every so many steps, counted since the
+    engine was idle. Others defer them while some request decodes, unless requests were left waiting
+    the last time.
+    `policy`: whether requests are served by arrival, or by ``priority``.
+    `priority`: what ``"priority"`` serves first, ascending (ties: arrival, index); see `Rules`. The
+    last in this order is preempted first.
 
     Notes
     -----

@@ -17,10 +17,7 @@ class Clock:
     numba compiles a loop at its first call, once per installation. That takes longer than many a
     time limit, so the clock stands still meanwhile (`optsched.problem.kernel` stops it).
 
-    Attributes
-    ----------
-    tell : callable
-        Called when the clock is stopped for the first time.
+    `tell`: called when the clock is stopped for the first time.
     """
 
     def __init__(self) -> None:
@@ -63,14 +60,8 @@ work_time = Clock()
 class Progress:
     """The state of a running bound, search or solve.
 
-    Parameters
-    ----------
-    elapsed_s : float
-        Seconds since the work began.
-    incumbent : float or None
-        Value of the best schedule found so far; None if there is none yet.
-    bound : float or None
-        Best bound found so far; None if there is none yet.
+    `incumbent`: value of the best schedule found so far; None if there is none yet.
+    `bound`: best bound found so far; None if there is none yet.
     """
 
     elapsed_s: float
@@ -81,13 +72,9 @@ class Progress:
 class History:
     """A progress callback that records every change of the incumbent or the bound.
 
-    Parameters
-    ----------
-    tell : callable, optional
-        Another callback. It is called with every `Progress`, changed or not.
-    most : int
-        Maximum number of changes to keep. When there are more, every other one is dropped; the
-        latest always stays.
+    `tell`: another callback. It is called with every `Progress`, changed or not.
+    `most`: maximum number of changes to keep. When there are more, every other one is dropped; the
+    latest always stays.
     """
 
     def __init__(self, tell: Callable[[Progress], None] | None = None, most: int = 1000) -> None:
@@ -128,14 +115,9 @@ def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | Non
 class Budget:
     """A deadline, an event that stops the work early, and a callback for progress.
 
-    Parameters
-    ----------
-    time_limit_s : float or None
-        Seconds from now on; None means no limit.
-    stop : threading.Event, optional
-        When it is set, the work ends and returns the best that it has found.
-    progress : callable, optional
-        Called with a `Progress` whenever a better incumbent or bound was found.
+    `time_limit_s`: seconds from now on; None means no limit.
+    `stop`: when it is set, the work ends and returns the best that it has found.
+    `progress`: called with a `Progress` whenever a better incumbent or bound was found.
     """
 
     def __init__(

@@ -35,27 +35,16 @@ def time_words(time_unit: str | None) -> str:
 class Metric:
     """A number derived from a judged schedule or from measured times.
 
-    Parameters
-    ----------
-    name : str
-        Its key in `Evaluation.metrics`, in files and in specifications of objectives.
-    words : str
-        Its name in the headers of tables.
-    unit : str
-        See `Unit`.
-    meaning : str
-        One line for the documentation and the schema; empty where ``words`` are enough.
-    needs : tuple of str
-        Attributes that an `Evaluation` or `Times` must have for the metric to be known.
-        Measured times have no batches and no KV, so metrics that need those are unknown there.
-    function : callable
-        Computes the value from an `Evaluation` or `Times`; it returns None where there is none.
-    sense : {"min", "max"}
-        Whether less or more is better.
-    whole : {"never", "rounds", "always"}
-        Where every value is an integer: nowhere, in instances in rounds, or everywhere.
-    parameters : tuple of str
-        Parameters that the value depends on, by the names of those of `optsched.evaluate`.
+    `name`: its key in `Evaluation.metrics`, in files and in specifications of objectives.
+    `words`: its name in the headers of tables.
+    `meaning`: one line for the documentation and the schema; empty where ``words`` are enough.
+    `needs`: attributes that an `Evaluation` or `Times` must have for the metric to be known.
+    Measured times have no batches and no KV, so metrics that need those are unknown there.
+    `function`: computes the value from an `Evaluation` or `Times`; it returns None where there is
+    none.
+    `whole`: where every value is an integer: nowhere, in instances in rounds, or everywhere.
+    `parameters`: parameters that the value depends on, by the names of those of
+    `optsched.evaluate`.
     """
 
     name: str
@@ -103,21 +92,15 @@ class Metric:
 class Times:
     """Times of an instance's requests without a schedule, such as those of a real server.
 
-    Parameters
-    ----------
-    instance : Instance
-    latency : ndarray, shape (n,)
-        Time from arrival to the last token, in the instance's unit.
-    ttft : ndarray of float64, shape (n,), optional
-        Time from arrival to the first token.
-    tpot : ndarray of float64, shape (n,), optional
-        Time per output token after the first; NaN for requests of one output token.
-    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        SLOs of every request, in place of those of the instance (`optsched.evaluate`).
-    ttft_weight : float, optional
-        The weight of TTFT beside latency, from 0 to 1.
-    gap : ndarray of float64, shape (n,), optional
-        Largest time between two output tokens in succession; NaN for requests of one output token.
+    `latency` (shape (n,)): time from arrival to the last token, in the instance's unit.
+    `ttft` (shape (n,)): time from arrival to the first token.
+    `tpot` (shape (n,)): time per output token after the first; NaN for requests of one output
+    token.
+    `slo_ttft`, `slo_tpot`, `slo_gap`, `slo_latency`: SLOs of every request, in place of those of
+    the instance (`optsched.evaluate`).
+    `ttft_weight`: the weight of TTFT beside latency, from 0 to 1.
+    `gap` (shape (n,)): largest time between two output tokens in succession; NaN for requests of
+    one output token.
     """
 
     instance: Instance

@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 class Objective:
     """A metric to minimize, or to maximize where more is better.
 
-    Parameters
-    ----------
-    name : str
-        The name of a metric in `optsched.problem.metrics.TABLE`.
-    parameters : tuple of (str, float)
-        Names and values of the parameters that the metric depends on. Limits are times > 0 in the
-        instance's unit, and weights are shares from 0 to 1.
+    `name`: the name of a metric in `optsched.problem.metrics.TABLE`.
+    `parameters`: names and values of the parameters that the metric depends on. Limits are times >
+    0 in the instance's unit, and weights are shares from 0 to 1.
     """
 
     name: str

@@ -30,12 +30,7 @@ def percent(share: float | None) -> str:
 class LiveLine:
     """A line on a terminal. Elsewhere nothing is shown, or a line of text now and then.
 
-    Parameters
-    ----------
-    wanted : bool
-        Whether to show anything at all.
-    every_s : float
-        Seconds between lines where standard error is not a terminal.
+    `every_s`: seconds between lines where standard error is not a terminal.
     """
 
     def __init__(self, wanted: bool = True, every_s: float = math.inf) -> None:

@@ -37,16 +37,9 @@ class Registry(Generic[T]):
     A module registers its values in one of two ways. It calls `add`, usually in a decorator, or
     it holds values of type ``kind`` at its top level, each with an attribute ``name``.
 
-    Parameters
-    ----------
-    what : str
-        What errors call a value: "policy", "bound".
-    package : str, optional
-        Dotted name of the package whose modules hold values; None: only `add` registers any.
-    kind : type, optional
-        Type of the values that are collected from the top level of a module.
-    error : type
-        Error that an unknown name raises.
+    `what`: what errors call a value: "policy", "bound".
+    `package`: dotted name of the package whose modules hold values; None: only `add` registers any.
+    `kind`: type of the values that are collected from the top level of a module.
     """
 
     def __init__(

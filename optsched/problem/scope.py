@@ -14,12 +14,8 @@ holds KV while batches run without it."""
 class Scope:
     """The schedules on some equal workers that do nothing of some kinds.
 
-    Parameters
-    ----------
-    workers : int
-        Number of equal workers, each with the KV capacity and the limits of the instance.
-    without : frozenset of str
-        Names in `KINDS`. Empty: every schedule that the judge accepts on these workers.
+    `workers`: number of equal workers, each with the KV capacity and the limits of the instance.
+    `without`: names in `KINDS`. Empty: every schedule that the judge accepts on these workers.
     """
 
     workers: int = 1

@@ -24,14 +24,8 @@ _FILE = re.compile(r"[^,=]*?\.py:")
 class Parameter:
     """A parameter of a policy, predictor or objective.
 
-    Parameters
-    ----------
-    type : type
-        ``bool``, ``int``, ``float`` or ``str``.
-    optional : bool
-        Whether None is a value too, written as ``none``, ``null`` or ``inf``.
-    default : object
-        ``inspect.Parameter.empty`` if a value must be given.
+    `optional`: whether None is a value too, written as ``none``, ``null`` or ``inf``.
+    `default`: ``inspect.Parameter.empty`` if a value must be given.
     """
 
     type: type

@@ -42,17 +42,10 @@ _CLASSES = {
 class Parameter:
     """A parameter of a generator.
 
-    Parameters
-    ----------
-    type : {"int", "float", "text"}
-    doc : str
-        What the parameter is, with its unit.
-    default : int, float, str or None
-        None means that the value is drawn or follows from the others, as ``doc`` says.
-    low, high : number
-        The smallest and largest value of a number. A float must be larger than ``low``.
-    choices : sequence of str
-        The allowed texts; empty if any text is.
+    `doc`: what the parameter is, with its unit.
+    `default`: None means that the value is drawn or follows from the others, as ``doc`` says.
+    `low`, `high`: the smallest and largest value of a number. A float must be larger than ``low``.
+    `choices`: the allowed texts; empty if any text is.
     """
 
     type: Literal["int", "float", "text"]
@@ -67,15 +60,9 @@ class Parameter:
 class InstanceGenerator:
     """A registered generator of instances.
 
-    Parameters
-    ----------
-    name : str
-    summary : str
-        One line on what it draws, with the source.
-    parameters : mapping of str to Parameter
-    draw : callable
-        Function of a ``numpy.random.Generator`` and the values of the parameters; it returns an
-        `Instance`.
+    `summary`: one line on what it draws, with the source.
+    `draw`: function of a ``numpy.random.Generator`` and the values of the parameters; it returns an
+    `Instance`.
     """
 
     name: str

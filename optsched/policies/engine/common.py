@@ -86,14 +86,8 @@ BATCH = record(
 class Columns(NamedTuple):
     """The schedule as it grows. `STATE` says how much of each column is filled.
 
-    Attributes
-    ----------
-    batches : ndarray of `BATCH`
-        A record per batch.
-    entries : ndarray of int32, shape (2, k)
-        Rows `REQUEST` and `TOKENS`.
-    evicted : ndarray of int64
-        Evicted requests, in order.
+    `batches`: a record per batch.
+    `evicted`: evicted requests, in order.
     """
 
     batches: Any
@@ -213,20 +207,7 @@ def direct(function: Any) -> Callable[..., Any]:
 
 
 class Compiled(Fleet):
-    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
-
-    Parameters
-    ----------
-    job : Job
-    mode : {"restart", "recompute"}
-    requests : ndarray of records
-    states : list of ndarray
-        A state for each worker.
-    step : callable
-        See `Step`.
-    split : bool
-        Whether prefills may be split.
-    """
+    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker."""
 
     def __init__(
         self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool

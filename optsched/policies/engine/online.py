@@ -26,13 +26,7 @@ from optsched.workloads.predict import estimates, forecast_of
 
 
 class Online(Runner):
-    """A runner that asks a policy object before every batch.
-
-    Parameters
-    ----------
-    policy : Policy
-        The object with ``batch(view)``.
-    """
+    """A runner that asks a policy object before every batch."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -24,11 +24,7 @@ LASTING = ("estimate", "peak", "promoted", "band", "key", "place", "first_at")
 class Stepwise:
     """A policy object that answers what rules say.
 
-    Parameters
-    ----------
-    rules : Rules
-    job : Job
-        The requests that are known so far, and the cost model.
+    `job`: the requests that are known so far, and the cost model.
     """
 
     def __init__(self, rules: Rules, job: Job) -> None:
