@@ -55,7 +55,6 @@ def compare(
     Parameters
     ----------
     instance : Instance
-        The instance on which every policy runs.
     policies : iterable of str, optional
         Policy specifications. By default all policies run that the instance allows. A policy that
         is asked for and not allowed, or that loops, gets a row without metrics that says why.

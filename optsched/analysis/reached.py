@@ -106,7 +106,6 @@ class Reach:
     Parameters
     ----------
     policy : str
-        Its specification as given.
     value : float, int or None
         The largest rate scale, or the fewest workers, at which it was within the attainment; None
         if there was none.

@@ -30,11 +30,6 @@ def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> fl
         l, the lower prediction, in tokens.
     prompt : float
         s, the prompt length of every request, in tokens.
-
-    Raises
-    ------
-    InputError
-        The shares are negative, not finite, or all zero.
     """
     x = _shares(shares)
     k = np.arange(first, first + len(x), dtype=np.float64)
@@ -118,11 +113,6 @@ def a_max_bounds(alpha: float) -> tuple[float, float]:
     ----------
     alpha : float
         l / u, in (0, 1].
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     return (1 + alpha**-0.5) / (2 * alpha), (1 + 1 / alpha) / (2 * alpha)
@@ -135,11 +125,6 @@ def a_min_two_point_bound(alpha: float) -> float:
     ----------
     alpha : float
         l / u, in (0, 1].
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     return (3 - alpha) / 2
@@ -152,11 +137,6 @@ def a_l_bound(alpha: float) -> float:
     ----------
     alpha : float
         l / u, in (0, 1].
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     return 1 + alpha / (2 * (1 - alpha)) if alpha <= 0.5 else 1 + 2 * alpha**2
@@ -171,11 +151,6 @@ def a_l_two_point(alpha: float, t: float) -> float:
         l / u, in (0, 1].
     t : float
         x_l / x_u, the number of short requests over that of long ones.
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     a = alpha**2

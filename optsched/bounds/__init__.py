@@ -157,12 +157,6 @@ def lower_bound(
         The bound, in the unit of the objective; None when no bound is known.
     name : str or None
         The bound that gave the value.
-
-    Raises
-    ------
-    UsageError
-        If the method is unknown, does not apply to the instance or the objective, or is not
-        proved for a feature of the instance.
     """
     best: tuple[float | None, str | None] = (None, None)
 
@@ -195,11 +189,6 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[
     -------
     ndarray of float64, shape (pieces, 2)
         First round of each piece, and the price from it on, in rounds of latency per token.
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
     """
     from optsched.bounds import shadow
 

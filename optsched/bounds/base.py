@@ -35,7 +35,6 @@ class BoundTask:
     known : Schedule, optional
         A schedule of the instance, for bounds that can start from one.
     seed : int
-        Seed of everything that is random.
     workers : int
         Number of equal workers. Each request is on one of them.
     completions : callable, optional
@@ -87,7 +86,6 @@ class Proof:
     certificate : dict, optional
         A certificate of the value (`optsched.bounds.certificate`).
     schedule : Schedule, optional
-        A schedule that was found on the way.
     tree : dict, optional
         The tree of a certificate in seconds, from which `optsched.bounds.certificate.certify`
         makes the certificate if it is wanted.
@@ -117,7 +115,6 @@ class Bound:
     ----------
     name : str
     summary : str
-        One line for users.
     time_unit : {"round", "second"}
         The time unit of the instances that it is proved for.
     objectives : tuple of str

@@ -111,7 +111,6 @@ def verify_certificate(
     instance : Instance
         The instance that the certificate is about.
     certificate : dict
-        The JSON object of a certificate file.
     cost_model : BatchCost, optional
         The cost model that a certificate in seconds must be about. By default any is accepted:
         the proof is for the one that stands in the certificate.

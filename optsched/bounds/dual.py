@@ -49,11 +49,6 @@ def dual_value(instance: Instance, prices: Prices) -> int:
     instance : Instance
         An instance in rounds.
     prices : Prices
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
     """
     numerator, denominator = dual_fraction(instance, prices)
     return -(-numerator // denominator)

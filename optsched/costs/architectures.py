@@ -105,11 +105,6 @@ def architecture(name: str) -> Architecture:
     name : str
         One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
         are the same. Or a model's ``config.json``, or its folder.
-
-    Raises
-    ------
-    InputError
-        The name is unknown, or the configuration cannot be read or is one of `not_modelled`.
     """
     plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
     plain = re.sub(r"(-hf|-chat|-instruct|-base|-it)+$", "", plain)

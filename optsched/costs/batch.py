@@ -122,7 +122,6 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         `BatchCost.array` or `UnitCost.array`: ``layers`` and the coefficients. A tabulated model
         goes on as `optsched.costs.table.CostTable.array` says.
     sums : Sums
-        Content of the batch.
     """
     if sums.tokens == 0:
         return 0.0

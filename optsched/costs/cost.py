@@ -263,12 +263,6 @@ def roofline(
     usable : float
         Share of the memory that weights and KV may take; it decides the KV capacity.
 
-    Raises
-    ------
-    InputError
-        An unknown name, a degree that does not divide the heads, or weights that do not fit into
-        the memory.
-
     Notes
     -----
     The time of the dense operators, the maximum of arithmetic and reading weights, is not linear

@@ -77,7 +77,6 @@ class Fit:
     ----------
     cost_model : BatchCost
     operators : tuple of OperatorFit
-        Errors of the model, one entry per operator.
     rejected : tuple of Rejected
         Rows that are faster than the device can be.
     profile : Profile
@@ -184,13 +183,6 @@ def fit(
     Returns
     -------
     Fit
-
-    Raises
-    ------
-    InputError
-        The folder has no profile, or not the one that is asked for; ``held_out`` or ``target`` out
-        of range; a table with too few different shapes; or a profile without dense operators, or
-        without attention unless ``partial``.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out: found {held_out!r}; expected a share between 0 and 1")

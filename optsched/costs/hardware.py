@@ -39,12 +39,6 @@ def kv_capacity(
         Share of the memory that weights and KV may take (vLLM's default is 0.9).
     devices : int
         Number of devices that share the model.
-
-    Raises
-    ------
-    InputError
-        A number is not > 0, ``usable`` is more than 1, or there is room for no token or for more
-        than an instance may have.
     """
     given = {"memory_gib": memory_gib, "model_bytes": model_bytes, "usable": usable}
     for name, value in {**given, "bytes_per_token": bytes_per_token, "devices": devices}.items():

@@ -31,11 +31,8 @@ class Outcome:
     Parameters
     ----------
     experiment : Experiment
-        The experiment that ran.
     parameters : dict
-        All its parameters.
     seed : int
-        The seed of its trials.
     rows : list of dict
         One row per trial, in the order of trials. ``failed`` says why a trial has no results, and
         is None if it has.

@@ -103,13 +103,6 @@ class Measured:
         Parameters
         ----------
         instance : Instance
-
-        Raises
-        ------
-        InputError
-            The digest or the number of requests is another instance's, or a request was not served.
-        UsageError
-            The instance is in rounds.
         """
         if instance.in_rounds:
             raise UsageError("measured: found an instance in rounds; expected one in seconds")

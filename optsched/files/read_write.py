@@ -227,11 +227,6 @@ def json_schema(name: str) -> dict[str, Any]:
     ----------
     name : str
         A format, such as ``instance``.
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
     """
     from optsched.files import schemas  # pydantic is only loaded where files are read
 

@@ -65,7 +65,6 @@ class Evaluation:
         KV held after each batch, including requests that finish in it. For a schedule of starts,
         KV held at the end of the interval, where it is largest.
     workers : int
-        Number of workers.
     machines : tuple of Machine
         The machine of each worker, or one that all have.
     mean_kv : float

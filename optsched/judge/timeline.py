@@ -43,12 +43,10 @@ class Timeline:
     ----------
     instance : Instance
     evaluation : Evaluation
-        The judge's evaluation of the schedule.
     span_request, span_phase : ndarray of int64, shape (spans,)
         Request and phase (an index of `PHASES`) of each span. Spans are sorted by request and
         then by start.
     span_start, span_end : ndarray of float64, shape (spans,)
-        Times.
     span_tokens : ndarray of int64, shape (spans,)
         Tokens processed in the span.
     span_worker : ndarray of int64, shape (spans,)
@@ -338,7 +336,6 @@ def timeline(
     cost_model : BatchCost, str, path or sequence of Machine, optional
         As for `optsched.evaluate`.
     evaluation : Evaluation, optional
-        The judge's evaluation of this schedule. If it is not given, the schedule is judged here.
 
     Raises
     ------

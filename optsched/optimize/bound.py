@@ -67,9 +67,7 @@ class BoundResult:
     objective : int, float or None
         The objective of ``schedule``, as judged.
     schedule : Schedule or None
-        The best schedule found.
     evaluation : Evaluation or None
-        The judge's evaluation of ``schedule``.
     found_by : str or None
         The policy, bound or search that found ``schedule``.
     first_bound_s : float or None
@@ -77,7 +75,6 @@ class BoundResult:
     bound_s : float
         Seconds spent on bounds, and on the schedules found on the way to them.
     seed : int
-        The seed of everything random.
     progress : tuple of Progress
         The schedule's value and the bound whenever one of them changed, and at the end.
     """
@@ -222,7 +219,6 @@ def bound(
     time_limit_s : float
         Seconds for all of the work, >= 0.
     seed : int
-        The seed of everything random.
     certify : bool
         Whether to make a certificate in seconds, which takes as long as to check it and does not
         count as time of the search. In rounds every certificate is kept.

@@ -26,7 +26,6 @@ class Question:
     phi : float
         The share of the policy's objective, > 0.
     than : str
-        The policy's specification.
     policy_objective : int or float
         The objective of the policy's schedule, in the objective's unit.
     value : float
@@ -95,11 +94,6 @@ def below(
     Question
         Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
         option ``below=question.value`` and then search only for schedules below it.
-
-    Raises
-    ------
-    UsageError
-        The objective is maximized, or the policy's schedule has no value of it.
     """
     goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
     goal = goals[0]

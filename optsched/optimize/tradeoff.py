@@ -87,7 +87,6 @@ class Tradeoff:
     points : tuple of TradeoffPoint
         In the order of their mean latency.
     seed : int
-        The seed of everything random.
     interrupted : bool
         Whether Ctrl-C came before everything had run.
     """
@@ -230,7 +229,6 @@ def tradeoff(
     time_limit_s : float
         Seconds for all of the work, >= 0.
     seed : int
-        The seed of everything random.
     progress : callable, optional
         Called with a line of text whenever something begins.
     stop : threading.Event, optional

@@ -121,20 +121,12 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     Parameters
     ----------
     spec : str
-        The specification.
 
     Returns
     -------
     made : Runner or Policy
-        The scheduler.
     info : PolicyInfo
         What is known of it, with the predictor of the specification.
-
-    Raises
-    ------
-    InputError
-        If the policy, the predictor or a parameter is unknown, if a value has the wrong type, or
-        if a user's file makes no policy.
     """
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
@@ -310,10 +302,5 @@ def allows(spec: str, instance: Instance) -> str | None:
     spec : str
         The policy's specification (`make_policy`).
     instance : Instance
-
-    Raises
-    ------
-    InputError
-        As `make_policy`.
     """
     return runner_of(make_policy(spec)[0]).allows(instance)

@@ -96,7 +96,6 @@ class View:
         Parameters
         ----------
         i : int
-            The request.
         """
         return int(self.prompt_tokens[i] + self.generated[i] - self.cached[i])
 
@@ -160,7 +159,6 @@ class Policy(Protocol):
         Parameters
         ----------
         view : View
-            The requests that have arrived, and the machine.
         """
 
 

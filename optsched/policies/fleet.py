@@ -33,7 +33,6 @@ class Job:
     cost : CostModel
         It gives the time of every batch.
     seed : int or list of int
-        Seed of random decisions.
     name : str
         The scheduler's name in error messages.
     budget : Budget
@@ -56,11 +55,6 @@ class Job:
         Parameters
         ----------
         worker : int
-
-        Raises
-        ------
-        InputError
-            A request can never run on this machine.
         """
         if not self.machines:
             return self

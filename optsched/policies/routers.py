@@ -70,11 +70,6 @@ class Router:
         Returns
         -------
         ndarray of float64, shape (n,)
-
-        Raises
-        ------
-        InputError
-            The load is of predicted work, and nothing is predicted.
         """
         instance = job.instance
         if self.load == "tokens":
@@ -98,11 +93,6 @@ class Router:
         order : ndarray of int64, shape (n,)
             The requests in the order of arrivals.
         workers : int
-
-        Raises
-        ------
-        InputError
-            The choice is by keys, and the requests have no ids.
         """
         if self.load == "turn":
             turn = np.empty(instance.n, dtype=np.int64)

@@ -51,11 +51,6 @@ class Trail(Runner):
     max_running, max_batch_tokens : int, optional
         Max requests and max tokens of a batch.
 
-    Raises
-    ------
-    InputError
-        If ``c`` is not in [0, 1], or if one of the two limits is below 1.
-
     Notes
     -----
     The paper says of preempted requests both that "the cache must keep the intermediate state"

@@ -37,12 +37,6 @@ class Forecast:
         Rising from 0: request i has the entries ``offsets[i]:offsets[i + 1]``, one or more.
     remaining : array_like of float, shape (offsets[n],)
         Output tokens left, >= 0.
-
-    Raises
-    ------
-    InputError
-        A value of the wrong type or out of range, or offsets that do not fit ``remaining``. For
-        an entry the error names the request and the tokens that it has produced by then.
     """
 
     every: int
@@ -98,7 +92,6 @@ class Forecast:
         Parameters
         ----------
         i : int
-            The request.
         seen : int
             Maximum number of tokens that it has ever had produced, over all its runs.
         produced : int
@@ -128,11 +121,6 @@ class Forecast:
         ----------
         output_tokens : ndarray of int64, shape (n,)
             Output lengths of the requests.
-
-        Raises
-        ------
-        InputError
-            The number of requests differs, or a request has too few entries.
         """
         if self.n != len(output_tokens):
             raise InputError(

@@ -451,11 +451,6 @@ class Instance:
             SHA-256 of an instance, as `sha256`; None is accepted.
         field : str
             What the error calls the digest.
-
-        Raises
-        ------
-        InputError
-            The digest belongs to another instance.
         """
         if digest not in (None, self.sha256):
             raise InputError(

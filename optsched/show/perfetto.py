@@ -117,7 +117,6 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     path : str or Path
         The file. It is compressed if its name ends in ``.gz``.
 
@@ -125,11 +124,6 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     -------
     int
         Number of events.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     instance = timeline.instance
     merged = len(timeline.span_start) > MAX_SLICES

@@ -89,11 +89,6 @@ def cached(name: str) -> Path | None:
     ----------
     name : str
         One of `datasets`.
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
     """
     file = _cache() / _dataset(name).file_name
     return file if file.is_file() else None

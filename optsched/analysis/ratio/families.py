@@ -36,7 +36,6 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
     kv_capacity : int
         M, at least 4 tokens.
     seed : int
-        Seed of the policy's run.
 
     Raises
     ------
@@ -103,7 +102,6 @@ def from_shares(
         With a generator the outputs are drawn. Without one their numbers are in proportion to the
         shares, rounded by largest remainders.
     name : str
-        Name of the instance.
     """
     x = np.asarray(shares, dtype=np.float64)
     x = x / x.sum()
@@ -141,11 +139,6 @@ def two_point(short: int, long: int, share: float, n: int, *, kv_capacity: int) 
         Number of requests.
     kv_capacity : int
         As in `from_shares`.
-
-    Raises
-    ------
-    InputError
-        The outputs are not 1 <= short < long, or the share is outside [0, 1].
     """
     if not (1 <= short < long and 0 <= share <= 1):
         raise InputError(
@@ -173,11 +166,6 @@ def geometric(
         As in `from_shares`.
     longest : int
         The largest output, in tokens. The distribution is cut there.
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
     """
     shares, name = geometric_shares(q, longest), f"geometric-{q:g}"
     return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
@@ -198,11 +186,6 @@ def weighted_geometric(
         As in `from_shares`.
     longest : int
         The largest output, in tokens. The distribution is cut there.
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
     """
     shares, name = weighted_geometric_shares(q, longest), f"weighted-{q:g}"
     return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
@@ -225,7 +208,6 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
     n : int
         Number of requests.
     seed : int
-        Seed of the policy's run.
     """
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):

@@ -115,7 +115,6 @@ def gap_breakdown(
     instance : Instance
         An instance in rounds, without limits on batches.
     policy : str, Rules, Windows or Policy
-        The policy to explain.
     seeds, seed : int
         Number of runs of a random policy, and the seed of the first one.
     time_limit_s : float
@@ -129,11 +128,6 @@ def gap_breakdown(
     Returns
     -------
     Gap
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds, or has limits on batches.
     """
     if not instance.in_rounds:
         raise UsageError(

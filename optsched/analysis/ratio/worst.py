@@ -92,7 +92,6 @@ def worst_case(
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
-        The policy for which a bad instance is sought.
     family : str or callable
         One of `FAMILIES`, or a function like them. If all arrivals of a first instance are 0, they
         stay 0.
@@ -105,7 +104,6 @@ def worst_case(
     seeds : int
         Number of runs of a random policy.
     seed : int
-        Seed of the search.
     enough : float
         Once a quotient is this large, the search ends and the proofs begin.
     progress : bool or callable
@@ -118,11 +116,6 @@ def worst_case(
     Returns
     -------
     WorstCase
-
-    Raises
-    ------
-    InputError
-        The family is unknown, or numbers are out of range.
     """
     if isinstance(family, str) and family not in FAMILIES:
         raise InputError(f"family: found {family!r}; expected one of {', '.join(FAMILIES)}")

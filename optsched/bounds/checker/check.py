@@ -43,7 +43,6 @@ def check_certificate(
     instance : Instance
         An instance in rounds, or in seconds if the certificate is.
     certificate : dict
-        The JSON object of a certificate file.
     budget : Budget, optional
         The steps that the check may take. Default: a billion.
 

@@ -63,7 +63,6 @@ class Answer:
     Parameters
     ----------
     status : Status
-        What the method established.
     schedule : Schedule, optional
         The incumbent.
     objective, bound : float, optional
@@ -74,7 +73,6 @@ class Answer:
     solve_s : float
         Wall-clock seconds to solve the model, once it was built.
     certificate : object, optional
-        A certificate of the bound.
     """
 
     status: Status
@@ -93,7 +91,6 @@ class Method:
     Parameters
     ----------
     summary : str
-        One line for the list of methods.
     run : callable
         ``run(task, options) -> Answer``. It imports its solver only when it is called.
     objectives : tuple of str
@@ -129,9 +126,7 @@ class Formulation:
     Parameters
     ----------
     name : str
-        The name that users give.
     summary : str
-        One line for the list of formulations.
     time_unit : {"round", "second"}
         The time unit of the instances that it models.
     default_objective : str

@@ -61,16 +61,10 @@ class SolveOptions:
     log_path : path, optional
         File for the solver's log.
     warm_start : Schedule, optional
-        A schedule to start from.
     progress : callable, optional
         Called with a `Progress` now and then, from the solver's threads.
     stop : threading.Event, optional
         Set it to interrupt the solve. Incumbent and bound are kept.
-
-    Raises
-    ------
-    InputError
-        The time limit, gap, seed or number of threads is out of range.
     """
 
     time_limit_s: float | None = 60.0

@@ -84,7 +84,7 @@ def plot_lines(
     reference: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot columns of rows against a parameter, with a line through the means of each series.
+    """Draw columns of rows against a parameter, with a line through the means of each series.
 
     Where several rows share a point, a band shows their range from min to max.
 
@@ -108,11 +108,6 @@ def plot_lines(
     reference : mapping of str to float, optional
         Horizontal lines at values that a paper states, by their words.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax, found = axes(ax), points(rows, x, y, series=series, over=over, labels=labels)
     places_of = list(order or found)
@@ -145,7 +140,7 @@ def plot_bars(
     published: Mapping[Any, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot means of columns as horizontal bars, in a group for each value of ``x``.
+    """Draw means of columns as horizontal bars, in a group for each value of ``x``.
 
     Parameters
     ----------
@@ -160,11 +155,6 @@ def plot_bars(
     published : mapping, optional
         The values that a paper publishes, by value of ``x``. They are drawn as bars of their own.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax, words = axes(ax), labels or {}
     found = points(rows, x, y, series=series, over=over, labels=labels)
@@ -208,7 +198,7 @@ def plot_histogram(
     bins: int = 30,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot a histogram of each column, all with the same bins.
+    """Draw a histogram of each column, all with the same bins.
 
     Parameters
     ----------
@@ -223,11 +213,6 @@ def plot_histogram(
     bins : int
         Number of bins.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax)
     values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in _listed(columns)}
@@ -250,7 +235,7 @@ def plot_histogram(
 def plot_claims(
     claims: Sequence[tuple[str, float, float]], *, within: float = 0.15, ax: Axes | None = None
 ) -> Axes:
-    """Plot the quotients of measured and published values, with a row for each statement.
+    """Draw the quotients of measured and published values, with a row for each statement.
 
     Parameters
     ----------
@@ -259,11 +244,6 @@ def plot_claims(
     within : float
         Max relative difference at which a statement counts as met. It is drawn as a band.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     shown = [c for c in claims if c[1] * c[2] > 0]
     ax = axes(ax, (8.5, 1.4 + 0.28 * len(shown)))

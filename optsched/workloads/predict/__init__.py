@@ -108,13 +108,6 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         name. An array of shape (n,) holds one prediction per request, in tokens.
     seed : int or numpy.random.Generator
         Seed of the generator that the predictor draws from, or the generator.
-
-    Raises
-    ------
-    InputError
-        The predictor or a parameter is unknown, the function raises an error or returns no
-        predictions, or the predictions do not fit the instance (see `optsched.Instance`). The
-        error names the predictor and, where there is one, the request.
     """
     if not isinstance(seed, Generator):
         # A stream of its own. With the stream of `generate`, errors would depend on the lengths,

@@ -33,11 +33,6 @@ def interval(*, low: int = 1, high: int = 1000) -> Guess:
     ----------
     low, high : int
         Ends of the interval, in tokens: 1 <= low <= high.
-
-    Raises
-    ------
-    InputError
-        The ends are out of range.
     """
     if not 1 <= low <= high:
         raise InputError(f"low, high: found {low}, {high}; expected 1 <= low <= high")
@@ -55,11 +50,6 @@ def classes(*, width: int = 100) -> Guess:
     ----------
     width : int
         Width w of a class in tokens, >= 1.
-
-    Raises
-    ------
-    InputError
-        The width is below 1.
     """
     if width < 1:
         raise InputError(f"width: found {width}; expected an integer >= 1")
@@ -81,11 +71,6 @@ def relative(*, x: float = 0.1) -> Guess:
     ----------
     x : float
         Relative half-width of the interval, from 0 to 1.
-
-    Raises
-    ------
-    InputError
-        ``x`` is out of range.
     """
     if not 0 <= x <= 1:
         raise InputError(f"x: found {x}; expected 0 <= x <= 1")
@@ -115,11 +100,6 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
     -------
     Guess
         It raises an `InputError` for an instance whose outputs allow no such errors.
-
-    Raises
-    ------
-    InputError
-        ``mae`` is below ``abs(bias)``.
 
     Notes
     -----

@@ -159,11 +159,6 @@ def trail(
     refine, feedback : bool
         Whether the filter is applied, and its prior; see `refine_probabilities`.
 
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-
     Notes
     -----
     With o - t tokens left, the classifier reads (1 + bias B) (o - t) + noise Z. B is standard

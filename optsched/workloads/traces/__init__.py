@@ -139,11 +139,6 @@ class TraceOptions:
         Name of the instance; None: the name of the file.
     progress : callable, optional
         Called with the number of rows read so far.
-
-    Raises
-    ------
-    InputError
-        A value is out of range.
     """
 
     offset: int = 0
