@@ -120,8 +120,8 @@ class Bound:
     objectives : tuple of str
         The metrics that it bounds from below (`optsched.problem.metrics.TABLE`).
     function : callable
-        ``function(task, budget) -> Proof``. The mathematical proof stands in its docstring or in
-        that of its module.
+        ``function(task, budget) -> Proof``. The mathematical proof stands in its docstring, in that
+        of its module, or in docs/formulations.md.
     features : frozenset of str
         The features that an instance may have for the proof to hold, as `features_of` names them.
         They are listed one by one: a feature that is added to instances or cost models later is

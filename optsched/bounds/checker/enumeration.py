@@ -2,28 +2,11 @@
 
 A label is a graph node together with the requests placed on a way there and the tokens of the live
 ones, in this and each earlier round. Labels are made layer by layer, one for each number of
-placements. Those of the last layer are schedules.
-
-**Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
-has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and
-arrival + output; and if A, some rounds later, is where B is: its cost is then at most B's, its
-tokens in this round and each earlier one are at most B's, and it may join the clock whenever B may
-(`_deletes`).
-
-*Proof.* Let B have a completion: its other requests are placed in earlier rounds, up to a start of
-the schedule. A waits and then does the same, with j where B places i, which B has left to place.
-Request j holds p_j - x tokens x rounds before it completes, for x < o_j. These are at most the
-p_i - x of i, and there are no more rounds of them. So A's requests fit where B's fit. B's i
-completes at a_i + o_i or later, and so does j, as a_j + o_j is no later. If the schedule starts
-without a clock, at the earliest round that arrivals and live requests allow, A's start is no later
-for the same reasons. So A has a completion that costs no more than B's.
-
-*No circle.* Labels are deleted one after another, each by one that is there at that moment. The
-one that deleted B may be deleted later, by one that is there later. These moments ascend, so they
-end at a label that stays, and it has a completion of at most B's cost.
-
-*The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
-lost paths that cost more. So the label that the completion passes next is made.
+placements. Those of the last layer are schedules. docs/formulations.md, "Enumeration", says which
+labels delete others (`_deletes`), and proves that one as good always stays. A may join the clock
+whenever B may. If a schedule starts without a clock, at the earliest round that arrivals and live
+requests allow, A's start is no later than B's for the same reasons. The next layer has what is
+needed: a schedule up to the cutoff is a path of the graph, which only lost paths that cost more.
 
 Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
 the same form a set, and the labels of a set lie next to each other, in order of cost. So each is

@@ -2,17 +2,9 @@
 
 A batch lasts F + X. Its fixed cost F is base, plus decode_base if a request decodes, plus
 prefill_base if one prefills. Its own work X is the sum of what each of its requests adds.
-
-*Own work.* A request's first token needs its whole prompt of s tokens prefilled since its last
-eviction. With chunks c_r and m_r tokens cached before, the squared terms are
-square sum c^2 + cross sum c m = cross/2 s^2 + (square - cross/2) sum c^2, and sum c^2 lies between
-s^2 / K for K chunks and s^2. With at most ``cap`` tokens a chunk, K >= ceil(s / cap), and the r-th
-chunk from the end starts with at least s - r cap tokens cached. Each later token needs a decode
-step, or a refill of all tokens so far, whichever is less.
-
-*Shares of fixed costs.* The requests of a batch hold at most M tokens after it and prefill at most
-cap tokens, so F is at least the sum over its requests of base held / M, of decode_base held / M
-over those that decode, and of prefill_base c / cap over those that prefill.
+docs/formulations.md, "Unavoidable work", derives own work and the shares of fixed costs. With at
+most ``cap`` tokens a chunk there are K >= ceil(s / cap) chunks, and the r-th from the end starts
+with at least s - r cap tokens cached.
 
 *Some of the requests.* Take any set of requests and any schedule of all requests. Its batches are
 disjoint in time. Each lasts at least the own work of its requests of the set plus the fixed cost

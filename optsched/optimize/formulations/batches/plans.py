@@ -316,18 +316,10 @@ def known_level(prob: Problem, times: Times | None) -> int | None:
 def max_batches(prob: Problem, best: Times | None) -> int:
     """Return a number of batches J that some optimal schedule does not exceed.
 
-    **Without chunks**, every processed entry produces a token, and a batch holds at least one
-    entry. So no schedule has more than sum o batches, whatever the objective.
-
-    **With chunks**, the chunks of a prefill that is evicted halfway can be left out: times and KV
-    only fall, and a batch left empty is dropped. A completed prefill of s + k tokens has at most
-    s + k chunks. So at most sum_i sum_{k < o_i} (s_i + k) batches are needed.
-
-    **A schedule of value U is known**, and the first objective is makespan, TPS or TEL. Then U
-    bounds the last completion F of better schedules. For TEL, F <= U minus the min latencies of all
-    requests but the last to finish. J batches take at least the sum of three terms:
-    J (base + min(decode_base, prefill_base)); n_prefill max(0, prefill_base - decode_base), where
-    n_prefill = ceil(sum s / min(C, P, M)); and the own work of all requests.
+    docs/formulations.md, "The CSP", proves the three numbers of which the least counts: sum o
+    without chunks, sum_i sum_{k < o_i} (s_i + k) with them, and what fits before the last
+    completion F of a schedule that is better than a known one. For TEL, F <= U minus the min
+    latencies of all requests but the last to finish.
     """
     largest = sum(prob.output)
     if prob.chunked:

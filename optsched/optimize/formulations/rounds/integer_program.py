@@ -1,16 +1,8 @@
 """The hindsight-optimal integer program of the round model, as arrays.
 
-The program is that of Jaillet et al. 2025, sections 2 and 3.
-
-Symbols of the paper: a_i ``arrival``, s_i ``prompt``, o_i ``output``, M ``kv_capacity``, and
-x_it = 1 if request i starts in round t::
-
-    min  sum_i sum_t (t + o_i - a_i) x_it
-    s.t. sum_t x_it = 1                                                        for all i   (once)
-         sum_i sum_{k = t - o_i}^{t-1} (s_i + t - k + offset - 1) x_ik <= M    for all t   (memory)
-
-with t from a_i to the last start that an optimal schedule can need (`start_windows`). The offset is
-1 for "generated" and 0 for "cached" KV. An instance's own limits add, for every round t,
+docs/formulations.md, "Round model", writes it out: x_it = 1 if request i starts in round t, with
+rows "once" by request and "memory" by round, for t from a_i to the last start that an optimal
+schedule can need (`start_windows`). An instance's own limits add, for every round t,
 
 - running: at most R_max requests run in t;
 - batch: the requests whose first round is t count s_i each, other running requests count 1 each,
@@ -19,11 +11,9 @@ with t from a_i to the last start that an optimal schedule can need (`start_wind
 - phase (hybrid batching off): a column y_t in [0, 1] with x_{i,t-1} <= y_t for every i and
   sum_{k = t - o_i}^{t-2} x_ik <= 1 - y_t for every i: a prefill in t rules out decodes in t.
 
-*The most requests within their SLOs* (`slo_attainment`): starts in time are columns, "once" is at
-most 1, and the sum of all x_it is maximized (`optsched.optimize.formulations.rounds.on_time`).
-
-Rows that no choice of starts can violate are left out. ``chunked_prefill`` has no meaning here:
-a prompt is processed in one round.
+For the most requests within their SLOs, starts in time are columns, "once" is at most 1, and the
+sum of all x_it is maximized (`optsched.optimize.formulations.rounds.on_time`). Rows that no choice
+of starts can violate are left out.
 """
 
 from __future__ import annotations
