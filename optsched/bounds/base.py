@@ -98,12 +98,7 @@ class Proof:
 
 
 def only_by_name(task: BoundTask) -> bool:
-    """Return False: ``auto`` need not run a bound that `pieces` has as a part.
-
-    Parameters
-    ----------
-    task : BoundTask
-    """
+    """Return False: ``auto`` need not run a bound that `pieces` has as a part."""
     return False
 
 

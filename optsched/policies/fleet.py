@@ -77,16 +77,10 @@ class Job:
 class Part(NamedTuple):
     """What one worker ran, batch by batch.
 
-    Attributes
-    ----------
-    start : ndarray of float64, shape (batches,)
-        Start of each batch, as a schedule holds it.
-    entries, evicted_until : ndarray of int64, shape (batches,)
-        Entries, and evictions, of each batch and of all before it.
-    request, tokens, evicted : ndarray of int
-        The columns of a `Schedule`.
-    off_default : bool
-        Whether some batch does not start as early as it can.
+    `start` (shape (batches,)): start of each batch, as a schedule holds it.
+    `entries`, `evicted_until` (shape (batches,)): entries, and evictions, of each batch and of all
+    before it.
+    `off_default`: whether some batch does not start as early as it can.
     """
 
     start: NDArray[np.float64]
@@ -114,13 +108,8 @@ class Watch(IntFlag):
 class Event(NamedTuple):
     """Something that a simulation was watched for.
 
-    Attributes
-    ----------
-    request : int
-    kind : Watch
-        A request that restarts produces a first token again.
-    time : float
-        Time since the first arrival: the end of a batch.
+    `kind`: a request that restarts produces a first token again.
+    `time`: time since the first arrival: the end of a batch.
     """
 
     request: int
@@ -131,17 +120,8 @@ class Event(NamedTuple):
 class Fleet:
     """Workers that run one scheduler each, in steps, while a router hands them requests.
 
-    Parameters
-    ----------
-    job : Job
-    workers : int
-
-    Attributes
-    ----------
-    mode : {"restart", "recompute"}
-        What an eviction loses.
-    finish : ndarray of float64, shape (n,)
-        Time of each request's last token since the first arrival, infinite while it is unknown.
+    `finish` (shape (n,)): time of each request's last token since the first arrival, infinite while
+    it is unknown.
     """
 
     mode: EvictMode
@@ -155,12 +135,8 @@ class Fleet:
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """Hand a request to a worker. Requests come in the order of their releases.
 
-        Parameters
-        ----------
-        worker, request : int
-        at : float, optional
-            Its release, since the first arrival; None: as the instance gives it. No worker has
-            gone on to a batch that begins later than the last event or ``until`` of `advance`.
+        `at`: its release, since the first arrival; None: as the instance gives it. No worker has
+        gone on to a batch that begins later than the last event or ``until`` of `advance`.
         """
         raise NotImplementedError
 
@@ -168,27 +144,11 @@ class Fleet:
         """Return when a worker decides next, or infinity if all of its requests are done.
 
         Times count from the first arrival.
-
-        Parameters
-        ----------
-        worker : int
         """
         raise NotImplementedError
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
-        """Let a worker decide about all batches that begin before a time, or up to an event.
-
-        Parameters
-        ----------
-        worker : int
-        until : float
-        watch : Watch
-
-        Returns
-        -------
-        list of Event
-            What happened at the end of its last batch.
-        """
+        """Let a worker decide about all batches that begin before a time, or up to an event."""
         raise NotImplementedError
 
     def parts(self) -> list[Part]:
@@ -196,20 +156,9 @@ class Fleet:
         raise NotImplementedError
 
     def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
-        """Let every worker decide about all batches that begin before a time, or up to an event.
+        """Let workers decide about all batches that begin before a time, or up to an event.
 
-        Parameters
-        ----------
-        until : float
-            Time since the first arrival.
-        watch : Watch
-            Kinds of events.
-
-        Returns
-        -------
-        Event or None
-            The next event up to this time. Then no worker has decided about a batch that begins
-            later. None if there is none, or nothing is watched.
+        The next event is returned, after which no worker has decided about a later batch, or None.
         """
         if not watch:
             for worker in range(self.workers):
@@ -244,13 +193,7 @@ class Fleet:
         return None
 
     def schedule(self) -> Schedule:
-        """Return the schedule of all workers, which have run to the end.
-
-        Raises
-        ------
-        LoopError
-            A scheduler would go on for ever, or cannot go on.
-        """
+        """Return the schedule of all workers, which have run to the end."""
         return joined(self.job, self.mode, self.parts())
 
 

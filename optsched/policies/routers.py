@@ -37,17 +37,12 @@ DEFAULT = "least-requests"
 class Router:
     """How a request is sent to a worker.
 
-    Parameters
-    ----------
-    name, summary : str
-        The name in specifications, and one line.
-    load : {"turn", "key", "requests", "tokens", "work"}
-        What decides: whose turn it is; the key of the request (its id up to the first ``/``); or
-        the worker of the least load. A worker's load counts its unfinished requests, or sums
-        their prompt tokens, or their predicted `own_work`. Ties: the lowest number.
-    choices : int, optional
-        Workers that are drawn at random for each request, of which the one of less load gets it;
-        None: all of them.
+    `name`, `summary`: the name in specifications, and one line.
+    `load`: what decides: whose turn it is; the key of the request (its id up to the first ``/``);
+    or the worker of the least load. A worker's load counts its unfinished requests, or sums their
+    prompt tokens, or their predicted `own_work`. Ties: the lowest number.
+    `choices`: workers that are drawn at random for each request, of which the one of less load gets
+    it; None: all of them.
     """
 
     name: str
@@ -61,16 +56,7 @@ class Router:
         return self.load in ("turn", "key")
 
     def weights(self, job: Job) -> NDArray[np.float64]:
-        """Return what each request adds to the load of its worker while it is unfinished.
-
-        Parameters
-        ----------
-        job : Job
-
-        Returns
-        -------
-        ndarray of float64, shape (n,)
-        """
+        """Return what each request adds to the load of its worker while it is unfinished."""
         instance = job.instance
         if self.load == "tokens":
             return instance.prompt_tokens.astype(np.float64)
@@ -87,12 +73,7 @@ class Router:
     def by_turn(self, instance: Instance, order: NDArray[np.int64], workers: int) -> list[int]:
         """Return the worker of each request where the choice is `fixed`.
 
-        Parameters
-        ----------
-        instance : Instance
-        order : ndarray of int64, shape (n,)
-            The requests in the order of arrivals.
-        workers : int
+        `order` (shape (n,)): the requests in the order of arrivals.
         """
         if self.load == "turn":
             turn = np.empty(instance.n, dtype=np.int64)

@@ -37,19 +37,13 @@ BATCH_TOKENS = 512
 class Trail(Runner):
     """All requests in one line, ranked anew before every batch (Shahout et al. 2024, section 3.3).
 
-    Parameters
-    ----------
-    c : float
-        C in [0, 1]. Let r be a request's first prediction. A request that holds KV and has
-        produced floor(C r) tokens or more can no longer be preempted. C = 1 is SRPT.
-    refine : bool
-        Whether a request is ranked by the tokens that the latest prediction leaves. Otherwise it
-        is ranked by its first prediction minus the tokens produced.
-    keep : bool
-        Whether the KV of a preempted request stays until another request needs the memory.
-        Otherwise it is discarded at once.
-    max_running, max_batch_tokens : int, optional
-        Max requests and max tokens of a batch.
+    `c`: C in [0, 1]. Let r be a request's first prediction. A request that holds KV and has
+    produced floor(C r) tokens or more can no longer be preempted. C = 1 is SRPT.
+    `refine`: whether a request is ranked by the tokens that the latest prediction leaves. Otherwise
+    it is ranked by its first prediction minus the tokens produced.
+    `keep`: whether the KV of a preempted request stays until another request needs the memory.
+    Otherwise it is discarded at once.
+    `max_running`, `max_batch_tokens`: max requests and max tokens of a batch.
 
     Notes
     -----
@@ -85,10 +79,6 @@ class Trail(Runner):
         admitted. Decodes get the batch's tokens first, except those that a prefill at the head of
         the line needs (one token where it may be split). Prefills get the rest in the order of
         the line.
-
-        Parameters
-        ----------
-        view : View
 
         Notes
         -----

@@ -88,20 +88,11 @@ def from_shares(
 
     They stand in the order of their outputs.
 
-    Parameters
-    ----------
-    shares : array_like
-        Shares of the lengths ``first``, ``first + 1``, ... They need not sum to 1.
-    n : int
-        Number of requests.
-    kv_capacity : int
-        M, in tokens.
-    first : int
-        The smallest output length. Every request is predicted between it and the largest length.
-    rng : numpy.random.Generator, optional
-        With a generator the outputs are drawn. Without one their numbers are in proportion to the
-        shares, rounded by largest remainders.
-    name : str
+    `shares`: shares of the lengths ``first``, ``first + 1``, ... They need not sum to 1.
+    `first`: the smallest output length. Every request is predicted between it and the largest
+    length.
+    `rng`: with a generator the outputs are drawn. Without one their numbers are in proportion to
+    the shares, rounded by largest remainders.
     """
     x = np.asarray(shares, dtype=np.float64)
     x = x / x.sum()
@@ -138,7 +129,7 @@ def two_point(short: int, long: int, share: float, n: int, *, kv_capacity: int) 
     n : int
         Number of requests.
     kv_capacity : int
-        As in `from_shares`.
+        M, in tokens.
     """
     if not (1 <= short < long and 0 <= share <= 1):
         raise InputError(
@@ -163,7 +154,7 @@ def geometric(
     n : int
         Number of requests.
     kv_capacity, rng
-        As in `from_shares`.
+        M, in tokens; with a generator the outputs are drawn, else their numbers are in proportion.
     longest : int
         The largest output, in tokens. The distribution is cut there.
     """
@@ -183,7 +174,7 @@ def weighted_geometric(
     n : int
         Number of requests.
     kv_capacity, rng
-        As in `from_shares`.
+        M, in tokens; with a generator the outputs are drawn, else their numbers are in proportion.
     longest : int
         The largest output, in tokens. The distribution is cut there.
     """
@@ -198,16 +189,8 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
     short request with a prompt of M - 1 tokens arrives in each round. It would have been best to
     start the long request a few rounds later.
 
-    Parameters
-    ----------
-    policy : str, Rules, Windows or Policy
-        The policy that the instance is built against. If it never starts the long request, the
-        short ones come from round 1 on.
-    kv_capacity : int
-        M, in tokens.
-    n : int
-        Number of requests.
-    seed : int
+    `policy`: the policy that the instance is built against. If it never starts the long request,
+    the short ones come from round 1 on.
     """
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):
@@ -228,14 +211,7 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     A policy that serves the shortest output first serves the wide requests of output a one after
     the other. The narrow ones have output a + 1 and prompt 1, and all of them fit together.
 
-    Parameters
-    ----------
-    kv_capacity : int
-        M, in tokens.
-    n : int
-        Number of requests. There is at least one narrow request beyond the wide ones.
-    wide : int
-        Number of wide requests.
+    `n`: number of requests. There is at least one narrow request beyond the wide ones.
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)

@@ -38,27 +38,9 @@ def check_certificate(
 ) -> int:
     """Return the value that a certificate proves for an instance.
 
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds, or in seconds if the certificate is.
-    certificate : dict
-    budget : Budget, optional
-        The steps that the check may take. Default: a billion.
-
-    Returns
-    -------
-    int
-        A total latency in rounds that no schedule is below. In seconds: a value of the objective
-        in ticks (`optsched.bounds.checker.seconds`).
-
-    Raises
-    ------
-    Rejected
-        If the object is no certificate, belongs to another instance, was changed, or does not
-        prove what it claims.
-    TooLarge
-        If the check would take too much.
+    It is a total latency in rounds, or in seconds a value of the objective in ticks
+    (`optsched.bounds.checker.seconds`). `Rejected` is raised if the certificate proves nothing, and
+    `TooLarge` if the check would take more steps than the budget, by default a billion.
     """
     try:
         return _check(instance, certificate, budget or Budget())

@@ -124,24 +124,9 @@ class LinearModel:
     Minimize ``cost @ x`` subject to ``lower <= x <= upper`` and
     ``row_lower <= A @ x <= row_upper``. A is stored in compressed sparse columns.
 
-    Parameters
-    ----------
-    cost : ndarray of float64, shape (columns,)
-        Coefficients of the objective.
-    lower, upper : ndarray of float64, shape (columns,)
-        Bounds of the columns.
-    integrality : ndarray of int32, shape (columns,)
-        1 if the column is an integer, else 0.
-    start : ndarray of int32, shape (columns + 1,)
-        Where each column's entries begin.
-    index : ndarray of int32, shape (entries,)
-        The row of each entry.
-    value : ndarray of float64, shape (entries,)
-        The coefficient of each entry.
-    row_lower, row_upper : ndarray of float64, shape (rows,)
-        Bounds of the rows.
-    integral_objective : bool
-        Whether every solution's objective is an integer, so that a bound may be rounded up.
+    `integrality` (shape (columns,)): 1 if the column is an integer, else 0.
+    `integral_objective`: whether every solution's objective is an integer, so that a bound may be
+    rounded up.
     """
 
     cost: NDArray[np.float64]
@@ -211,20 +196,7 @@ def run_interruptibly(
     thread, Ctrl-C would wait for it. A second Ctrl-C gives up waiting. It is ignored if it follows
     the first one at once, since ``timeout -s INT`` sends two.
 
-    Parameters
-    ----------
-    work : callable
-        Its exceptions are raised here.
-    cancel : callable
-        Asks ``work`` to end. It is called repeatedly until ``work`` ends.
-    stop : threading.Event, optional
-    deadline : float
-        A time of `work_time`.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        A second Ctrl-C came.
+    `cancel`: asks ``work`` to end. It is called repeatedly until ``work`` ends.
     """
     failure: list[BaseException] = []
     interrupted: float | None = None
@@ -265,23 +237,10 @@ def run_interruptibly(
 def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Found:
     """Run a search that looks at its budget, and return what it returns.
 
-    Parameters
-    ----------
-    options : SolveOptions
-        The budget has their time limit and progress. It is stopped by their ``stop`` and by Ctrl-C
-        (`run_interruptibly`).
-    search : callable
-        ``search(budget)`` returns the best that it has found once `Budget.over` is true. Its
-        exceptions are raised here.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    KeyboardInterrupt
-        A second Ctrl-C came.
+    `options`: the budget has their time limit and progress. It is stopped by their ``stop`` and by
+    Ctrl-C (`run_interruptibly`).
+    `search`: ``search(budget)`` returns the best that it has found once `Budget.over` is true. Its
+    exceptions are raised here.
     """
     stop = threading.Event()
     budget = Budget(options.time_limit_s, stop=stop, progress=options.progress)

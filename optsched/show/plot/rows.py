@@ -30,20 +30,11 @@ def points(
 ) -> Series:
     """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series.
 
-    Parameters
-    ----------
-    rows : sequence of mappings
-        Rows without a value in ``x`` or ``y`` are left out.
-    x : str
-        The column of the horizontal axis, or of the groups of bars.
-    y : str or sequence of str
-        The columns whose values are drawn.
-    series : str, optional
-        A column each of whose values is a series. Without it, each column of ``y`` is one.
-    over : object, optional
-        A series by whose means the values of the others are divided.
-    labels : mapping, optional
-        Words for values of ``series`` and for columns.
+    `rows`: rows without a value in ``x`` or ``y`` are left out.
+    `x`: the column of the horizontal axis, or of the groups of bars.
+    `series`: a column each of whose values is a series. Without it, each column of ``y`` is one.
+    `over`: a series by whose means the values of the others are divided.
+    `labels`: words for values of ``series`` and for columns.
     """
     words, columns = labels or {}, _listed(y)
     found: dict[Any, dict[Any, list[float]]] = {}
