@@ -168,10 +168,7 @@ def compare(
 
 
 def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
-    """Improve both ends of the interval beyond the policies.
-
-    Returns notes that say why there is no optimum, where there can be none.
-    """
+    """Improve both ends of the interval beyond the policies; return why there can be no optimum."""
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
         strategies.prove(interval, budget.part(_BOUND_SHARE), seed=seed)
@@ -286,12 +283,7 @@ def best_of_policies(
     time_limit_s: float = 60.0,
     seed: int = 0,
 ) -> PolicyRow | None:
-    """Return the policy with the smallest total latency inside the bound's model, or None.
-
-    Policies run as `optsched.optimize.strategies.run_policies` runs them.
-
-    `cost_model`: the cost model, its name or its file. An instance in seconds needs one.
-    """
+    """Return the policy with the smallest total latency inside the bound's model, or None."""
     interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
     strategies.run_policies(interval, Budget(time_limit_s), seed=seed)
     best = interval.incumbent

@@ -214,10 +214,8 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """One of ``optimal``, ``feasible`` and ``no_incumbent``.
-
-        It is optimal if the best known value equals the bound, and there is no incumbent if no
-        schedule of the bound's model is known.
+        """``optimal`` if the best known value equals the bound, ``no_incumbent`` without it, or
+        ``feasible``.
         """
         if self.best_known is None:
             return "no_incumbent"

@@ -163,19 +163,13 @@ def _check_alpha(alpha: float) -> None:
 
 
 def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of the geometric distribution G(1 - q), up to a factor, for k = 1, ..., u.
-
-    Chen et al., section 5.2.
-    """
+    """Return P(o = k) of G(1 - q), up to a factor, for k = 1, ..., u (Chen et al., section 5.2)."""
     _check_q(q)
     return np.asarray(q ** np.arange(u, dtype=np.float64))
 
 
 def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of the weighted geometric distribution LG(1 - q), for k = 1, ..., u.
-
-    The shares are k q^(k - 1), that is P(o = k) up to a factor. Chen et al., section 5.3.
-    """
+    """Return k q^(k - 1), P(o = k) of LG(1 - q) up to a factor, for k = 1, ..., u (section 5.3)."""
     return np.arange(1, u + 1) * geometric_shares(q, u)
 
 

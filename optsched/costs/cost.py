@@ -136,9 +136,8 @@ class BatchCost:
 
     @cached_property
     def minorants(self) -> tuple[BatchCost, ...]:
-        """Linear models under which no batch takes longer: the model itself if it is linear.
-
-        Bounds take these; see `optsched.costs.table`.
+        """Linear models under which no batch takes longer, for bounds: the model itself if it is
+        linear.
         """
         if self.table is None:
             return (self,)

@@ -53,11 +53,7 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
 
 
 def non_negative(matrix: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
-
-    Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
-    many orders of magnitude.
-    """
+    """Return the x >= 0 that minimizes ``|matrix x - target|``. Columns are scaled first."""
     from scipy.optimize import nnls  # loaded only to fit
 
     scale = np.abs(matrix).max(axis=0, initial=0)
@@ -111,8 +107,8 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
 def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     """Return batches: prefill tokens and KV, decodes and their KV, and the number of requests.
 
-    They are the grid of attention, and prefills and decodes alone at further numbers of tokens.
-    Each has one prefill, and again as many as can be.
+    They are the grid of attention, and prefills and decodes alone, each with one prefill and with
+    many.
     """
     chunks, cached, decodes, kv = attention.axes.values()
     tokens = dense.axes["tokens"]

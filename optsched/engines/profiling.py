@@ -44,10 +44,7 @@ class Progressed(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a batch holds: chunks over cached KV, and decodes with the same KV each.
-
-    ``prefills`` requests prefill a ``chunk`` over ``cached`` tokens, unless both are 0.
-    """
+    """What a batch holds: ``prefills`` of a ``chunk`` over ``cached`` tokens, and equal decodes."""
 
     chunk: int
     cached: int
@@ -66,10 +63,7 @@ class Shape(NamedTuple):
         return f"{self.prefills}*{self.chunk}/{self.cached}+{self.decodes}x{self.kv}"
 
     def output(self, max_tokens: int, repeats: int) -> int:
-        """Return the max tokens that a decode produces until its batch has been measured.
-
-        The first decodes while the prompts of the others are prefilled.
-        """
+        """Return the max tokens of a decode until its batch, after all prefills, is measured."""
         if not self.decodes:
             return 0
 

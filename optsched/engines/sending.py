@@ -29,9 +29,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Sending:
-    """The requests of an instance as they are sent, and when their tokens came.
-
-    The parameters are those of `optsched.engines.replay.replay`. Times are seconds since `begin`.
+    """The requests of an instance as `replay` sends them, and when tokens came, in seconds since
+    `begin`.
     """
 
     instance: Instance

@@ -107,19 +107,13 @@ def _columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def rows_as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, as `optsched.files.strict_json.csv_text` writes it.
-
-    `rows`: their columns stand in order of first appearance, with ``failed`` last.
-    """
+    """Return rows as CSV, with columns in order of first appearance and ``failed`` last."""
     columns = _columns_of(rows)
     return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
 
 
 def _parquet_bytes(rows: Sequence[Row]) -> bytes:
-    """Return rows as a Parquet file with the columns of `rows_as_csv`.
-
-    A column with values of several types, such as numbers and texts, becomes one of texts.
-    """
+    """Return rows as a Parquet file. A column with values of several types becomes one of texts."""
     arrow: Any = import_module("pyarrow")
     content: dict[str, Any] = {}
     for column in _columns_of(rows):

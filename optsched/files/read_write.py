@@ -123,10 +123,7 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
 def schedule_from_dict(
     data: dict[str, Any], instance: Instance | None = None, *, folder: Path | None = None
 ) -> Schedule:
-    """Return the schedule that a JSON object holds.
-
-    `folder`: folder of the Parquet file of columns. Without it, the columns must be in ``data``.
-    """
+    """Return the schedule of a JSON object, whose columns may be in a Parquet file of `folder`."""
     check_format(data, "schedule")
     digest = data.get("instance_sha256")
     if instance is not None:

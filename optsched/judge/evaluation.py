@@ -198,10 +198,9 @@ class Evaluation:
     def outside_reason(self) -> str | None:
         """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
 
-        A schedule with restarts is covered. Dropping every run of a request but its last leaves
-        an uninterrupted schedule with the same completions and no more KV. Not covered are
-        schedules that pause a request while it holds KV, use several workers, or split a prefill
-        under a token limit.
+        They cover restarts: the last run of each request has the same completion and no more KV.
+        They do not cover pauses with KV held, several workers, or prefills split under a token
+        limit.
         """
         if not self.instance.in_rounds:
             return "the instance is in seconds"

@@ -209,9 +209,7 @@ def replay(
 ) -> tuple[Breach, int, Replayed]:
     """Replay a schedule of batches, up to the first that breaks a rule; return that rule and batch.
 
-    All times are counted from the first arrival.
-
-    `machines`: one for each worker, or one for all.
+    Times count from the first arrival. There is one machine for each worker, or one for all.
     """
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
     requests["release"] = instance.release

@@ -176,10 +176,7 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
 
 
 def on_workers(spec: str, workers: int, router: str) -> str:
-    """Return a policy's specification for a number of workers behind a router.
-
-    `router`: it is left out for a policy that has workers and a balancer of its own.
-    """
+    """Return a policy's specification for workers behind a router, unless it has its own."""
     if workers == 1:
         return spec
 

@@ -167,10 +167,7 @@ class Geometric:
         return tokens
 
     def _fits(self, view: View, requests: list[int], length: int) -> bool:
-        """Return whether KV suffices until the end of each request's slice, or its largest one.
-
-        A request never holds more than the capacity, since alone it fits.
-        """
+        """Return whether KV suffices until the end of each request's slice, or its largest one."""
         made = {i: int(view.generated[i]) if view.decoding[i] else 0 for i in requests}
         prompt = {i: int(view.prompt_tokens[i]) for i in requests}
         return len(requests) == 1 or all(

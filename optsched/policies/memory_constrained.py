@@ -50,9 +50,7 @@ def mc_benchmark() -> Rules:
     paper="Jaillet et al. 2025, section 5.2",
 )
 def alpha_protection(*, alpha: float = 0.25) -> Rules:
-    """Return rules that clear every running request back to the queue when KV overflows.
-
-    A cleared request loses all progress.
+    """Return rules that clear every running request, with all progress, when KV overflows.
 
     `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
     """
@@ -65,10 +63,8 @@ def alpha_protection(*, alpha: float = 0.25) -> Rules:
     paper="Jaillet et al. 2025, section 5.2",
 )
 def alpha_beta(*, alpha: float = 0.2, beta: float = 0.1) -> Rules:
-    """Return rules that clear each running request with a probability when KV overflows.
+    """Return rules that clear each running request with a probability while KV overflows.
 
-    While KV still overflows, there is one draw per batch time.
-
-    `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
+    There is one draw per batch time. `alpha` is as for `alpha_protection`.
     """
     return replace(CLEARING, alpha=alpha, beta=beta)

@@ -129,10 +129,7 @@ class Runner:
 
 
 def endless(job: Job, request: int, batch: int, now: float, reason: str) -> LoopError:
-    """Return the error of a scheduler that would go on for ever, or cannot go on.
-
-    `request`: the request that the reason is about, or -1.
-    """
+    """Return the error of a scheduler that would go on for ever, or cannot go on."""
     problem = job.problem
     where = f"batch {batch} at {now + problem.first_arrival:.6g} {problem.time_unit}s"
     about = f", request {request}" if request >= 0 else ""
@@ -200,11 +197,8 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
 def waiting_rank(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
-    """Return the place of each request in an order of waiting requests.
-
-    Ties break by (arrival, index), here and nowhere else.
-
-    `order`: one of the orders of `Rules`. For ``"random"`` only ties are resolved.
+    """Return the place of each request in an order of `Rules`; ties break by (arrival, index) here
+    only.
     """
     prompt = instance.prompt_tokens
     key = {

@@ -191,8 +191,7 @@ CHUNKS = Rules(groups=("waiting", "running"), chunked=True, max_prefill_tokens=B
 def vllm_sjf(*, max_running: int | None = None) -> Rules:
     """Return rules that take waiting requests before running ones, by first prediction.
 
-    A running request is never preempted for a shorter one. When KV is short, the latest arrival
-    is evicted, and waits at its place in the order.
+    When KV is short, the latest arrival is evicted, and waits at its place in the order.
     """
     return replace(CHUNKS, order="output", max_running=max_running)
 

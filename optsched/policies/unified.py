@@ -48,11 +48,7 @@ def _table_1(name: str, summary: str, rules: Rules, prefill_tokens: int = TOKENS
 
 
 def _ranking(name: str, summary: str, rules: Rules, clairvoyant: bool = False) -> None:
-    """Register a ranking of appendix A.3 with one group, hybrid batches and no chunking.
-
-    The last requests in the order are evicted first, and wait at their place in it. That there is
-    no chunking is our choice.
-    """
+    """Register a ranking of appendix A.3: one group, hybrid batches, no chunks (our choice)."""
 
     @policy(name, summary, clairvoyant=clairvoyant, paper="Kim et al. 2024, appendix A.3")
     def make(

@@ -153,20 +153,13 @@ class Budget:
         return self.stopped or self.spent_s >= self.limit_s
 
     def check(self, doing: str) -> None:
-        """Raise `OutOfTimeError` if the work should end.
-
-        Loops call it whose results are of no use in part, such as those that build a model or run
-        a policy.
-        """
+        """Raise `OutOfTimeError` if the work should end whose parts are of no use."""
         if self.over:
             why = "interrupted" if self.stopped else "time limit"
             raise OutOfTimeError(f"{why} while {doing}")
 
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
-        """Return a budget of a share of the time left, which stops when this one is stopped.
-
-        `progress`: the part's own callback; None: this budget's.
-        """
+        """Return a budget of a share of the time left, which stops with this one."""
         return Budget(share * self.left_s, stop=self.stop, progress=progress or self.progress)
 
     def tell(self, *, incumbent: float | None = None, bound: float | None = None) -> None:

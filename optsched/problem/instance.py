@@ -81,10 +81,7 @@ class Limits:
 
 
 def whole_blocks(tokens: Any, block: int) -> Any:
-    """Return the KV tokens of the whole blocks that some tokens take.
-
-    Compiled loops call it, too.
-    """
+    """Return the KV tokens of the whole blocks that some tokens take; compiled loops call it."""
     return tokens if block == 1 else -(-tokens // block) * block
 
 
@@ -426,10 +423,7 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Maximum KV tokens that each request fills: s + o, or s + o - 1; shape (n,).
-
-        Blocks are not rounded up (`whole_blocks`).
-        """
+        """Maximum KV tokens of each request, s + o or s + o - 1, without whole blocks; shape (n,)."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property
@@ -512,11 +506,10 @@ class Instance:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the content without ``name``, ``id`` and ``known``.
+        """SHA-256 of the content without ``name``, ``id`` and ``known``, as canonical JSON.
 
-        It covers the canonical JSON text: keys are sorted, there are no spaces, numbers without
-        a fraction are integers, and absent or null fields are left out, since they mean the
-        same.
+        Numbers without a fraction are integers, and absent and null fields, which mean the same,
+        left out.
         """
         data = self.to_dict()
         for key in ("name", "known"):

@@ -142,10 +142,7 @@ def _over(column: str, words: str, unit: Unit, meaning: str, names: str) -> Iter
 
 
 def served_well(judged: Any) -> NDArray[np.bool_] | None:
-    """Return which requests are within all their SLOs.
-
-    An SLO that was given for all requests replaces the column of the instance.
-    """
+    """Return which requests are within all their SLOs, given ones in place of the instance's."""
     given = {name: getattr(judged, name) for name in SLOS}
     limits = {**judged.instance.slos, **{k: v for k, v in given.items() if v is not None}}
     times = {name: getattr(judged, SLOS[name]) for name in limits}

@@ -61,9 +61,8 @@ class LiveLine:
             print(text, file=sys.stderr, flush=True)
 
     def counted(self, done: int, of: int, what: str) -> None:
-        """Show how many have finished, at what rate, and the time left at this rate.
-
-        The first call comes before any work, with the number of those that need none.
+        """Show how many have finished, at what rate, and the time left. The first call precedes all
+        work.
         """
         now = time.monotonic()
         begins = self.of == 0

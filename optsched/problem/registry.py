@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
-    """Import and yield the modules of a package, sorted by name.
-
-    Modules of compiled loops (``..._kernel``) are left out, since they load numba.
-    """
+    """Import and yield a package's modules by name, but not ``..._kernel``, which load numba."""
     path = import_module(package).__path__
     walk = pkgutil.walk_packages if deep else pkgutil.iter_modules
     for info in sorted(walk(path, f"{package}."), key=lambda info: info.name):
@@ -55,11 +52,7 @@ class Registry(Generic[T]):
         self._complete = package is None
 
     def add(self, name: str, value: T) -> T:
-        """Register a value and return it.
-
-        A decorator that runs again, in a file loaded again or in a notebook's cell run again,
-        replaces the value that it registered before.
-        """
+        """Register a value and return it. A decorator that runs again replaces its former value."""
         known = self._values.get(name, value)
         if known is not value and _maker_of(known) != _maker_of(value):
             raise ValueError(f"{self._what} {name!r}: found two of that name; expected one")

@@ -214,11 +214,7 @@ def from_batches(
 
 
 def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedule:
-    """Return the schedule of uninterrupted runs that start at given rounds on given workers.
-
-    `starts` (shape (n,)): start of each request, in rounds. The request runs in rounds start + 1 to
-    start + o.
-    """
+    """Return the schedule of uninterrupted runs that start at given rounds on given workers."""
     outputs, begin, place = instance.output_tokens, np.asarray(starts), np.asarray(workers)
     request = np.repeat(np.arange(instance.n), outputs)
     step = np.arange(len(request)) - np.repeat(np.cumsum(outputs) - outputs, outputs)

@@ -276,9 +276,9 @@ class _Download:
         return went_on
 
     def _soon(self, receive: Callable[[], T]) -> T:
-        """Return what a call returns, within twice the time of the server's silence.
+        """Return what a call returns within twice the server's silence, by another thread.
 
-        The timeout of `requests` begins anew with each byte, so that another thread has to wait.
+        The timeout of `requests` begins anew with each byte.
         """
         from requests.exceptions import RequestException
 
@@ -305,10 +305,10 @@ class _Download:
 
     @contextmanager
     def _claimed(self) -> Iterator[BufferedRandom]:
-        """Yield the file of waiting bytes, to whose end all is written.
+        """Yield the file of waiting bytes, locked by the system until this process ends.
 
-        If another process has it, or the system has no such locks, it is one of this process that
-        is removed at the end. The system releases a lock even if a process is killed.
+        If another has it, or there are no locks, it is one of this process that is removed at the
+        end.
         """
         if fcntl is not None:
             with open(self.part, "a+b") as stream:

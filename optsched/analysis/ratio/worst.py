@@ -199,10 +199,7 @@ def _proved(
     report: Callable[[float], None],
     interrupted: threading.Event,
 ) -> WorstCase:
-    """Solve the best instances, and return the one with the largest certain ratio.
-
-    The first one is always solved, within a second if the deadline has passed.
-    """
+    """Solve the best instances, the first one always; return the one with the largest certain ratio."""
     best: WorstCase | None = None
     for k, (value, instance) in enumerate(pool):
         left = deadline - time.perf_counter()
@@ -251,10 +248,7 @@ def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
 
 
 def _changed(instance: Instance, rng: Generator) -> Instance:
-    """Return the instance with one or two requests changed.
-
-    Intervals of predictions are kept, and other predictions are dropped.
-    """
+    """Return the instance with one or two requests changed, and of predictions the intervals only."""
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
@@ -310,8 +304,7 @@ def _nudged(value: int, high: int, rng: Generator) -> int:
 def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[np.int64]]:
     """Return the total latency and the starts of a good schedule of an instance in rounds.
 
-    Requests are placed one by one at their earliest feasible starts, in orders by output, volume,
-    arrival and their reverses. The best order is improved by moving one request at a time.
+    It is the best placement in some orders, improved by moving one request at a time.
     """
     if not instance.in_rounds or instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError(

@@ -112,7 +112,7 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
 def new_columns(instance: Instance) -> Columns:
     """Return empty columns, long enough for a schedule with few evictions and split prefills.
 
-    An array that grows is copied, and its pages are new each time. That costs more than the loop.
+    Copying an array that grows, to new pages each time, costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
     return Columns(
@@ -162,8 +162,7 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
 def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
     """Run a compiled loop to its end, and look at the job's budget now and then.
 
-    A compiled loop can be interrupted only by itself. It counts its turns down, returns after the
-    last one, and goes on from its state when it is called again.
+    A compiled loop can be interrupted only by itself: it returns after some turns, and goes on.
     """
     turns = _FIRST_TURNS
     while True:
@@ -183,10 +182,9 @@ Step = Callable[[int, Any, Ints, Columns, float], Columns]
 
 
 def direct(function: Any) -> Callable[..., Any]:
-    """Return a compiled function that is called again and again with arguments of the same types.
+    """Return a compiled function for many calls with arguments of the same types.
 
-    numba looks at the types of all arguments in every call. For a loop that runs from one arrival
-    to the next, this takes longer than the loop.
+    numba looks at the types in every call. From one arrival to the next this outlasts the loop.
     """
     if not hasattr(function, "overloads"):
         return function  # numba is switched off

@@ -39,8 +39,7 @@ class Online(Runner):
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. Each of several workers asks a copy of the object.
 
-        `Fleet.advance` raises a `PolicyError` if the object raises, names an unknown request or
-        answers anything but a valid batch.
+        `Fleet.advance` raises a `PolicyError` for anything but a valid batch.
         """
         if workers == 1:
             return _Loop(self.policy, job, job.seed)

@@ -85,10 +85,7 @@ class Stepwise:
         return Batch(tokens, evicted)
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
-        """Write into the records what a view shows.
-
-        Returned are the running requests in order, and the KV that they hold in the next batches.
-        """
+        """Write into the records what a view shows; return those that run, and their later KV."""
         from optsched.judge.memory import project, take
         from optsched.policies.engine import common
 

@@ -125,11 +125,7 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
 
 @predictor("column", "columns of a CSV file with a header: predicted, predicted_lower, ...")
 def column(*, file: str) -> Guess:
-    """Return the predictor that reads predictions from a CSV file.
-
-    `file`: a file with a header and one row per request, in the instance's order. It has one or
-    more columns of `COLUMNS`; others are ignored.
-    """
+    """Return the predictor that reads `COLUMNS` of a CSV file, with a row per request in order."""
 
     def guess(instance: Instance, _: Generator) -> Columns:
         text = read_text(file, "a table of predictions")

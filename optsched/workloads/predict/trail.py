@@ -26,10 +26,9 @@ BINS, LONGEST = 10, 512
 
 
 def transition(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
-    """Return the filter's transition matrix T.
+    """Return the filter's transition matrix T, with lengths uniform within a bin of width w.
 
-    Lengths are taken as uniform within a bin of width w, so that each token moves one length in w
-    to the bin below. A length that leaves the lowest bin has ended and needs no prediction.
+    Each token moves one length in w to the bin below, or from the lowest bin to the end.
     """
     out = bins / longest
     return np.diag(np.full(bins, 1 - out)) + np.diag(np.full(bins - 1, out), 1)
