@@ -10,7 +10,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the ``optsched`` script. Ctrl-C outside a command ends the process without a traceback."""
+    """Run the ``optsched`` script. Ctrl-C outside a command ends it without a traceback."""
     signal.signal(signal.SIGINT, _end)
     from optsched.cli.application import main as run
 

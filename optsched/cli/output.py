@@ -89,7 +89,7 @@ def only_json() -> Iterator[None]:
 
 
 def save_schedule(schedule: Schedule, target: str) -> None:
-    """Write a schedule file, with a large schedule's columns in a Parquet file beside it if possible."""
+    """Write a schedule file; a large schedule's columns go into a Parquet file beside it."""
     from importlib.util import find_spec
 
     from optsched.files import read_write as io

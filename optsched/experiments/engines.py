@@ -35,7 +35,7 @@ _CONNECT_S = 10.0
 def on_this_machine(
     run: Run, todo: Mapping[int, Row], jobs: int, code: str, memory_limit: int | None
 ) -> Answers:
-    """Run trials in ``jobs`` processes that have to run the version ``code``; with 0 in this one."""
+    """Run trials in ``jobs`` processes that run the version ``code``; with 0 in this one."""
     if jobs == 0:
         yield from ((number, attempt(run, trial)) for number, trial in todo.items())
         return

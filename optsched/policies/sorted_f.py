@@ -126,7 +126,7 @@ def _smallest_f(
 def _by_dynamic_program(
     size: NDArray[np.int64], output: NDArray[np.int64], capacity: int, items: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the set of smallest F. ``best[k, s]``: the least sum of outputs of k requests of size s."""
+    """Return the set of smallest F. ``best[k, s]``: least sum of outputs of k with size s."""
     n = items.size
     best = np.full((n + 1, capacity + 1), np.inf)
     best[0, 0] = 0.0

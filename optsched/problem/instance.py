@@ -423,7 +423,7 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Maximum KV tokens of each request, s + o or s + o - 1, without whole blocks; shape (n,)."""
+        """Max KV tokens of each request, s + o or s + o - 1, without whole blocks; shape (n,)."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property

@@ -84,7 +84,7 @@ def read_pairs(
 
 
 def split_specs(text: str) -> list[str]:
-    """Split ``a:x=1,y=2,b`` into ``a:x=1,y=2`` and ``b``; ``key=value`` belongs to what is before."""
+    """Split ``a:x=1,y=2,b`` into ``a:x=1,y=2`` and ``b``."""
     specs: list[str] = []
     for part in text.split(","):
         if specs and re.match(r"\s*[^:=]+=", part):

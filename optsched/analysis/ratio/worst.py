@@ -199,7 +199,7 @@ def _proved(
     report: Callable[[float], None],
     interrupted: threading.Event,
 ) -> WorstCase:
-    """Solve the best instances, the first one always; return the one with the largest certain ratio."""
+    """Solve the best instances, at least one; return that with the largest certain ratio."""
     best: WorstCase | None = None
     for k, (value, instance) in enumerate(pool):
         left = deadline - time.perf_counter()
@@ -248,7 +248,7 @@ def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
 
 
 def _changed(instance: Instance, rng: Generator) -> Instance:
-    """Return the instance with one or two requests changed, and of predictions the intervals only."""
+    """Return the instance with one or two requests changed; it keeps intervals of predictions."""
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1

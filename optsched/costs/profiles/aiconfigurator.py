@@ -72,7 +72,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:
-    """Return one framework's and version's tables by kind. Their folders differ in the kind alone."""
+    """Return one framework's and version's tables by kind; folders differ in the kind alone."""
     sets: dict[tuple[str, ...], dict[str, Path]] = {}
     for file in sorted(path.rglob("*_perf.*")):
         kind = next((k for k in _PART.values() if re.search(rf"(^|_){k}_perf$", file.stem)), None)
