@@ -112,10 +112,7 @@ class BoundResult:
 
     @property
     def gap(self) -> float | None:
-        """The relative gap (objective - value) / objective. None if one of the two is unknown.
-
-        Where more is better it is (value - objective) / value.
-        """
+        """The relative gap |objective - value| / the larger of the two; None if one is unknown."""
         high, low = self.objective, self.value
         if self.sign == "<=":
             high, low = low, high
@@ -287,11 +284,7 @@ def bound(
 
 
 def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the certificate of an interval, or None and why there is none.
-
-    In seconds it is made of the interval's tree. It may prove more than the bound in float64, for
-    which less time was left.
-    """
+    """Return the certificate of an interval, in seconds from its tree, or None and the reason."""
     task, goal = interval.task, interval.goal.name
     if interval.certificate is not None:
         return interval.certificate, None

@@ -111,10 +111,7 @@ class Interval:
         tree: dict[str, Any] | None = None,
         leaves_out: frozenset[str] = frozenset(),
     ) -> None:
-        """Keep a bound if it is tighter than the present one, and a certificate likewise.
-
-        `certificate`: a certificate. It is kept if it proves at least as much as the present one.
-        """
+        """Keep a bound if it is tighter than the present one, and a certificate likewise."""
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
 

@@ -171,10 +171,9 @@ def check_prompts(instance: Instance, ending: str) -> None:
 
 
 def demands(instance: Instance) -> frozenset[str]:
-    """Return the limits and switches that an instance asks for.
+    """Return the limits and switches that an instance asks for, which a method has to honour.
 
-    Every model covers an instance without limits, with hybrid batching, without chunked prefill,
-    whose requests arrive together. What differs from that is demanded of a method.
+    Every model covers an instance without limits and chunks whose requests arrive together.
     """
     wanted = set(instance.limits.as_dict())
     if instance.hybrid_batching is False:
@@ -188,11 +187,9 @@ def demands(instance: Instance) -> frozenset[str]:
 
 
 def automatic(formulation: Formulation, task: Task) -> str:
-    """Return the method that ``auto`` stands for.
+    """Return the method that ``auto`` stands for: the formulation's choice by size.
 
-    A formulation chooses by size among the methods for its usual objectives. If its choice cannot
-    do the task, for example since the objective was added later, the first method by name that can
-    do it is returned.
+    If that cannot do the task, it is the first method by name that can.
     """
     methods = formulation.methods
     return min(

@@ -100,9 +100,7 @@ def finish(
 ) -> None:
     """Prove targets by enumeration, one above another, as far as ``relaxation.upper``.
 
-    The number of labels grows exponentially with the target. So the first targets cost next to
-    nothing, they say how far the labels allowed will reach, and each of them is a bound. Nothing
-    happens where enumeration is `refused`.
+    Each target is a bound. Nothing happens where enumeration is `refused`.
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return

@@ -70,7 +70,7 @@ class Growth(NamedTuple):
     bend: float = 1.0
 
     def below(self, target: Any, bound: int) -> Any:
-        """Return the growth below a target."""
+        """Return a copy with only the paths below a target, where other multipliers are best."""
         return max(1.0, self.factor) ** (self.part(target, bound) ** self.bend)
 
     def part(self, target: Any, bound: int) -> Any:
@@ -320,10 +320,7 @@ class Relaxation:
             self.offer(total)
 
     def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> Ints:
-        """Return the starts of a schedule that is given by completions before its end.
-
-        The end is as early as arrivals and outputs allow.
-        """
+        """Return the starts of a schedule given by completions before its earliest end."""
         back = np.empty(self.jobs.n, dtype=np.int64)
         order = np.argsort(kinds, kind="stable")
         back[np.argsort(self.kind_of, kind="stable")] = np.asarray(steps)[order]
@@ -336,9 +333,9 @@ class Relaxation:
     ) -> None:
         """Improve the multipliers, and with them the bound, on the present graph.
 
-        If `prune` has deleted something since the last call, the graph counts as a new level of the
-        chain. The ascent also ends when the stop flag is set. On a large graph it begins on the
-        part with the cheapest paths.
+        If `prune` has deleted something since the last call, it is a new level of the chain. On a
+        large graph it begins on the part with the cheapest paths. It also ends when the stop flag
+        is set.
         """
         if self.graph is None or self.closed:
             return
@@ -389,8 +386,7 @@ class Relaxation:
     def _ascend_on_part(self) -> None:
         """Improve the multipliers on the nodes of the cheapest paths, then take them if they pay.
 
-        Multipliers are valid whatever they come from, and this part has most of the paths that
-        become cheapest.
+        This part has most of the paths that become cheapest.
         """
         part = self.fork()
         part.improved, part.bound = None, self.graph_bound

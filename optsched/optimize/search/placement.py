@@ -105,10 +105,7 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
-    """Fill in each request's earliest feasible start on any worker, and this worker.
-
-    ``use`` has a row for each worker. ``homes`` is all zero.
-    """
+    """Fill in each request's earliest feasible start on any worker, and this worker."""
     top = 0
     for i in order:
         starts[i] = max(top, arrival[i])  # there everything placed has ended
@@ -146,9 +143,8 @@ def fill(output, base, use, starts):  # type: ignore[no-untyped-def]
 def place(room: Room, order: Ints, since: Ints | None = None) -> Ints:
     """Start each request, block by block in the given order, as early as possible.
 
-    `since` (shape (n,)): the round from which each request's start is searched, if it is later than
-    the arrival. If a block then ends after its deadline, its starts are those of the plain
-    placement.
+    No start is before `since`, unless a block would then miss its deadline: then it has none of
+    these.
     """
     starts, homes = np.zeros((2, len(order)), dtype=np.int64)
     grouped = order[np.argsort(room.model.blocks.of[order], kind="stable")]

@@ -251,10 +251,9 @@ def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Foun
 
 
 def round_up_bound(bound: float) -> int:
-    """Return the integer bound that a floating-point bound on an integral objective proves.
+    """Return the integer bound that a solver's bound on an integral objective proves.
 
-    `bound`: the solver's bound. A float may exceed the true bound by `BOUND_TOLERANCE`, relative to
-    max(1, |bound|). An integer is exact.
+    A float may exceed it by `BOUND_TOLERANCE`, relative to max(1, |bound|). An integer is exact.
     """
     if isinstance(bound, (int, np.integer)):
         return int(bound)
@@ -272,11 +271,8 @@ def settle_status(
 ) -> Status:
     """Return the status that objective and bound prove, whatever the solver calls it.
 
-    A solver's "optimal" may mean a gap of 1e-4, or the gap asked for. On the other hand, a limit
-    may have ended the solve just after the gap closed.
-
-    `slack`: by how much an objective that is not integral may exceed the bound. Default:
-    `BOUND_TOLERANCE` of it, which is what a solver in floats can tell.
+    A solver's "optimal" may mean a gap of 1e-4, or a limit may come just after the gap closed.
+    `slack` is by how much an objective may exceed the bound, by default `BOUND_TOLERANCE` of it.
     """
     if native in (Status.INFEASIBLE, Status.ERROR):
         return native

@@ -195,9 +195,7 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
 def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by A*.
 
-    HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
-    sight. A* searches for one that is better at all. If there is none, the claim is proved. If A*
-    does not end, the claim is a schedule and a bound.
+    Within its tolerances HiGHS cannot see a schedule that is better by less than 1e-6 ms.
     """
     none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
     if claim.status is not Status.OPTIMAL and not none_below:
@@ -221,10 +219,7 @@ def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans
 
 
 class _Search:
-    """The compiled search and its arrays, grown as needed.
-
-    `known`: The level of a known plan. Only better plans are searched for.
-    """
+    """The compiled search and its arrays, for plans better than that of the level `known`."""
 
     def __init__(self, prob: Problem, known: Fraction | None) -> None:
         from optsched.optimize.formulations.batches import astar_kernel as core

@@ -388,10 +388,7 @@ def _rate(counts: Ints, node: Ints, makespan: bool) -> Any:
 
 @njit
 def step(before: Ints, after: Ints, price: int, tables: Tables) -> Any:
-    """Return a batch, by arc, from one state to another that costs at most ``price``.
-
-    Batches are not stored. This one is found again among the batches of the first state.
-    """
+    """Return a batch, by arc, between two states at ``price``, found again since none is stored."""
     arcs, limits, fixed = tables.arcs, tables.limits, tables.fixed
     slots = np.zeros((arcs.shape[0] + 1, 14), np.int64)
     counts, found = np.empty_like(before), np.zeros(arcs.shape[0], np.int64)

@@ -77,8 +77,7 @@ class Requests:
 def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Times:
     """Return the exact times of decisions that the judge accepts.
 
-    `start`: starts in seconds since the first arrival. Default: each batch starts as early as it
-    may.
+    `start` has starts in seconds since the first arrival; None: each batch as early as may be.
     """
     now = Requests(prob)
     first: dict[int, Fraction] = {}
@@ -207,9 +206,8 @@ def answer(
 ) -> Answer:
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
-    `claim`: what the method claims. If it proved nothing, the larger one counts of its bound and
-    the bound from own work and the batches needed.
-    `fallback`: a known plan. It is the incumbent if the method was stopped before it found one.
+    If nothing was proved, the bound from own work and the batches needed counts, too. `fallback` is
+    the incumbent if the method was stopped before it found one.
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
@@ -303,10 +301,7 @@ def _least_level(prob: Problem) -> int:
 
 
 def known_level(prob: Problem, times: Times | None) -> int | None:
-    """Return a level that the models' integers reach, from the times of a known schedule.
-
-    Without ``below``, which may exclude that schedule.
-    """
+    """Return a level that the models' integers reach, from a known schedule, without ``below``."""
     if times is None or prob.cutoff is not None:
         return None
 

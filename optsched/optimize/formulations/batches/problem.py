@@ -115,8 +115,7 @@ class Costs:
     def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
         """Return a lower bound on the own work of a prefill in at least so many batches.
 
-        In chunks of one token the squares shrink to the tokens. Other terms are left out, since
-        coefficients are not negative.
+        In chunks of one token the squares shrink to the tokens. Other terms are left out.
         """
         each = self["token"] + self["prefill_token"] + self["prefill_square"]
         return each * tokens + self["prefill_request"] * batches
@@ -143,10 +142,7 @@ class Batch(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of every request's first token and finish, and its largest gap, in exact units.
-
-    The gap is the largest time between two tokens in succession; 0 for a single token.
-    """
+    """Every request's first token, finish, and largest gap between tokens or 0, in exact units."""
 
     first: Sequence[Fraction]
     finish: Sequence[Fraction]
@@ -216,9 +212,9 @@ class Problem:
     def since_first(self) -> list[Fraction]:
         """Arrivals in seconds since the first one: the judge's floats as short decimals.
 
-        For example, 0.3 s is 0.2 s after 0.1 s, although the floats differ by 0.19999999999999998.
-        If the difference of the decimals is another float than the judge's (time stamps with too
-        few digits), the judge's float counts.
+        0.3 s is 0.2 s after 0.1 s, although the floats are not. But if the difference of the
+        decimals is another float than the judge's (time stamps with too few digits), the judge's
+        counts.
         """
         first = _decimal(self.instance.first_arrival)
         found = []
@@ -294,10 +290,7 @@ class Problem:
         return sum(self.own_work(s, k) for s, o in self.sizes for k in range(o))
 
     def least_span(self, s: int, k: int) -> int:
-        """Return the min time of the batches that lead from token k to token k + 1 of a request.
-
-        These are the batch of a decode, or the batches of a refill, which all come after token k.
-        """
+        """Return the min time of a request's batches, of a decode or a refill, after token k."""
         c, size = self.costs, s + k
         batches = -(-size // min(self.prefill_tokens, self.capacity))
         work = c.prefill_in_chunks(size, batches) if self.chunked else c.prefill(size)
@@ -372,10 +365,7 @@ class Problem:
         return sum(rates, Fraction(0)) if name == "mean_tpot" else max(rates)
 
     def within(self, slo: str, i: int) -> Fraction | None:
-        """Return a limit of a request in exact units, with 1e-9 of it to spare, or None.
-
-        TPOT is a limit on the time from the first token to the last.
-        """
+        """Return a limit in exact units, with 1e-9 of it to spare; TPOT's is on all decodes."""
         limit, output = float(self.slos[slo][i]), self.output[i]
         if math.isinf(limit) or (slo in ("slo_tpot", "slo_gap") and output == 1):
             return None

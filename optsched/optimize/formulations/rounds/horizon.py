@@ -108,9 +108,8 @@ def serial_schedule(instance: Instance) -> Schedule:
 def serial_starts(data: RoundData) -> Ints:
     """Return starts in the model's time: each request in turn at its earliest feasible one.
 
-    Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
-    schedule of min total latency is returned. It is feasible under all limits, since a request
-    alone on the machine breaks no limit that `round_data` accepts.
+    It is the best of the orders by arrival, output and KV volume. It is feasible under all limits,
+    since a request alone on the machine breaks none that `round_data` accepts.
     """
     index, arrival = np.arange(data.instance.n), data.arrival
     keys = (arrival,), (arrival, data.output), (arrival, data.instance.volume)
@@ -120,8 +119,7 @@ def serial_starts(data: RoundData) -> Ints:
 def place(data: RoundData, order: ArrayLike) -> Ints:
     """Start each request at its earliest feasible start, block by block in the given order.
 
-    Each block ends by its deadline, since a request starts no later than its arrival or the end of
-    the requests placed before it, whichever is later.
+    Each starts at the end of those placed before it at the latest, so blocks keep deadlines.
     """
     from optsched.optimize.search.placement import MAX_ROUNDS, place_in_order
 
@@ -223,11 +221,7 @@ class Machine:
 
 
 def without_idle(data: RoundData, starts: Ints) -> Ints:
-    """Return the starts with the idle rounds after the last arrival cut out.
-
-    If the given starts are feasible, so are the returned ones, and none is later. The reason is
-    that whole rounds move, and what starts after the last arrival does not move before it.
-    """
+    """Return the starts without the idle rounds after the last arrival; whole rounds move."""
     moved = starts.copy()
     busy_until, cut = int(data.arrival.max()), 0
     for i in np.argsort(starts, kind="stable").tolist():

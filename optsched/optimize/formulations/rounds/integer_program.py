@@ -79,11 +79,7 @@ class Program:
 def program(
     instance: Instance, *, warm_start: Schedule | None = None, windows: bool = True
 ) -> Program:
-    """Return the data of the integer program.
-
-    `windows`: whether to use the schedule's value for shorter windows. If not, only the
-    unconditional horizon counts.
-    """
+    """Return the data of the integer program, with windows from the schedule's value if wanted."""
     data = horizon.round_data(instance)
     candidates = [horizon.serial_starts(data)]
 
@@ -127,8 +123,8 @@ def _ordered_twins(data: RoundData, starts: Ints) -> Ints:
 def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """Return the integer program as arrays.
 
-    The columns are x_it by request and start, then y_t by round if hybrid batching is off. The rows
-    are "once" by request, then by round the families of the module's text that are needed.
+    Columns are x_it by request and start, then y_t by round if hybrid batching is off. Rows are
+    "once" by request, then by round the families that are needed.
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
@@ -277,10 +273,9 @@ class _Families:
 
 
 def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
-    """Return the max that all requests together can use in each of the rounds 0..end.
+    """Return the max that all requests can use in each of the rounds 0..end, to leave rows out.
 
-    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens. A row whose
-    max use is within its limit can be left out.
+    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens.
     """
     data = prog.data
     kv, running, tokens, prefill = np.zeros((4, end + 1), dtype=np.int64)

@@ -32,10 +32,7 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> Ints:
 
 
 def with_late(data: RoundData, starts: Ints, last: Ints) -> tuple[Schedule, int]:
-    """Return a schedule that adds those who are left out, each at its earliest feasible start.
-
-    Who does not fit into its block runs alone after all others.
-    """
+    """Return a schedule that adds those who are left out, in their block or after all others."""
     on_time = starts <= last
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
     for i in np.flatnonzero(on_time).tolist():
