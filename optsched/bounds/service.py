@@ -81,10 +81,7 @@ def most_within(
     *,
     columns: bool = True,
 ) -> int:
-    """Return a number of requests that no schedule exceeds within their SLOs.
-
-    `workers`: number of equal workers; each request is on one of them, whatever the router.
-    """
+    """Return a number of requests that no schedule on so many workers exceeds within SLOs."""
     limits = all_limits(instance, slos, columns=columns)
     proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
@@ -228,10 +225,7 @@ def within_share(task: BoundTask, budget: Budget) -> Proof:
 
 
 def within_rate(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO goodput: the most requests, over the shortest possible span.
-
-    No schedule ends before the last completion of requests that are each alone on the machine.
-    """
+    """Return a bound on SLO goodput: the most requests, over the shortest possible span."""
     instance = task.instance
     given = dict(task.objective.parameters)
     largest = most_within(instance, task.cost_model, given, task.workers)

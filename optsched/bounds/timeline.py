@@ -41,10 +41,7 @@ class Model:
 
 
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
-    """Return the model of an instance in rounds.
-
-    `max_units`: max length of the time axis, in units. Longer axes get a larger unit.
-    """
+    """Return the model of an instance in rounds, whose units grow to keep within `max_units`."""
     blocks = blocks_of(instance)
     unit = max(1, -(-int(blocks.end[-1]) // max_units))
     growth = (unit - 1) / 2

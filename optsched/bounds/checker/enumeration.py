@@ -347,8 +347,7 @@ def _write(row: Ints, at: int, old: Layer, new: Layer, of: Sizes) -> None:
 def _keep(m: int, order: Ints, making: Making) -> int:
     """Write the labels of placements, but those that one of the same set deletes.
 
-    They come in order of set and cost, from a place of the order on. A step is a label that another
-    is compared with.
+    They come in order of set and cost. A step is a label that another is compared with.
     """
     old, new, _, of, scratch = making
     found, number, first, join = scratch.found, scratch.number, new.first, of.clock
@@ -385,8 +384,7 @@ def _keep(m: int, order: Ints, making: Making) -> int:
 def _swap(m: int, making: Making) -> int:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
-    Of the larger ones that are left only the nearest is tried, in place of each kind, and of
-    labels that have placed the same only the first `_LOOKS`. It begins at a set.
+    Only the nearest larger one left is tried, and of a set only the first `_LOOKS` labels.
     """
     _, layer, _, of, scratch = making
     number, left, first = scratch.number, layer.left, layer.first
@@ -437,10 +435,7 @@ def _lowest(graph: Leaving, rest: Ints, price: Ints) -> Ints:
 
 
 def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> Layer:
-    """Return room for so many sets and labels, with the sets of another layer if given.
-
-    Memory is taken only for rows that are written.
-    """
+    """Return room for so many sets and labels, of which memory is taken only once written."""
     kinds, width = len(of.copies), int(of.output.max())
     number = np.uint8 if of.copies.max() < 256 else np.int32
     left, key = np.empty((0, kinds), number), np.empty(0, np.uint64)
@@ -523,8 +518,7 @@ class Enumeration:
     def place(self, m: int, width: int | None = None) -> None:
         """Make the labels with one more request placed than m.
 
-        `width`: the max number of labels: those of the lowest estimates. Default: all, without
-        which nothing is shown.
+        With a `width` only so many of the lowest estimates, with which nothing is shown.
         """
         of, new = self._of, _new_layer(len(self._scratch.found), 0, self._of)
 
@@ -601,11 +595,7 @@ class Enumeration:
 
 
 def larger_kinds(arrival: Ints, peak: Ints, output: Ints) -> Ints:
-    """Return by kind the larger ones, the nearest first, then -1.
-
-    A label that placed one of these instead of the kind may delete one that did not. They are at
-    least as large in peak, output and arrival + output.
-    """
+    """Return by kind those as large in peak, output and arrival + output, nearest first."""
     sizes = np.stack([peak, output, arrival + output])
     away = sizes[:, None, :] - sizes[:, :, None]  # by kind, how much larger each kind is
     is_larger = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)

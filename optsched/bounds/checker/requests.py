@@ -37,10 +37,9 @@ _FRACTION_BITS = 30
 
 @dataclass(frozen=True)
 class Rates:
-    """The coefficients and limits of one instance and cost model.
+    """One instance's coefficients, in units of 1 / ``scale`` s per batch, token or request.
 
-    Each coefficient is in units of 1 / ``scale`` seconds per batch, token or request, and can be
-    divided by 2, by ``capacity`` (M) and by ``cap`` without a rest.
+    Each can be divided by 2, by ``capacity`` (M) and by ``cap`` without a rest.
     """
 
     scale: int
@@ -80,10 +79,7 @@ class Request:
 
 
 class Part(NamedTuple):
-    """The requests of a leaf in order of arrival.
-
-    ``arrival`` counts in ticks from the first one of the range, and ``ticks`` are per second.
-    """
+    """The requests of a leaf in order of arrival, in ticks from the first one of the range."""
 
     arrival: list[int]
     requests: list[Request]
@@ -105,10 +101,9 @@ def decimal(text: Any, place: str) -> Fraction:
 
 
 def rates_of(instance: Any, model: Any) -> Rates:
-    """Return the rates of an instance in seconds under the cost model of a certificate.
+    """Return the rates under the cost model of a certificate: ``layers`` and ``coefficients``.
 
-    The model has ``layers`` and ``coefficients``: the decimal texts of some of `COST_TERMS`. Those
-    that are left out are 0.
+    These are the decimal texts of some of `COST_TERMS`. Those that are left out are 0.
     """
     unit = getattr(instance, "time_unit", None)
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
@@ -138,10 +133,7 @@ def rates_of(instance: Any, model: Any) -> Rates:
 
 
 class Later(NamedTuple):
-    """Own work of the tokens after the first; token j + 2 takes the smaller of two sums.
-
-    They are ``step + j rise`` for a decode step, and ``again + j token`` for a refill.
-    """
+    """Own work of token j + 2: the smaller of ``step + j rise`` and ``again + j token``."""
 
     step: int
     rise: int
@@ -225,10 +217,7 @@ def ticks_since(arrival: list[float], per_second: int) -> list[int]:
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:
-    """Return the completion times under shortest remaining processing time, ascending.
-
-    `release`, `length`: release date and length of each job, in any common unit and any order.
-    """
+    """Return the completions under shortest remaining processing time, ascending, any unit."""
     rest: list[int] = []  # what the jobs at hand still need
     found: list[int] = []
     now = 0

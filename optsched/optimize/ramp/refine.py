@@ -264,7 +264,7 @@ class Refinement:
         return True
 
     def _further(self, last: int, factor: float) -> int:
-        """Return the target for ``factor`` times the nodes that ``last`` took, or a proved one."""
+        """Return the target for ``factor`` times the nodes of ``last``, above what is proved."""
         value, relaxation = self.session.annealing.value, self.climb.relaxation
         sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])
         nodes = factor * sizes[last - 1 - relaxation.bound]

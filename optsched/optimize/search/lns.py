@@ -205,7 +205,7 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
 
 @njit(nogil=True)
 def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
-    """Make steps; `late` has the places of those that wait. Return the fall of the sum of starts."""
+    """Make steps; `late` has the places of who waits. Return the fall of the sum of starts."""
     requests, capacity, use, starts, length = machine
     out = np.zeros(_MAX_OUT, _OUT)
     marked = np.zeros(len(starts), np.bool_)
