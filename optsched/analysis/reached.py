@@ -192,8 +192,7 @@ class Capacity:
     def bound_points(self) -> tuple[tuple[float, float], ...]:
         """Rate scales or workers, with shares of requests that no schedule exceeds; sorted.
 
-        Beside those of the search, pictures have some around the impossible rate. They are
-        computed when they are asked for.
+        Pictures have some more around the impossible rate, computed when they are asked for.
         """
         points = dict(self.bounded)
         if not self.question.auto and self.impossible is not None:

@@ -19,11 +19,9 @@ BYTES = 2
 class Architecture:
     """Shape of a decoder-only transformer with a gated feed-forward network.
 
-    `hidden`, `ffn`: width of the hidden state and of the feed-forward network.
-    `heads`, `kv_heads`: attention heads, and heads of keys and values.
-    `head_size`: width of an attention head; 0: ``hidden / heads``.
-    `tied`: whether the embedding is the output projection, too.
-    `notes`: what the shape leaves out of its model.
+    `hidden` and `ffn` are widths, and `head_size` that of a head, 0 for ``hidden / heads``. `tied`
+    says whether the embedding is the output projection, and `notes` what the shape leaves out of
+    its model.
     """
 
     name: str
@@ -84,8 +82,7 @@ class Architecture:
     def kv_bytes_on(self, devices: int) -> int:
         """Return the bytes of a token's keys and values on all devices that share the model.
 
-        `devices`: degree of tensor parallelism. Where it is above the number of KV heads, each
-        device holds a whole head, and heads are held several times.
+        With more `devices` than KV heads each holds a whole head, and heads are held several times.
         """
         return self.kv_bytes * devices // min(devices, self.kv_heads)
 

@@ -16,9 +16,7 @@ from optsched.problem.text_files import read_toml
 class Device:
     """Published peaks of an accelerator.
 
-    `bandwidth_gb_s`: memory bandwidth, in 1e9 bytes per second.
-    `tflops`: dense 16-bit matrix arithmetic, in 1e12 operations per second.
-    `link_gb_s`: bandwidth to the other devices, both directions together, in 1e9 bytes per second.
+    Memory and links (both directions) have 1e9 bytes/s, dense 16-bit arithmetic 1e12 operations/s.
     """
 
     name: str
@@ -77,11 +75,9 @@ def _parts(name: str) -> tuple[str, str, float | None]:
 
 
 def devices_named(name: str) -> list[Device]:
-    """Return the known devices that a name may mean.
+    """Return the known devices that a name may mean, as in ``NVIDIA H100 80GB HBM3``.
 
-    `name`: a name in `DEVICES`, or what a maker, a driver or a file calls a device, as in ``NVIDIA
-    H100 80GB HBM3``. A word that is not known makes it another device: an ``RTX 4090 Laptop GPU``
-    is no ``rtx4090``.
+    A word that is not known makes it another device: an ``RTX 4090 Laptop GPU`` is no ``rtx4090``.
     """
     if name in DEVICES:
         return [DEVICES[name]]

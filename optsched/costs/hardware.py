@@ -115,10 +115,9 @@ def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model from its specification.
+    """Return the fields of a roofline's cost model from ``roofline:MODEL[,device=NAME][,tp=N]``.
 
-    `spec`: ``roofline:MODEL[,device=NAME][,tp=N]``. MODEL and NAME are what `architecture` and
-    `device` take. Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
+    Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
     """
     model, *parts = spec.removeprefix("roofline:").split(",")
     where = f"cost model {spec!r}"

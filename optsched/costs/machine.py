@@ -30,11 +30,6 @@ class Machine:
         Hard limits of each of its batches.
     role : {"mixed", "prefill", "decode"}
         What it is for. Only ``"mixed"`` can be scheduled so far.
-
-    Raises
-    ------
-    InputError
-        A capacity that is not an integer >= 1, or an unknown role or cost model.
     """
 
     kv_capacity: int

@@ -45,9 +45,7 @@ MAX_CELLS = 1_000_000
 class Grid:
     """Values over some quantities of a batch.
 
-    `axes`: ascending values, at least two, by quantity.
-    `values`: as many as the axes have cells, the last axis running fastest. They are kept with one
-    dimension per axis.
+    `axes` has at least two ascending values by quantity, and `values` a dimension for each.
     """
 
     axes: Mapping[str, Floats]
@@ -79,7 +77,9 @@ class Grid:
 
     @property
     def array(self) -> Floats:
-        """The number of axes, each axis as its quantity, length and values, and the values."""
+        """What `batch_time` reads behind the coefficients: minorants, then grids, of which skew is
+        first.
+        """
         parts: list[ArrayLike] = [[len(self.axes)]]
         for name, axis in self.axes.items():
             parts += [[QUANTITIES.index(name), len(axis)], axis]
@@ -112,11 +112,9 @@ def no_skew() -> Grid:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """The tables of a cost model, and linear models below them, in milliseconds per layer.
+    """The tables of a cost model, of which a batch takes the sum, in milliseconds per layer.
 
-    `grids`: a batch takes their sum.
-    `minorants`: decimal text of the coefficients of each.
-    `skew`: share by ``decode_requests`` alone; see the module's text.
+    `minorants` has decimal texts of coefficients, and `skew` a share by ``decode_requests``.
     """
 
     grids: Sequence[Grid]

@@ -112,10 +112,9 @@ def profile(
 ) -> Progressed:
     """Measure a model on the device at hand, and write a profile that `optsched.costs.fit` reads.
 
-    `out`: folder of the profile: ``steps.csv``, a copy of ``config.json``, ``settings.json`` with
-    ``options``, and ``device.json`` with the device's name. Batches that are in it are not measured
-    again.
-    `repeats`: number of times that each batch is measured, after one that does not count.
+    `out` gets ``steps.csv``, a copy of ``config.json``, ``settings.json`` and ``device.json``. What
+    is in it is not measured again. Each batch is measured `repeats` times, after one that does not
+    count.
     """
     sizes = {"max_tokens": max_tokens, "max_requests": max_requests, "max_kv": max_kv}
     for name, value in {**sizes, "repeats": repeats}.items():

@@ -87,8 +87,7 @@ def on_dask(
 def attempt(run: Run, trial: Row) -> Answer:
     """Run a trial in this process.
 
-    `InputError` and `UsageError` refuse the experiment. Any other exception is this trial's
-    failure.
+    `InputError` and `UsageError` refuse the experiment. Any other exception is a failed trial.
     """
     begin = time.perf_counter()
     try:

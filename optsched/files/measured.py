@@ -148,12 +148,6 @@ def read_measured(path: str | Path) -> Measured:
     ----------
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read or does not hold measured times. The error is one line that
-        begins with the file.
     """
     data = read_json(path, expect="measured")
     with Place(Path(path)):
@@ -174,10 +168,5 @@ def write_measured(measured: Measured, path: str | Path) -> None:
     measured : Measured
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     write_json(measured.to_dict(), path)

@@ -89,11 +89,6 @@ def write_instance(instance: Instance, path: str | Path) -> None:
     instance : Instance
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     write_json(instance.to_dict(), path)
 

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """Times of requests and batches since the first arrival, in the instance's unit.
+    """Times of requests and batches since the first arrival: int64 rounds or float64 seconds.
 
-    Arrays are int64 in rounds and float64 in seconds.
-
-    `release` (shape (n,)): time from which on each request might be processed: its arrival.
-    `first_start` (shape (n,)): start of the first batch that processed each request.
-    `first_token`, `finish` (shape (n,)): end of the batches that produced its first and its last
-    output token. Tokens that a restart discards do not count.
-    `batch_start`, `batch_end` (shape (batches,)): start and end of each batch. For a schedule of
-    starts, these are the longest intervals in which the same requests run.
+    A request is processed from its `release` on, starts with the `first_start` of a batch, and has
+    its `first_token` and its `finish` at the ends of batches; tokens that a restart discards do not
+    count. For a schedule of starts, batches are the longest intervals in which the same requests
+    run.
     """
 
     release: NDArray[Any]

@@ -50,10 +50,6 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    `kv_capacity`: maximum number of KV tokens that a worker holds.
-    `hybrid`, `chunked`: whether a batch may mix prefills and decodes, and whether a prefill may be
-    split.
-    `eviction`: whether evictions of the schedule's ``evict_mode`` are allowed.
     `restart`: whether an evicted request loses the tokens that it has produced.
     """
 
@@ -104,8 +100,8 @@ class Columns(NamedTuple):
 class Origin(NamedTuple):
     """How the starts of a schedule are turned into times since the first arrival.
 
-    `blur`: rounding error of a clock with another origin, in seconds. A start that lies before the
-    earliest possible start by at most this much is read as the earliest possible start.
+    One that is at most `blur` seconds, the rounding error of another clock, before the earliest
+    possible start is read as that.
     """
 
     origin: float
@@ -113,12 +109,7 @@ class Origin(NamedTuple):
 
 
 class Breach(NamedTuple):
-    """A broken rule.
-
-    `rule`: one of the numbers above; `OK` if no rule is broken.
-    `request`: the request, or -1 if the whole batch breaks the rule.
-    `value`, `limit`: what was found and what is allowed; NaN where a rule has none.
-    """
+    """A broken rule, or `OK`, of a request, or of a whole batch (-1). Values may be NaN."""
 
     rule: int
     request: int
@@ -170,11 +161,9 @@ EXTREMES = record(*((name, np.int64) for name in WORDS))
 
 
 class Replayed(NamedTuple):
-    """What a replay has derived.
+    """What a replay has derived, by request, by batch and by worker.
 
-    `requests`, `batches`, `extremes`: of each request, of each batch, and of each worker.
-    `cached`: what was cached of the request of each entry before it: m if it decodes, or -1 - m if
-    it is prefilled. Empty unless it was asked for.
+    `cached` has what was cached of each entry's request before it, or -1 - that if it is prefilled.
     """
 
     requests: Any

@@ -21,10 +21,7 @@ WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 class Events(NamedTuple):
     """The entries and evictions of a schedule, in the order of requests and then of time.
 
-    `request`, `batch`: of an eviction, the batch before which it is.
-    `phase`: what an entry does, or `EVICTED` for an eviction.
-    `tokens`: processed by an entry; 0 for an eviction.
-    `cached`: KV tokens of the request before it.
+    An eviction has the batch before which it is, the phase `EVICTED` and 0 tokens.
     """
 
     request: Ints
@@ -118,7 +115,6 @@ class Changes(NamedTuple):
     """How the KV that each request holds changes, in whole blocks.
 
     `moment`: 2 j in batch j, and 2 j + 1 after it, when the KV of those that finish in it is freed.
-    `request`, `kv`: KV tokens that the request holds in addition.
     """
 
     moment: Ints

@@ -337,14 +337,6 @@ def timeline(
         As for `optsched.evaluate`.
     evaluation : Evaluation, optional
 
-    Raises
-    ------
-    ViolationError, UsageError
-        As for `optsched.evaluate`.
-    InputError
-        As for `optsched.evaluate`, or a schedule of starts with more than `MAX_ENTRIES` output
-        tokens.
-
     Examples
     --------
     >>> import optsched

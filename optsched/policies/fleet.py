@@ -77,10 +77,8 @@ class Job:
 class Part(NamedTuple):
     """What one worker ran, batch by batch.
 
-    `start` (shape (batches,)): start of each batch, as a schedule holds it.
-    `entries`, `evicted_until` (shape (batches,)): entries, and evictions, of each batch and of all
-    before it.
-    `off_default`: whether some batch does not start as early as it can.
+    `entries` and `evicted_until` count up to each batch. `off_default`: some batch starts later
+    than it can.
     """
 
     start: NDArray[np.float64]
@@ -106,11 +104,7 @@ class Watch(IntFlag):
 
 
 class Event(NamedTuple):
-    """Something that a simulation was watched for.
-
-    `kind`: a request that restarts produces a first token again.
-    `time`: time since the first arrival: the end of a batch.
-    """
+    """A token that a simulation was watched for, at the end of a batch since the first arrival."""
 
     request: int
     kind: Watch
@@ -120,8 +114,7 @@ class Event(NamedTuple):
 class Fleet:
     """Workers that run one scheduler each, in steps, while a router hands them requests.
 
-    `finish` (shape (n,)): time of each request's last token since the first arrival, infinite while
-    it is unknown.
+    `finish` has each request's last token since the first arrival, infinite while it is unknown.
     """
 
     mode: EvictMode

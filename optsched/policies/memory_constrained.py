@@ -20,16 +20,7 @@ CLEARING = Rules(admission="protect", overflow="clear", evict_mode="restart")
     paper="Jaillet et al. 2025, Algorithm 1",
 )
 def mc_sf(*, margin: int = 0) -> Rules:
-    """Return the rules of MC-SF, shortest predicted output first.
-
-    Running requests go on. Waiting requests are admitted in order, up to the first that does not
-    fit at every predicted completion.
-
-    Notes
-    -----
-    When predictions are too short, KV may overflow. Running requests are then cleared, as for
-    `alpha-protection`, and their estimates rise to the tokens that they had produced.
-    """
+    """Return the rules of MC-SF, shortest predicted output first (docs/policies/mc-sf.md)."""
     return replace(CAREFUL, order="output", margin=margin)
 
 

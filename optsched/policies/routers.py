@@ -35,14 +35,11 @@ DEFAULT = "least-requests"
 
 @dataclass(frozen=True)
 class Router:
-    """How a request is sent to a worker.
+    """How a request is sent to a worker: by turn, by the key of its id up to the first ``/``, or by
+    load.
 
-    `name`, `summary`: the name in specifications, and one line.
-    `load`: what decides: whose turn it is; the key of the request (its id up to the first ``/``);
-    or the worker of the least load. A worker's load counts its unfinished requests, or sums their
-    prompt tokens, or their predicted `own_work`. Ties: the lowest number.
-    `choices`: workers that are drawn at random for each request, of which the one of less load gets
-    it; None: all of them.
+    A worker's `load` counts its unfinished requests, or sums their prompt tokens or predicted
+    `own_work`. Ties: the lowest number. With `choices`, so many workers are drawn at random.
     """
 
     name: str

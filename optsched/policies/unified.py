@@ -1,9 +1,7 @@
 """Algorithm 1 of Kim et al. 2024 (InferMax): a choice of groups, order and switches.
 
-``watermark`` keeps that share of the KV capacity free when a request is admitted. With
-``evicted_first`` an evicted request waits ahead of those that arrived later, instead of behind
-all. The paper's text has neither. The simulator that it extends (Vidur) has both, with a watermark
-of 0.01. The published effect of evictions is reproduced only with both
+``watermark``, a share of KV kept free at admission, and ``evicted_first`` are not in the text, but
+in the simulator that it extends (Vidur). Only both give the published effect of evictions
 (docs/lab/infermax-analysis.md).
 """
 

@@ -58,11 +58,7 @@ work_time = Clock()
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a running bound, search or solve.
-
-    `incumbent`: value of the best schedule found so far; None if there is none yet.
-    `bound`: best bound found so far; None if there is none yet.
-    """
+    """The state of a running bound, search or solve; None for what is not found yet."""
 
     elapsed_s: float
     incumbent: float | None
@@ -70,11 +66,9 @@ class Progress:
 
 
 class History:
-    """A progress callback that records every change of the incumbent or the bound.
+    """A progress callback that records changes of incumbent or bound, and calls `tell` each time.
 
-    `tell`: another callback. It is called with every `Progress`, changed or not.
-    `most`: maximum number of changes to keep. When there are more, every other one is dropped; the
-    latest always stays.
+    Of more than `most` changes every other one is dropped; the latest always stays.
     """
 
     def __init__(self, tell: Callable[[Progress], None] | None = None, most: int = 1000) -> None:
@@ -113,11 +107,10 @@ def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | Non
 
 
 class Budget:
-    """A deadline, an event that stops the work early, and a callback for progress.
+    """A deadline in seconds from now or None, an event that stops the work early, and a callback.
 
-    `time_limit_s`: seconds from now on; None means no limit.
-    `stop`: when it is set, the work ends and returns the best that it has found.
-    `progress`: called with a `Progress` whenever a better incumbent or bound was found.
+    The work then returns the best that it has found. The callback gets a `Progress` at each better
+    one.
     """
 
     def __init__(

@@ -58,11 +58,6 @@ class Limits:
         P: maximum number of prefill tokens processed in one batch.
     max_running : int, optional
         R_max: maximum number of requests that hold KV after a batch (``max_num_seqs`` in vLLM).
-
-    Raises
-    ------
-    InputError
-        A limit that is not an integer >= 1.
     """
 
     max_batch_tokens: int | None = None
@@ -385,9 +380,7 @@ class Instance:
     def release_times(self) -> NDArray[Any]:
         """Times from which on the requests may be processed, where they are given in advance.
 
-        These are the arrivals. Bounds, formulations and searches read releases here or from
-        `release`. An instance whose releases depend on the schedule has none to be read: code
-        that has an evaluation reads those of the evaluation.
+        Bounds, formulations and searches read the arrivals here or from `release`.
         """
         return self.arrival
 
@@ -430,8 +423,7 @@ class Instance:
     def volume(self) -> NDArray[np.int64]:
         """KV tokens that each uninterrupted run fills, summed over its rounds; shape (n,).
 
-        Blocks are not rounded up (`whole_blocks`).
-        This is s o + o (o + 1) / 2 with ``"generated"`` accounting, and o less with ``"cached"``.
+        This is s o + o (o + 1) / 2, and o less with ``"cached"`` accounting, without whole blocks.
         """
         s, o = self.prompt_tokens, self.output_tokens
         return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o

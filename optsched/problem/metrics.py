@@ -35,16 +35,10 @@ def time_words(time_unit: str | None) -> str:
 class Metric:
     """A number derived from a judged schedule or from measured times.
 
-    `name`: its key in `Evaluation.metrics`, in files and in specifications of objectives.
-    `words`: its name in the headers of tables.
-    `meaning`: one line for the documentation and the schema; empty where ``words`` are enough.
-    `needs`: attributes that an `Evaluation` or `Times` must have for the metric to be known.
-    Measured times have no batches and no KV, so metrics that need those are unknown there.
-    `function`: computes the value from an `Evaluation` or `Times`; it returns None where there is
-    none.
-    `whole`: where every value is an integer: nowhere, in instances in rounds, or everywhere.
-    `parameters`: parameters that the value depends on, by the names of those of
-    `optsched.evaluate`.
+    `meaning` is for the documentation and the schema; empty where the `words` of headers are
+    enough. `needs` names attributes without which the metric is unknown: measured times have no
+    batches and no KV. `function` computes the value, or None. `whole` says where every value is an
+    integer. `parameters` are those of `optsched.evaluate` on which it depends.
     """
 
     name: str
@@ -92,15 +86,9 @@ class Metric:
 class Times:
     """Times of an instance's requests without a schedule, such as those of a real server.
 
-    `latency` (shape (n,)): time from arrival to the last token, in the instance's unit.
-    `ttft` (shape (n,)): time from arrival to the first token.
-    `tpot` (shape (n,)): time per output token after the first; NaN for requests of one output
-    token.
-    `slo_ttft`, `slo_tpot`, `slo_gap`, `slo_latency`: SLOs of every request, in place of those of
-    the instance (`optsched.evaluate`).
-    `ttft_weight`: the weight of TTFT beside latency, from 0 to 1.
-    `gap` (shape (n,)): largest time between two output tokens in succession; NaN for requests of
-    one output token.
+    Columns have the shape (n,). TPOT and gap are NaN for requests of one output token. SLOs are
+    those of every request, in place of the instance's, and `ttft_weight` is as for
+    `optsched.evaluate`.
     """
 
     instance: Instance

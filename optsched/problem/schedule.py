@@ -129,11 +129,6 @@ def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
         Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
     instance : Instance
         What the schedule is for; its digest is recorded.
-
-    Raises
-    ------
-    InputError
-        The starts are not integers.
     """
     return Schedule(
         kind="starts",

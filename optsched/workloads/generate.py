@@ -91,12 +91,6 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
         An integer >= 0, or a generator to draw from.
     **parameters
         Parameters of the generator. None stands for the default.
-
-    Raises
-    ------
-    InputError
-        A name or parameter is unknown, a value is of the wrong type or out of range, or values
-        contradict each other.
     """
     spec = _REGISTRY.get(name)
     values = {key: parameter.default for key, parameter in spec.parameters.items()}

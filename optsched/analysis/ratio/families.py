@@ -183,14 +183,11 @@ def weighted_geometric(
 
 
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
-    """Return a small adversarial instance: a long request, then short ones that do not fit with it.
+    """Return a long request, then short ones that do not fit with it: `against` with few requests.
 
-    It is like `against`, with few requests. After the policy has started the long request, one
-    short request with a prompt of M - 1 tokens arrives in each round. It would have been best to
-    start the long request a few rounds later.
-
-    `policy`: the policy that the instance is built against. If it never starts the long request,
-    the short ones come from round 1 on.
+    After the policy has started the long request, or from round 1 on if it never does, one short
+    request with a prompt of M - 1 tokens arrives in each round. It would have been best to start
+    the long one a few rounds later.
     """
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):
@@ -209,9 +206,7 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     """Return requests at 0: wide ones, and narrow ones whose outputs are one token longer.
 
     A policy that serves the shortest output first serves the wide requests of output a one after
-    the other. The narrow ones have output a + 1 and prompt 1, and all of them fit together.
-
-    `n`: number of requests. There is at least one narrow request beyond the wide ones.
+    the other. The narrow ones, at least one, have output a + 1 and prompt 1, and fit together.
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)

@@ -220,8 +220,7 @@ def _mean_latency(
 def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:
     """Return each request's place in the policy's order of waiting requests.
 
-    Rules have such an order. For a policy object or a random order, it is the order of the last
-    starts in a run.
+    For a policy object or a random order, it is the order of the last starts in a run.
     """
     made = make_policy(policy)[0] if isinstance(policy, str) else policy
     rank = runner_of(made).waiting_rank(instance, UnitCost())

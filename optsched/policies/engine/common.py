@@ -84,11 +84,7 @@ BATCH = record(
 
 
 class Columns(NamedTuple):
-    """The schedule as it grows. `STATE` says how much of each column is filled.
-
-    `batches`: a record per batch.
-    `evicted`: evicted requests, in order.
-    """
+    """The schedule as it grows. `STATE` says how much of each column is filled."""
 
     batches: Any
     entries: Ints
