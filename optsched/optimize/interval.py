@@ -18,11 +18,7 @@ from optsched.problem.scope import Scope
 
 @dataclass(frozen=True, eq=False)
 class Incumbent:
-    """The best schedule known.
-
-    `value`: its objective, as judged, in the instance's time unit.
-    `origin`: the policy, search or method that found it.
-    """
+    """The best schedule known, its judged value and the policy, search or method that found it."""
 
     value: float
     origin: str
@@ -39,22 +35,12 @@ def judge(task: Task, schedule: Schedule) -> Evaluation:
 class Interval:
     """A value that no schedule beats, the best schedule known, and the origin of both.
 
-    Strategies (`optsched.optimize.strategies`) improve the interval. Bounds improve the proved end,
-    policies and searches improve the reached end, and exact methods improve both. Each schedule is
-    judged once, and its evaluation is kept.
-
-    `task`: what is to be solved. The interval is about its first objective.
-    `budget`: the deadline, the stop event and the callback for progress; see also `begin`.
-
-    `bound`: the proved end. None while there is no bound.
-    `bound_origin`: the name of the bound that proved it.
-    `scope`: the schedules for which the bound holds.
-    `general`: the best bound that holds for every schedule on the task's workers.
-    `incumbent`: the reached end: the best schedule so far.
-    `certificate`: the certificate that proves the largest value, which is at most ``bound``.
-    `tree`: in seconds: the largest bound for which a certificate can be made, and its tree.
-    `clock_s`: seconds of the budget that had passed when the present strategy began. `heard` adds
-    them to the strategy's own clock.
+    Strategies (`optsched.optimize.strategies`) improve the interval: bounds the proved end,
+    policies and searches the reached end, and exact methods both. Each schedule is judged once.
+    `general` is the best bound for every schedule on the task's workers, and `scope` has those for
+    which `bound` holds. `certificate` proves the largest value, which is at most `bound`; in
+    seconds it is made of `tree`. `clock_s` of the budget had passed when the present strategy
+    began, whose own clock `heard` adds.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:

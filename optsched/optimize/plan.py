@@ -27,16 +27,11 @@ from optsched.problem.memory import MAX_BYTES
 class Sizes:
     """Up to which sizes methods are chosen.
 
-    `cpsat_proves`, `cpsat_requests`: Requests in rounds up to which CP-SAT proves at once, and up
-    to which it beats the search.
-    `cpsat_intervals`, `cpsat_pairs`: Output tokens, and pairs of requests of a block, of a CP-SAT
-    model in rounds.
-    `highs_on_workers`, `split`: Requests on several workers for HiGHS in rounds, and for the split
-    in seconds.
-    `search_rounds`: Rounds of a time axis that the search can hold.
-    `exact`, `terms`: Requests times output tokens, and terms of a CP-SAT model, for exact methods
-    in seconds. A million terms take about a second to build.
-    `compared`: Start times, over all requests, for which `compare` solves the hindsight program.
+    In rounds: requests that CP-SAT proves at once and for which it beats the search, output tokens
+    and pairs of a block in its model, requests on several workers for HiGHS, rounds that the search
+    can hold, and start times for which `compare` solves the program. In seconds: requests for the
+    split, requests times output tokens, and terms of a CP-SAT model. A million terms take a second
+    to build.
     """
 
     cpsat_proves: int = 10

@@ -32,11 +32,8 @@ class Registry(Generic[T]):
     """Values by name. The modules of a package are imported when a value is first needed.
 
     A module registers its values in one of two ways. It calls `add`, usually in a decorator, or
-    it holds values of type ``kind`` at its top level, each with an attribute ``name``.
-
-    `what`: what errors call a value: "policy", "bound".
-    `package`: dotted name of the package whose modules hold values; None: only `add` registers any.
-    `kind`: type of the values that are collected from the top level of a module.
+    it holds values of type `kind` at its top level, each with an attribute ``name``. Without a
+    `package` only `add` registers any. `what` is what errors call a value.
     """
 
     def __init__(

@@ -12,11 +12,7 @@ holds KV while batches run without it."""
 
 @dataclass(frozen=True)
 class Scope:
-    """The schedules on some equal workers that do nothing of some kinds.
-
-    `workers`: number of equal workers, each with the KV capacity and the limits of the instance.
-    `without`: names in `KINDS`. Empty: every schedule that the judge accepts on these workers.
-    """
+    """The schedules on some equal workers, as of the instance, that do nothing of some `KINDS`."""
 
     workers: int = 1
     without: frozenset[str] = frozenset()

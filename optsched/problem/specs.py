@@ -22,11 +22,7 @@ _FILE = re.compile(r"[^,=]*?\.py:")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a policy, predictor or objective.
-
-    `optional`: whether None is a value too, written as ``none``, ``null`` or ``inf``.
-    `default`: ``inspect.Parameter.empty`` if a value must be given.
-    """
+    """A parameter of a policy, predictor or objective, which may be None (``none``, ``inf``)."""
 
     type: type
     optional: bool

@@ -40,13 +40,7 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a generator.
-
-    `doc`: what the parameter is, with its unit.
-    `default`: None means that the value is drawn or follows from the others, as ``doc`` says.
-    `low`, `high`: the smallest and largest value of a number. A float must be larger than ``low``.
-    `choices`: the allowed texts; empty if any text is.
-    """
+    """A parameter of a generator. Floats are above ``low``. Without a default it is drawn."""
 
     type: Literal["int", "float", "text"]
     doc: str
@@ -58,12 +52,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class InstanceGenerator:
-    """A registered generator of instances.
-
-    `summary`: one line on what it draws, with the source.
-    `draw`: function of a ``numpy.random.Generator`` and the values of the parameters; it returns an
-    `Instance`.
-    """
+    """A registered generator: ``draw`` makes an `Instance` of a Generator and parameters."""
 
     name: str
     summary: str

@@ -59,10 +59,9 @@ _PARTS = 8
 class Growth(NamedTuple):
     """How the nodes on paths below a target are expected to grow in the next graph.
 
-    The fewer paths are left, the less do their nodes grow. Measured: with x = (target - bound) /
-    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths,
-    ``factor``, where ``value`` is that of the known schedule. The bend is 1, or less where the
-    growth was larger.
+    Measured: with x = (target - bound) / (value - bound), ``value`` that of the known schedule, the
+    logarithm of the growth is about (x (2 - x))^bend of that of all paths, ``factor``. The bend is
+    1, or less where the growth was larger.
     """
 
     factor: float = 1.0

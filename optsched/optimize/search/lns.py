@@ -257,13 +257,8 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
 class Search:
     """A schedule that the search improves.
 
-    `starts` (shape (n,)): A feasible schedule with the gaps cut out. It is copied.
-    `homes` (shape (n,)): The worker of each request. Default: one worker.
-    `starts` (shape (n,)): The present schedule, on the axis.
-    `best`, `homes` (shape (n,)): The starts and the workers of the best schedule seen between two
-    chunks.
-    `value`, `best_value`: Their total latencies, in rounds.
-    `steps`: Steps made.
+    `starts` and `homes` (shape (n,)), workers, are feasible without gaps, and on one axis; `best`
+    those of the best schedule seen between two chunks.
     """
 
     def __init__(

@@ -87,11 +87,8 @@ _HOPELESS = 0.01
 class Served(NamedTuple):
     """What a run of the scheduler gave.
 
-    `good` (shape (n,)): Who is within all SLOs.
-    `waited` (shape (n,)): Seconds from arrival to the first batch.
-    `gone` (shape (n,)): Who was let go.
-    `way`: How the scheduler ran.
-    `home` (shape (n,)): The worker of each request.
+    By request (shape (n,)): who is within all SLOs (`good`), seconds until the first batch
+    (`waited`), who was let go (`gone`), and the worker (`home`).
     """
 
     schedule: Schedule

@@ -89,12 +89,9 @@ class Requests(NamedTuple):
 class Kept(NamedTuple):
     """What is known of an order that `place_backward` has placed.
 
-    `used`: Scratch space: the KV in use in each round, all zero, longer than any schedule.
-    `moment` (shape (n,)): When the request at each position of the order is placed, in rounds
-    before the end.
-    `window` (shape (windows, longest output)): The KV in use before every `step`-th request is
-    placed, from the moment of the last one on.
-    `trial` (shape (n,)): Scratch space: the moments of an order that is not kept.
+    `moment` (shape (n,)) is when each is placed, in rounds before the end, and `window` the KV in
+    use before every `step`-th, from the moment of the last one on. `used` (KV in use, all zero) and
+    `trial` are scratch space.
     """
 
     used: Ints
@@ -130,12 +127,9 @@ def place_backward(
     with all later ones. This breaks no limit, since those that move hold less in each round, and
     the others are further away.
 
-    The requests before the position ``first`` are where the order that is kept has them. Once the
-    requests behind ``last`` find the same KV in use as there, they follow in the same distances.
-
-    `first`, `last`: the first and the last position at which it differs from the order that is
-    kept.
-    `keep`: whether to keep this order from now on.
+    Before the position `first` the order is the kept one. Once the requests behind `last` find the
+    same KV in use as there, they follow in the same distances. With `keep` this order is kept from
+    now on.
     """
     used, moment, window, trial = kept
     arrival, first_kv, output, capacity = requests

@@ -20,12 +20,8 @@ MAX_ROUNDS = 1 << 27
 class Room:
     """What placement needs of an instance, in rounds with the gaps between blocks cut out.
 
-    `model`: With one round per unit.
-    `arrival`, `output`, `base` (shape (n,)): ``base + j`` tokens are held in the j-th round of a
-    run.
-    `deadline` (shape (n,)): The round by which a run must have ended, so that it does not reach the
-    next block.
-    `capacity`: KV capacity, in tokens.
+    ``base + j`` tokens are held in the j-th round of a run, which must have ended by its
+    `deadline`, so that it does not reach the next block.
     """
 
     model: Model

@@ -28,14 +28,7 @@ def points(
     over: object = None,
     labels: Labels | None = None,
 ) -> Series:
-    """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series.
-
-    `rows`: rows without a value in ``x`` or ``y`` are left out.
-    `x`: the column of the horizontal axis, or of the groups of bars.
-    `series`: a column each of whose values is a series. Without it, each column of ``y`` is one.
-    `over`: a series by whose means the values of the others are divided.
-    `labels`: words for values of ``series`` and for columns.
-    """
+    """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series."""
     words, columns = labels or {}, _listed(y)
     found: dict[Any, dict[Any, list[float]]] = {}
     for row in rows:

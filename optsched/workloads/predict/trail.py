@@ -39,9 +39,8 @@ def refine_probabilities(
 ) -> NDArray[np.float64]:
     """Return the filter's posterior after every token of one request.
 
-    `feedback`: whether the next prior is T times the last *posterior*, as the paper's text says. If
-    not, it is T times the last prior, as the paper's equation says, which forgets every p(t) but
-    the first.
+    With `feedback` the next prior is T times the last *posterior*, as the paper's text says; else T
+    times the last prior, as its equation says, which forgets every p(t) but the first.
     """
     p = np.asarray(probabilities, dtype=np.float64)
     matrix = transition(p.shape[1], longest)

@@ -26,8 +26,7 @@ Plan = list[Batch]
 class Requests:
     """The state of every request between two batches.
 
-    `cached`, `produced`: KV tokens cached (0 once it has finished) and tokens produced, by request.
-    `ready`: Whether all of the input is cached, so that the next step decodes.
+    `cached` is 0 once it has finished. `ready`: the next step decodes, since all input is cached.
     """
 
     def __init__(self, prob: Problem) -> None:
@@ -179,13 +178,11 @@ UNITS = Scale(Fraction(1), True)
 
 
 class Claim(NamedTuple):
-    """What a method claims to have found.
+    """What a method claims to have found, in the models' unit.
 
-    `status`: What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
-    `plan`: The incumbent.
-    `bound`: The bound on the first objective's level, in the models' unit.
-    `start`: Starts in seconds since the first arrival, if they are not the earliest ones.
-    `level`: The incumbent's level as the method computes it. `answer` checks it.
+    `status` is what it proved in integers; with ``OPTIMAL`` the bound is the objective. `level` is
+    that of the incumbent `plan`, which `answer` checks, and `start` its starts if not the earliest
+    ones.
     """
 
     status: Status

@@ -77,10 +77,10 @@ ARRIVAL_S = Fraction(1, 10**12)
 class Costs:
     """Prices of a cost model in exact integers, from the same functions as the judge's floats.
 
-    `values`: The coefficients in the order of `BatchCost.array`, whose first entry is not used.
-    `unit_s`: The length of a unit in seconds.
-    `divisor`: What a request or a coefficient costs is divided by it and rounded down, which is a
-    relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
+    `values` are in the order of `BatchCost.array`, whose first entry is not used, in units of
+    `unit_s`. What a request or a coefficient costs is divided by `divisor` and rounded down, which
+    is a relaxation. Whole works are rounded, not their coefficients, so each loses less than a
+    unit.
     """
 
     values: tuple[int, ...]
@@ -150,21 +150,13 @@ class Times(NamedTuple):
 
 
 class Problem:
-    """An instance with its exact costs and the objectives, checked by `problem`.
+    """An instance in seconds with its exact costs and the objectives, the most important first.
 
-    `instance`: In seconds.
-    `objectives`: Names of metrics, the most important first.
-    `eviction_free`: Whether evictions are forbidden.
-    `below`: If given, only schedules count whose first objective is better than this value, in the
-    units of the instance.
-    `slos` (shape (n,)): The SLOs by name, in seconds, where requests within them are counted.
-    `budget`: The time for plans and models, at which all that builds them looks.
-    `prompt`, `output`, `sizes`: s, o and (s, o), by request.
-    `n`, `capacity`, `offset`: The number of requests, M, and the KV tokens of a running request
-    beyond its cached ones.
-    `batch_tokens`, `prefill_tokens`, `running`: C, min(P, C) and R_max.
-    `hybrid`, `chunked`: Whether a batch may hold prefills and decodes, and whether a prefill may be
-    split.
+    If `below` is given, only schedules count whose first objective is better. `slos` (shape (n,))
+    are by name, where requests within them are counted. `budget` is the time for plans and models.
+    `prompt` (s), `output` (o) and `sizes` (both) are by request, `capacity` is M, and `offset` the
+    KV tokens of a running request beyond its cached ones. `batch_tokens` is C, `prefill_tokens`
+    min(P, C), and `running` R_max.
     """
 
     def __init__(

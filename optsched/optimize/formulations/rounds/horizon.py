@@ -26,14 +26,9 @@ _SRPT_LIMIT = 300
 class RoundData:
     """An instance in rounds as exact models need it, without the long gaps between arrivals.
 
-    `arrival` (shape (n,)): Arrival minus `shift`, in rounds.
-    `shift` (shape (n,)): A start of the model plus the shift is a start of the instance (see
-    `round_data`).
-    `block` (shape (n,)): The number of the request's busy period, from 0 in order of time.
-    `deadline` (shape (n,)): The round by which the request's block has ended in every optimal
-    schedule.
-    `first_kv` (shape (n,)): KV tokens held while the first token is produced. A run holds one more
-    in each later round.
+    A start of the model plus `shift` (shape (n,)) is a start of the instance. A request's `block`
+    has ended by its `deadline` in every optimal schedule. `first_kv` tokens are held while the
+    first token is produced, and one more in each later round.
     """
 
     instance: Instance

@@ -41,13 +41,10 @@ ENTRY_BYTES = 50
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What every method starts from: the data, the windows of starts, and a feasible schedule.
+    """What every method starts from, in the model's time.
 
-    `last` (shape (n,)): Last start of each request that a schedule of min total latency can need,
-    in the model's time. Nothing is said about other objectives but that of ``on_time``.
-    `warm` (shape (n,)): Starts of a feasible schedule, in the model's time. They are within the
-    windows unless ``on_time``.
-    `on_time`: Whether the requests are counted that start by ``last``, and others may be left out.
+    `last` (shape (n,)) is the last start that a schedule of min total latency can need, or with
+    `on_time` that in time. Starts `warm` of a feasible schedule are within it unless `on_time`.
     """
 
     data: RoundData
