@@ -214,9 +214,7 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """``optimal`` if the best known value equals the bound, ``no_incumbent`` without it, or
-        ``feasible``.
-        """
+        """``optimal`` if best known and bound are equal, ``no_incumbent``, or else ``feasible``."""
         if self.best_known is None:
             return "no_incumbent"
 

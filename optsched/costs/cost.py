@@ -136,9 +136,7 @@ class BatchCost:
 
     @cached_property
     def minorants(self) -> tuple[BatchCost, ...]:
-        """Linear models under which no batch takes longer, for bounds: the model itself if it is
-        linear.
-        """
+        """Linear models under which no batch takes longer: the model itself if it is linear."""
         if self.table is None:
             return (self,)
 

@@ -77,9 +77,7 @@ class Grid:
 
     @property
     def array(self) -> Floats:
-        """What `batch_time` reads behind the coefficients: minorants, then grids, of which skew is
-        first.
-        """
+        """The number of axes, each axis as its quantity, length and values, and the grid's values."""
         parts: list[ArrayLike] = [[len(self.axes)]]
         for name, axis in self.axes.items():
             parts += [[QUANTITIES.index(name), len(axis)], axis]
@@ -131,11 +129,7 @@ class CostTable:
 
     @property
     def array(self) -> Floats:
-        """What `optsched.costs.batch.batch_time` reads behind the coefficients.
-
-        The number of minorants and their coefficients, the number of grids and each `Grid.array`.
-        The first of these is the skew.
-        """
+        """What `batch_time` reads behind the coefficients: minorants, then grids, skew first."""
         forms = [[float(m.get(name, 0)) for name in COEFFICIENTS] for m in self.minorants]
         grids = [self.skew, *self.grids]
         counts = [len(forms)], [len(grids)]

@@ -30,9 +30,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 def read_json(
     path: str | Path, *, expect: str | Sequence[str] | None = None, version: int = VERSION
 ) -> dict[str, Any]:
-    """Return the JSON object in a file, checked against the formats that are expected; None: any
-    object.
-    """
+    """Return the JSON object in a file, checked against expected formats; None: any object."""
     data, _ = read_json_and_digest(path)
     if expect is not None:
         with Place(Path(path)):

@@ -197,9 +197,7 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
 def waiting_rank(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
-    """Return the place of each request in an order of `Rules`; ties break by (arrival, index) here
-    only.
-    """
+    """Return requests' places in an order of `Rules`. Ties: by (arrival, index), here only."""
     prompt = instance.prompt_tokens
     key = {
         "arrival": lambda: np.zeros(instance.n),

@@ -61,9 +61,7 @@ class LiveLine:
             print(text, file=sys.stderr, flush=True)
 
     def counted(self, done: int, of: int, what: str) -> None:
-        """Show how many have finished, at what rate, and the time left. The first call precedes all
-        work.
-        """
+        """Show how many have finished, the rate, and the time left. One call precedes all work."""
         now = time.monotonic()
         begins = self.of == 0
         self.done, self.of = done, of

@@ -37,9 +37,7 @@ _OTHER_LAYERS = re.compile("moe|expert|grouped|encoder|wideep")
 
 
 def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile of one model from a folder and all inside it, or None if it has no such
-    tables.
-    """
+    """Return the profile of one model from all folders inside one, or None without such tables."""
     files = _files(path, claim)
     if not files:
         return None

@@ -69,7 +69,7 @@ class Growth(NamedTuple):
     bend: float = 1.0
 
     def below(self, target: Any, bound: int) -> Any:
-        """Return a copy with only the paths below a target, where other multipliers are best."""
+        """Return the growth below a target."""
         return max(1.0, self.factor) ** (self.part(target, bound) ** self.bend)
 
     def part(self, target: Any, bound: int) -> Any:
@@ -186,10 +186,7 @@ class Relaxation:
         return other
 
     def below(self, target: int, like: Relaxation | None = None) -> Relaxation:
-        """Return a copy that is cut down to the paths below a target, with multipliers of its own.
-
-        On fewer paths other multipliers are best. They show more, and delete more.
-        """
+        """Return a copy with only the paths below a target, where other multipliers are best."""
         part = self.fork()
         part.improved, part.bound, part.levels = None, min(self.graph_bound, self.bound), []
         part.cut(target, like)

@@ -72,9 +72,9 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
 
 
 class _Rule(NamedTuple):
-    """The options of `_greedy`: room for the peaks of all (`reserve`), admission only when nothing
-    runs (`waves`), decodes beside prefills (`mixed`), and the max number of running requests
-    (`cap`).
+    """The options of `_greedy`: how admission goes, decodes beside prefills, and a max number.
+
+    With `reserve` all peaks fit, so that nothing is ever evicted; `waves` admit when nothing runs.
     """
 
     reserve: bool
