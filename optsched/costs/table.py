@@ -77,7 +77,7 @@ class Grid:
 
     @property
     def array(self) -> Floats:
-        """The number of axes, each axis as its quantity, length and values, and the grid's values."""
+        """The number of axes, each axis as its quantity, length and values, and the values."""
         parts: list[ArrayLike] = [[len(self.axes)]]
         for name, axis in self.axes.items():
             parts += [[QUANTITIES.index(name), len(axis)], axis]
