@@ -35,11 +35,11 @@ DEFAULT = "least-requests"
 
 @dataclass(frozen=True)
 class Router:
-    """How a request is sent to a worker: by turn, by the key of its id up to the first ``/``, or by
-    load.
+    """How a request is sent to a worker: by turn, by the key of its id, or by load.
 
-    A worker's `load` counts its unfinished requests, or sums their prompt tokens or predicted
-    `own_work`. Ties: the lowest number. With `choices`, so many workers are drawn at random.
+    The key is the id up to the first ``/``. A worker's `load` counts its unfinished requests, or
+    sums their prompt tokens or predicted `own_work`. Ties: the lowest number. With `choices`, so
+    many workers are drawn at random.
     """
 
     name: str

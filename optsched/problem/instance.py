@@ -380,7 +380,8 @@ class Instance:
     def release_times(self) -> NDArray[Any]:
         """Times from which on the requests may be processed, where they are given in advance.
 
-        Bounds, formulations and searches read the arrivals here or from `release`.
+        Bounds, formulations and searches read the arrivals here or from `release`. An instance
+        whose releases depend on the schedule would have none to be read.
         """
         return self.arrival
 
@@ -416,7 +417,7 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Max KV tokens of each request, s + o or s + o - 1, without whole blocks; shape (n,)."""
+        """Max KV tokens of each request, s + o or s + o - 1, not in whole blocks; shape (n,)."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property

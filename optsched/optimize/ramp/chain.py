@@ -24,8 +24,7 @@ class Level:
 
 
 def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
-    """Return a certificate's leaf from the chains of all busy periods of an instance, in order of
-    time.
+    """Return a certificate's leaf from the chains of all busy periods, in order of time.
 
     A chain has a value, a denominator, a clock (the last round with one, 0 for none) and levels:
     one floor and one multiplier per request, in order of (arrival, index). Levels of ``counters``

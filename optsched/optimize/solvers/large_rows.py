@@ -97,7 +97,7 @@ def easier(model: LinearModel, rows: dict[int, LargeRow]) -> LinearModel:
 def cuts_of(
     model: LinearModel, rows: dict[int, LargeRow], values: NDArray[np.float64]
 ) -> list[Cut] | None:
-    """Return cuts that exclude a solution; None if it violates a row that has other integers."""
+    """Return cuts that exclude a solution, if any; None if a row that it breaks is not binary."""
     chosen, cuts = np.rint(values).astype(np.int64), dict[tuple[int, ...], Cut]()
     for number, row in rows.items():
         if int((row.value * chosen[row.column]).sum()) <= row.upper:
