@@ -101,7 +101,7 @@ class Processes:
         self._closed = False
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
-        """Return or raise what a function does in the thread's process; `DiedError` if that dies."""
+        """Return or raise what a function does in the thread's process, or `DiedError`."""
         for _ in range(ATTEMPTS):
             process = self._process()
             try:

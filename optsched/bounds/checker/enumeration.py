@@ -2,12 +2,12 @@
 
 A label is a graph node together with the requests placed on a way there and the tokens of the live
 ones, in this and each earlier round. Labels are made layer by layer, one for each number of
-placements. Those of the last layer are schedules. docs/formulations.md, "Enumeration", says which
-labels delete others (`_deletes`), and proves that one as good always stays. Where A deletes B, A may
-join the clock whenever B may. If a schedule starts without a clock, at the earliest round that
-arrivals and live requests allow, A's start is no later than B's for the same reasons. The next
-layer has what is needed: a schedule up to the cutoff is a path of the graph, which only lost paths
-that cost more.
+placements. Those of the last layer are schedules. docs/formulations.md ("Ramp relaxation",
+Enumeration) says which labels delete others (`_deletes`), and proves that one as good always stays.
+Where A deletes B, A may join the clock whenever B may. If a schedule starts without a clock, at the
+earliest round that arrivals and live requests allow, A's start is no later than B's for the same
+reasons. The next layer has what is needed: a schedule up to the cutoff is a path of the graph,
+which only lost paths that cost more.
 
 Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
 the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
