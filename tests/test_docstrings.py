@@ -1,7 +1,7 @@
 """What is public is described: every parameter, what comes back, and what goes wrong.
 
-Public is `optsched.__all__`, and what the modules of the API reference (docs/api) define under
-names without an underscore.
+Public is `optsched.__all__`, and what the API reference (docs/api) shows: what its modules define
+under names without an underscore, or those members that a page lists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,34 +19,38 @@ import pytest
 import optsched
 
 ROOT = Path(__file__).resolve().parent.parent
+ENTRY = re.compile(r"^::: ([\w.]+)$(?:\n    options:\n      members: (false|\[.+\])$)?", re.M)
 SECTION = re.compile(r"^(?P<name>[A-Z][A-Za-z ]+)\n-{3,}$", re.MULTILINE)
 ITEM = re.compile(r"^(?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: : .+)?$")
 
 
-def public_modules() -> list[ModuleType]:
-    """Return the modules of the API reference, each once."""
-    pages = sorted((ROOT / "docs" / "api").glob("*.md"))
-    names = (
-        name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)
-    )
-    found = []
-    for name in dict.fromkeys(names):
-        try:
-            found.append(import_module(name))
-        except ModuleNotFoundError:  # a class of a module
-            found.append(import_module(name.rpartition(".")[0]))
-    return found
+def shown() -> Iterator[Any]:
+    """Yield what the pages of the API reference show of each module."""
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        for name, listed in ENTRY.findall(page.read_text()):
+            try:
+                module = import_module(name)
+            except ModuleNotFoundError:  # a class of a module
+                home, _, own = name.rpartition(".")
+                yield getattr(import_module(home), own)
+                continue
+
+            if listed:
+                names = [] if listed == "false" else listed.strip("[]").split(", ")
+                yield from (getattr(module, one) for one in names)
+            else:
+                yield from (
+                    value
+                    for one, value in vars(module).items()
+                    if not one.startswith("_")
+                    and getattr(value, "__module__", None) == module.__name__
+                )
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
     """Yield functions, classes and their methods with their names, each once."""
     seen = set()
-    found = [getattr(optsched, name) for name in optsched.__all__]
-    for module in public_modules():
-        for name, value in vars(module).items():
-            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__:
-                found.append(value)
-    for value in found:
+    for value in (*(getattr(optsched, name) for name in optsched.__all__), *shown()):
         if not (inspect.isfunction(value) or inspect.isclass(value)):
             continue
         name = f"{value.__module__}.{value.__qualname__}"

@@ -76,10 +76,6 @@ def capacity(
         SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``), in
         place of the instance's columns of their names.
 
-    Returns
-    -------
-    Capacity
-
     Raises
     ------
     InputError, UsageError

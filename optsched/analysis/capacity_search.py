@@ -74,10 +74,7 @@ class CapacitySearch:
         return within >= self.need
 
     def impossible(self) -> float | int | None:
-        """Return the smallest rate, or the most workers, proved impossible; None if there is none.
-
-        When the work is stopped, it is the best one found until then.
-        """
+        """Return the smallest rate, or the most workers, proved impossible so far, or None."""
         part = self.budget.part(_BOUND)
         return self._too_few(part) if self.asked.auto else self._too_fast(part)
 

@@ -55,7 +55,6 @@ def compare(
     Parameters
     ----------
     instance : Instance
-        The instance on which every policy runs.
     policies : iterable of str, optional
         Policy specifications. By default all policies run that the instance allows. A policy that
         is asked for and not allowed, or that loops, gets a row without metrics that says why.
@@ -169,10 +168,7 @@ def compare(
 
 
 def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
-    """Improve both ends of the interval beyond the policies.
-
-    Returns notes that say why there is no optimum, where there can be none.
-    """
+    """Improve both ends of the interval beyond the policies; return why there can be no optimum."""
     instance, budget = interval.task.instance, interval.budget
     if not instance.in_rounds:
         strategies.prove(interval, budget.part(_BOUND_SHARE), seed=seed)
@@ -287,32 +283,7 @@ def best_of_policies(
     time_limit_s: float = 60.0,
     seed: int = 0,
 ) -> PolicyRow | None:
-    """Return the policy with the smallest total latency inside the bound's model, or None.
-
-    Policies run as `optsched.optimize.strategies.run_policies` runs them.
-
-    Parameters
-    ----------
-    instance : Instance
-        The instance on which all policies run that it allows.
-    cost_model : CostModel, str or path, optional
-        The cost model, its name or its file. An instance in seconds needs one.
-    time_limit_s : float
-        Seconds after which no further policy starts.
-    seed : int
-        Seed of random policies.
-
-    Returns
-    -------
-    PolicyRow or None
-        The best policy with its metrics and its schedule. None if no policy has a schedule inside
-        the bound's model.
-
-    Raises
-    ------
-    InputError, UsageError
-        The cost model cannot be read, or does not fit the instance.
-    """
+    """Return the policy with the smallest total latency inside the bound's model, or None."""
     interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
     strategies.run_policies(interval, Budget(time_limit_s), seed=seed)
     best = interval.incumbent

@@ -26,7 +26,6 @@ class PolicyRow:
     Parameters
     ----------
     policy : str
-        The policy's specification as given.
     clairvoyant : bool
         Whether it sees true output lengths, because the instance has no predictions.
     metrics : dict or None
@@ -44,7 +43,6 @@ class PolicyRow:
     error : str or None
         Why there is no schedule: the policy loops, or needs features that the instance forbids.
     schedule : Schedule or None
-        The policy's schedule, where it is kept.
     measured : bool
         Whether the row holds times measured on a real server instead of a policy's.
     """
@@ -90,7 +88,6 @@ class Comparison:
     Parameters
     ----------
     instance : Instance
-        The instance on which all policies ran.
     rows : tuple of PolicyRow
         One row for each policy, in the order asked for.
     best_known : float or None
@@ -103,7 +100,6 @@ class Comparison:
     bound_origin : str or None
         What proved the bound.
     cost_model : CostModel
-        The cost model that gave the times.
     seed : int
         The seed that the policies and searches used.
     interrupted : bool
@@ -218,11 +214,7 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """One of ``optimal``, ``feasible`` and ``no_incumbent``.
-
-        It is optimal if the best known value equals the bound, and there is no incumbent if no
-        schedule of the bound's model is known.
-        """
+        """``optimal`` if best known and bound are equal, ``no_incumbent``, or else ``feasible``."""
         if self.best_known is None:
             return "no_incumbent"
 

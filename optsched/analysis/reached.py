@@ -24,24 +24,7 @@ _BELOW, _ABOVE = -6, 5
 
 
 def scaled(instance: Instance, scale: float) -> Instance:
-    """Return an instance whose requests arrive faster by a factor, in the same pattern.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    scale : float
-        A factor > 0. Gaps between arrivals are divided by it.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        The instance is in rounds, or the scale is not a number > 0.
-    """
+    """Return an instance whose requests arrive faster by a factor, in the same pattern."""
     _check_scale(scale)
     if scale == 1:
         return instance
@@ -62,24 +45,10 @@ def _check_scale(scale: object) -> None:
 class Question:
     """How much is asked of the schedules, and whether a rate or workers are searched for.
 
-    Parameters
-    ----------
-    attainment : float
-        Share of the requests that must be within all their SLOs, above 0 and at most 1.
-    workers : int or "auto"
-        Number of equal workers at every rate; ``"auto"``: the fewest are searched for.
-    router : str
-        A name in `optsched.policies.routers.ROUTERS`.
-    rate_scale : float
-        The rate at which workers are searched for.
-    tolerance : float
-        How close the ends of the search for a rate are, relative to the lower one.
-    seed : int
-
-    Raises
-    ------
-    InputError, UsageError
-        A value is out of its range.
+    `attainment`: share of the requests that must be within all their SLOs, above 0 and at most 1.
+    `workers`: number of equal workers at every rate; ``"auto"``: the fewest are searched for.
+    `rate_scale`: the rate at which workers are searched for.
+    `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
     """
 
     attainment: float = 0.99
@@ -114,53 +83,18 @@ class Question:
         return self.workers == "auto"
 
     def need(self, n: int) -> int:
-        """Return the fewest requests that attain it.
-
-        Parameters
-        ----------
-        n : int
-            Number of requests.
-
-        Returns
-        -------
-        int
-        """
+        """Return the fewest requests that attain it."""
         return math.ceil(self.attainment * n - 1e-9)
 
     def at(self, instance: Instance, value: float) -> tuple[Instance, int]:
-        """Return the instance and the workers at a rate scale, or at a number of workers.
-
-        Parameters
-        ----------
-        instance : Instance
-        value : float
-            The rate scale, or the number of workers if they are searched for.
-
-        Returns
-        -------
-        instance : Instance
-        workers : int
-        """
+        """Return the instance and the workers at a rate scale, or at a number of workers."""
         if self.auto:
             return scaled(instance, self.rate_scale), int(value)
 
         return scaled(instance, value), int(self.workers)
 
     def max_within(self, instance: Instance, cost: CostModel, value: float) -> int:
-        """Return how many requests can be within their SLOs at most.
-
-        Parameters
-        ----------
-        instance : Instance
-            With its SLOs as columns.
-        cost : CostModel
-        value : float
-            As of `at`.
-
-        Returns
-        -------
-        int
-        """
+        """Return how many requests can be within their SLOs at most."""
         moved, workers = self.at(instance, value)
         return most_within(moved, cost, None, workers)
 
@@ -172,7 +106,6 @@ class Reach:
     Parameters
     ----------
     policy : str
-        Its specification as given.
     value : float, int or None
         The largest rate scale, or the fewest workers, at which it was within the attainment; None
         if there was none.
@@ -206,10 +139,6 @@ class Reach:
         ----------
         searched : str
             The name of its value, as `Capacity.searched` says.
-
-        Returns
-        -------
-        dict
         """
         reached = {"policy": self.policy, searched: self.value, "attainment": self.attainment}
         points = [list(point) for point in self.points]
@@ -263,8 +192,7 @@ class Capacity:
     def bound_points(self) -> tuple[tuple[float, float], ...]:
         """Rate scales or workers, with shares of requests that no schedule exceeds; sorted.
 
-        Beside those of the search, pictures have some around the impossible rate. They are
-        computed when they are asked for.
+        Pictures have some more around the impossible rate, computed when they are asked for.
         """
         points = dict(self.bounded)
         if not self.question.auto and self.impossible is not None:
@@ -284,12 +212,7 @@ class Capacity:
         return min(found, key=lambda row: sign * (row.value or 0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a capacity file.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the JSON object of a capacity file."""
         best, asked, rates = self.best, self.question, not self.question.auto
         value = None if best is None else best.value
         data = head("optsched-capacity", "capacity", self.instance)

@@ -30,16 +30,6 @@ def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> fl
         l, the lower prediction, in tokens.
     prompt : float
         s, the prompt length of every request, in tokens.
-
-    Returns
-    -------
-    float
-        The ratio, >= 1.
-
-    Raises
-    ------
-    InputError
-        The shares are negative, not finite, or all zero.
     """
     x = _shares(shares)
     k = np.arange(first, first + len(x), dtype=np.float64)
@@ -73,17 +63,7 @@ def _shares(shares: ArrayLike) -> NDArray[np.float64]:
 
 
 def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return A_u and B_u of Chen et al., Corollary 4.8, where s = 0 and l = 1.
-
-    Parameters
-    ----------
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    pair of ndarray of float64, shape (u, u)
-    """
+    """Return A_u and B_u of Chen et al., Corollary 4.8, where s = 0 and l = 1."""
     i = np.arange(1, u + 1, dtype=np.float64)
     smaller = np.minimum.outer(i, i)
     product, total = np.multiply.outer(i, i), np.add.outer(i, i)
@@ -97,18 +77,6 @@ def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
     outputs in [1, u]. The vector has no negative entry, as was computed for every u up to 1000. It
     is therefore the shares of a worst case, and the bound is the ratio itself, which Chen et al.
     show in Figure 1.
-
-    Parameters
-    ----------
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    value : float
-        The largest quotient.
-    x : ndarray of float64, shape (u,)
-        A vector that attains it.
 
     Notes
     -----
@@ -145,11 +113,6 @@ def a_max_bounds(alpha: float) -> tuple[float, float]:
     ----------
     alpha : float
         l / u, in (0, 1].
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     return (1 + alpha**-0.5) / (2 * alpha), (1 + 1 / alpha) / (2 * alpha)
@@ -162,11 +125,6 @@ def a_min_two_point_bound(alpha: float) -> float:
     ----------
     alpha : float
         l / u, in (0, 1].
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     return (3 - alpha) / 2
@@ -179,11 +137,6 @@ def a_l_bound(alpha: float) -> float:
     ----------
     alpha : float
         l / u, in (0, 1].
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     return 1 + alpha / (2 * (1 - alpha)) if alpha <= 0.5 else 1 + 2 * alpha**2
@@ -198,11 +151,6 @@ def a_l_two_point(alpha: float, t: float) -> float:
         l / u, in (0, 1].
     t : float
         x_l / x_u, the number of short requests over that of long ones.
-
-    Raises
-    ------
-    InputError
-        ``alpha`` is outside (0, 1].
     """
     _check_alpha(alpha)
     a = alpha**2
@@ -215,51 +163,13 @@ def _check_alpha(alpha: float) -> None:
 
 
 def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of the geometric distribution G(1 - q), up to a factor, for k = 1, ..., u.
-
-    Chen et al., section 5.2.
-
-    Parameters
-    ----------
-    q : float
-        Quotient of neighbouring shares, in [0, 1].
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    ndarray of float64, shape (u,)
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
-    """
+    """Return P(o = k) of G(1 - q), up to a factor, for k = 1, ..., u (Chen et al., section 5.2)."""
     _check_q(q)
     return np.asarray(q ** np.arange(u, dtype=np.float64))
 
 
 def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of the weighted geometric distribution LG(1 - q), for k = 1, ..., u.
-
-    The shares are k q^(k - 1), that is P(o = k) up to a factor. Chen et al., section 5.3.
-
-    Parameters
-    ----------
-    q : float
-        As in `geometric_shares`.
-    u : int
-        Largest output, in tokens.
-
-    Returns
-    -------
-    ndarray of float64, shape (u,)
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
-    """
+    """Return k q^(k - 1), P(o = k) of LG(1 - q) up to a factor, for k = 1, ..., u (section 5.3)."""
     return np.arange(1, u + 1) * geometric_shares(q, u)
 
 

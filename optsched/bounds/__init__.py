@@ -42,25 +42,7 @@ def bounds() -> dict[str, Bound]:
 
 
 def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
-    """Return the bounds that are proved for a task.
-
-    Parameters
-    ----------
-    task : BoundTask
-    method : str
-        One bound by name, or ``"auto"`` for all.
-
-    Returns
-    -------
-    list of Bound
-        Those that search come last.
-
-    Raises
-    ------
-    UsageError
-        If the method is unknown, if it does not apply to the objective and the time unit, or if
-        it is not proved for a feature of the instance or of its cost model.
-    """
+    """Return the bounds that are proved for a task."""
     applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
     lacks = {
         name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
@@ -96,22 +78,9 @@ def raise_bound(
     Features that a bound is not proved for are left out by `optsched.bounds.relaxations`, where
     that is proved. Under a tabulated cost model each bound runs once for every minorant.
 
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Bounds that search run one after another, each with an equal share of the time that is
-        left. When no time is left, a bound that searches runs only if it is named by ``method``,
-        and then as briefly as it can.
-    take : callable
-        Called as ``take(name, proof)`` with every proof.
-    method : str
-        One bound by name, or ``"auto"`` for all.
-
-    Raises
-    ------
-    UsageError
-        As `usable`.
+    `budget`: bounds that search run one after another, each with an equal share of the time that is
+    left. When no time is left, a bound that searches runs only if it is named by ``method``, and
+    then as briefly as it can.
     """
     runs = [
         (bound, question)
@@ -188,12 +157,6 @@ def lower_bound(
         The bound, in the unit of the objective; None when no bound is known.
     name : str or None
         The bound that gave the value.
-
-    Raises
-    ------
-    UsageError
-        If the method is unknown, does not apply to the instance or the objective, or is not
-        proved for a feature of the instance.
     """
     best: tuple[float | None, str | None] = (None, None)
 
@@ -226,11 +189,6 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[
     -------
     ndarray of float64, shape (pieces, 2)
         First round of each piece, and the price from it on, in rounds of latency per token.
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
     """
     from optsched.bounds import shadow
 

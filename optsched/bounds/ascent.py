@@ -72,10 +72,9 @@ def raise_dual(
 
 @njit(nogil=True, error_model="numpy")
 def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
-    """Return the sum of the soft minima over the windows of every request.
+    """Return the sum of the soft minima over every request's window.
 
-    ``ends`` receives the second differences of the mean KV use, and ``mean`` each request's mean
-    start.
+    ``ends`` receives second differences of the mean KV use, and ``mean`` each request's mean start.
     """
     arrival, output, first_kv, unit = requests
     lo, hi = windows
@@ -249,9 +248,8 @@ class Ascent:
     def round(self, tau: float, *, iterations: int, tolerance: float) -> float:
         """Climb from the best prices known and keep what a full evaluation confirms.
 
-        Windows make the dual look larger than it is, without limit where a request has no cheap
-        start left in its window. When the true value has fallen, the climb is undone. The next
-        climb then has wider windows and fewer steps.
+        Windows make the dual look larger than it is. If the true value has fallen, the climb is
+        undone, and the next has wider windows and fewer steps.
         """
         before, price = self.value, self.price
         self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
@@ -278,10 +276,9 @@ class Ascent:
         return int(20 / self.trust)
 
     def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
-        """Maximize the smoothed dual by L-BFGS, projected on prices >= 0.
+        """Maximize the smoothed dual by L-BFGS on the free prices, projected on prices >= 0.
 
-        The two-loop recursion runs on the free prices, which are positive or have a positive
-        gradient. The step is shortened along its projection until the value rises enough.
+        The step is shortened along its projection until the value rises enough.
         """
         x = self.price.copy()
         value, gradient = self.smooth(x, tau)

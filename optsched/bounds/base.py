@@ -35,7 +35,6 @@ class BoundTask:
     known : Schedule, optional
         A schedule of the instance, for bounds that can start from one.
     seed : int
-        Seed of everything that is random.
     workers : int
         Number of equal workers. Each request is on one of them.
     completions : callable, optional
@@ -87,7 +86,6 @@ class Proof:
     certificate : dict, optional
         A certificate of the value (`optsched.bounds.certificate`).
     schedule : Schedule, optional
-        A schedule that was found on the way.
     tree : dict, optional
         The tree of a certificate in seconds, from which `optsched.bounds.certificate.certify`
         makes the certificate if it is wanted.
@@ -100,16 +98,7 @@ class Proof:
 
 
 def only_by_name(task: BoundTask) -> bool:
-    """Return False: ``auto`` need not run a bound that `pieces` has as a part.
-
-    Parameters
-    ----------
-    task : BoundTask
-
-    Returns
-    -------
-    bool
-    """
+    """Return False: ``auto`` need not run a bound that `pieces` has as a part."""
     return False
 
 
@@ -121,14 +110,13 @@ class Bound:
     ----------
     name : str
     summary : str
-        One line for users.
     time_unit : {"round", "second"}
         The time unit of the instances that it is proved for.
     objectives : tuple of str
         The metrics that it bounds from below (`optsched.problem.metrics.TABLE`).
     function : callable
-        ``function(task, budget) -> Proof``. The mathematical proof stands in its docstring or in
-        that of its module.
+        ``function(task, budget) -> Proof``. The mathematical proof stands in its docstring, in that
+        of its module, or in docs/formulations.md.
     features : frozenset of str
         The features that an instance may have for the proof to hold, as `features_of` names them.
         They are listed one by one: a feature that is added to instances or cost models later is
@@ -157,16 +145,11 @@ class Bound:
     suits: Callable[[BoundTask], bool] = lambda task: True
 
     def lacks(self, task: BoundTask) -> list[str]:
-        """Return the features of a task that the bound is not proved for.
+        """Return the sorted names of the features of a task that the bound is not proved for.
 
         Parameters
         ----------
         task : BoundTask
-
-        Returns
-        -------
-        list of str
-            Sorted by name; empty if the bound is proved for all.
         """
         return sorted(task.features - self.features)
 
@@ -178,10 +161,6 @@ class Bound:
         Parameters
         ----------
         task : BoundTask
-
-        Returns
-        -------
-        bool
         """
         instance = task.instance
         priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)

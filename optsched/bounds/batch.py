@@ -176,11 +176,7 @@ def _ticks(values: Floats) -> list[int]:
 
 
 def _on_one_machine(instance: Instance, length: Floats, alone: Floats) -> float:
-    """Return a lower bound on the sum of (time - arrival) from machine lengths and chains.
-
-    The k-th smallest completion is at least SRPT's k-th, and at least the k-th smallest
-    a_i + alone_i; see `optsched.bounds.simple.srpt` for the argument.
-    """
+    """Return a bound on the sum of (time - arrival), as `optsched.bounds.simple.srpt` does."""
     release = _ticks(instance.release)
     earliest = sorted(map(add, release, _ticks(alone)))
     total = 0
@@ -202,10 +198,7 @@ def scale_of(task: BoundTask) -> int:
 
 
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
-    """Return the SRPT bound on total latency in seconds (see the module's text for the proof).
-
-    With a weight of first tokens it is the weighted sum of this bound and of that on TTFT.
-    """
+    """Return the SRPT bound on total latency in seconds, or its weighted sum with that on TTFT."""
     weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
     length = work.total / task.workers
     total = max(_on_one_machine(task.instance, length, work.chain), float(work.chain.sum()))
@@ -229,8 +222,7 @@ def work_ttft(task: BoundTask, budget: Budget) -> Proof:
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on makespan in seconds.
 
-    It is the max over t of t plus the work that arrives from t on, and at least the max over
-    requests of the arrival plus the chain.
+    It is the max over t of t plus the work that arrives from t on, and any arrival plus the chain.
     """
     instance = task.instance
     work = unavoidable_work(instance, task.batch_cost)

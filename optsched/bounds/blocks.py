@@ -1,15 +1,11 @@
 """Blocks: the busy periods of an instance in rounds, and the time axis without gaps.
 
 Requests are sorted by arrival. A new block begins where a request arrives at or after
-A = (latest arrival in the block) + (sum of the block's outputs). If the earlier requests run one
-after another, they have ended by then. The gaps between blocks are cut out of the time axis. What
-is left is at most as long as the spread of arrivals inside blocks plus the sum of all outputs.
-
-Some optimal schedule finishes each block before the next begins. To see this, take an optimal
-schedule of a block alone. It has no idle round between the block's latest arrival and its end,
-since what starts later could start a round earlier. So it has ended by A. The optimal schedules of
-the blocks, side by side, are therefore a schedule of all requests. No schedule serves a block
-better than the block's own optimal schedule.
+A = (latest arrival in the block) + (sum of the block's outputs). The gaps between blocks are cut
+out of the time axis. What is left is at most as long as the spread of arrivals inside blocks plus
+the sum of all outputs. Every optimal schedule finishes each block before the next begins
+(docs/formulations.md, "How far to look"). So the optimal schedules of the blocks, side by side, are
+one of all requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""Prices of machine time, and what each token pays at its best moment: the bound under load.
 
-`optsched.bounds.checker.busy_time` has the notation and the proof. This module finds prices in
-floating point, and evaluates them for first tokens, too.
+docs/formulations.md, "Prices of machine time", has the notation and the proof. This module finds
+prices in floating point, and evaluates them for first tokens, too.
 
 *First tokens.* Let F_i be the end of the batch that produces the first token of request i. Where a
 weight a of it counts beside 1 - a of C_i, the sum over requests is of

@@ -30,31 +30,7 @@ def make_certificate(
     denominator: int = 1,
     schedule: Schedule | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object of a certificate file.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds.
-    tree : mapping
-        A leaf.
-    value : int
-        The bound on the total latency that the tree proves, in rounds.
-    denominator : int
-        The common denominator of all prices in the leaf.
-    schedule : Schedule, optional
-        A schedule of starts that reaches the value. The claim is then ``optimal``.
-
-    Returns
-    -------
-    dict
-        A JSON object with its own sha256.
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds, or if the schedule is not one of starts.
-    """
+    """Return the JSON object of a certificate file."""
     if not instance.in_rounds:
         raise UsageError("certificate: found an instance in seconds; expected one in rounds")
 
@@ -83,29 +59,7 @@ def make_certificate(
 def certify(
     instance: Instance, cost: BatchCost, objective: str, tree: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the JSON object of a certificate file in seconds.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in seconds.
-    cost : BatchCost
-        The certificate holds its layers, and the text of its coefficients.
-    objective : str
-        ``"tel"``, ``"mean_ttft"`` or ``"makespan"``.
-    tree : mapping
-        A leaf, or `optsched.bounds.leaves.parts`.
-
-    Returns
-    -------
-    dict
-        A JSON object with its own sha256. The value is what the checker proves from the tree.
-
-    Raises
-    ------
-    UsageError
-        If the checker refuses the instance, the cost model or the tree.
-    """
+    """Return the JSON object of a certificate file in seconds."""
     from optsched.bounds.checker.parts import Budget, Rejected
     from optsched.bounds.checker.seconds import proved_ticks
 
@@ -136,19 +90,7 @@ def _cost_model(cost: BatchCost) -> dict[str, Any]:
 
 
 def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int | float:
-    """Return the value that a certificate states, in the unit of its objective.
-
-    Parameters
-    ----------
-    instance : Instance
-    certificate : mapping
-        A certificate that is valid for the instance.
-
-    Returns
-    -------
-    int or float
-        Rounds, or seconds, rounded down.
-    """
+    """Return the value that a certificate states, in the unit of its objective."""
     value = int(certificate["value"])
     if certificate["model"] == "rounds":
         return value
@@ -162,22 +104,16 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
 def verify_certificate(
     instance: Instance, certificate: dict[str, Any], cost_model: CostModel | None = None
 ) -> int | float:
-    """Check a certificate and return the value that it proves.
+    """Return the value, in rounds or seconds, that a certificate proves, once it is checked.
 
     Parameters
     ----------
     instance : Instance
         The instance that the certificate is about.
     certificate : dict
-        The JSON object of a certificate file.
     cost_model : BatchCost, optional
         The cost model that a certificate in seconds must be about. By default any is accepted:
         the proof is for the one that stands in the certificate.
-
-    Returns
-    -------
-    int or float
-        A value of the certificate's objective that no schedule is below: rounds, or seconds.
 
     Raises
     ------
@@ -205,18 +141,7 @@ def verify_certificate(
 
 
 def same_cost_model(certificate: Mapping[str, Any], cost_model: CostModel | None) -> bool:
-    """Return whether a valid certificate is about a cost model, or one of its minorants.
-
-    Parameters
-    ----------
-    certificate : mapping
-    cost_model : BatchCost, UnitCost or None
-        Only a `BatchCost` can be that of a certificate in seconds.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether a valid certificate is about a cost model, or one of its minorants."""
     if certificate["model"] == "rounds" or not isinstance(cost_model, BatchCost):
         return certificate["model"] == "rounds" and not isinstance(cost_model, BatchCost)
 

@@ -1,14 +1,9 @@
 """One clock for all requests: the bound at low load.
 
-Prices (`optsched.bounds.shares`) let every request choose its own path through time, and a mixture
-of paths too: "hurry now, while the prefills of others wait" with "the prefills first, hurry later".
-In truth all requests see the same batches. This bound counts time on a clock that they share:
-`optsched.bounds.checker.clock` has the proof, and `optsched.bounds.clock_search` the search.
-
-*Pieces.* Dropping requests from a schedule leaves a schedule of the others with idle time, which
-the proof allows. So bounds of disjoint sets of requests add up (`optsched.bounds.pieces`). The
-bound is taken on short pieces of the trace. Where they end is chosen by dynamic programming, with a
-short search for each piece. A longer search follows for the pieces that were chosen.
+docs/formulations.md, "One clock", says what prices leave open and why bounds of pieces add up.
+`optsched.bounds.checker.clock` has the proof, and `optsched.bounds.clock_search` the search. Where
+pieces end is chosen by dynamic programming, with a short search for each piece. A longer search
+follows for the pieces that were chosen.
 """
 
 from __future__ import annotations

@@ -42,46 +42,20 @@ class Prices:
 
 
 def dual_value(instance: Instance, prices: Prices) -> int:
-    """Return the bound that prices prove, which is the exact dual value L rounded up.
+    """Return the bound in rounds that prices prove, which is the exact dual value L rounded up.
 
     Parameters
     ----------
     instance : Instance
         An instance in rounds.
     prices : Prices
-
-    Returns
-    -------
-    int
-        A bound on total latency, in rounds.
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
     """
     numerator, denominator = dual_fraction(instance, prices)
     return -(-numerator // denominator)
 
 
 def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
-    """Return the exact dual value L before it is rounded up.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds.
-    prices : Prices
-
-    Returns
-    -------
-    numerator, denominator : int
-
-    Raises
-    ------
-    UsageError
-        If the instance is in seconds.
-    """
+    """Return the exact dual value L before it is rounded up."""
     if not instance.in_rounds:
         raise UsageError(
             "bound: found an instance in seconds; expected one in rounds, as `optsched import "
@@ -106,15 +80,8 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
 
     The denominator is the largest power of ten up to 10**9 that keeps sums within 64 bits.
 
-    Parameters
-    ----------
-    model : Model
-    dense : ndarray of float64, shape (units,)
-        Price of a token for each unit of the model's time. Afterwards the price is 0.
-
-    Returns
-    -------
-    Prices
+    `dense` (shape (units,)): price of a token for each unit of the model's time. Afterwards the
+    price is 0.
     """
     instance, unit = model.instance, model.unit
     per_round = np.maximum(dense, 0.0) / unit

@@ -1,16 +1,13 @@
 """The trace in pieces, each with the bound that suits it.
 
-Take any schedule and drop the requests outside a piece. What is left is a schedule of the piece's
-requests: its batches only become shorter, and are followed by idle time, which the bounds in
-seconds allow for. So the requests of a piece complete no earlier, in total, than a bound of the
-piece says, and bounds of disjoint pieces add up. The same holds for the sum of latencies and times
-to first tokens with weights. What is lost is the effect of requests across a
-cut. So the trace is cut where few are in the system, and a stretch where many always are stays
-whole.
+What is left of a schedule without the requests outside a piece is a schedule of the piece with idle
+time, so bounds of disjoint pieces add up (docs/formulations.md, "One clock"). What is lost is the
+effect of requests across a cut. So the trace is cut where few are in the system, and a stretch
+where many always are stays whole.
 
-Load comes and goes. One bound for the whole trace is then the wrong one for most of it: where
-requests queue for minutes, only their order counts (`optsched.bounds.busy_time`), and where few are
-in the system they slow each other down (`optsched.bounds.clock`, `optsched.bounds.shares`).
+One bound for the whole trace is the wrong one for most of it: where requests queue for minutes,
+only their order counts (`optsched.bounds.busy_time`), and where few are in the system they slow
+each other down (`optsched.bounds.clock`, `optsched.bounds.shares`).
 """
 
 from __future__ import annotations

@@ -81,29 +81,7 @@ def most_within(
     *,
     columns: bool = True,
 ) -> int:
-    """Return a number of requests that no schedule exceeds within their SLOs.
-
-    Parameters
-    ----------
-    instance : Instance
-    cost_model : BatchCost, optional
-        An instance in seconds needs one.
-    slos : mapping of str to float, optional
-        SLOs of every request, in place of the instance's columns of these names.
-    workers : int
-        Number of equal workers; each request is on one of them, whatever the router.
-    columns : bool
-        Whether the instance's columns count beside ``slos``.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    UsageError
-        There is no SLO, or the bound is not proved for a feature of the instance or its cost model.
-    """
+    """Return a number of requests that no schedule on so many workers exceeds within SLOs."""
     limits = all_limits(instance, slos, columns=columns)
     proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
@@ -240,40 +218,14 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
 
 
 def within_share(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO attainment (see the module's text for the proof).
-
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A share that no schedule exceeds.
-    """
+    """Return a bound on SLO attainment (see the module's text for the proof)."""
     given = dict(task.objective.parameters)
     largest = most_within(task.instance, task.cost_model, given, task.workers)
     return Proof(largest / task.instance.n)
 
 
 def within_rate(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO goodput: the most requests, over the shortest possible span.
-
-    No schedule ends before the last completion of requests that are each alone on the machine.
-
-    Parameters
-    ----------
-    task : BoundTask
-    budget : Budget
-        Not used.
-
-    Returns
-    -------
-    Proof
-        A number of requests per unit of time that no schedule exceeds.
-    """
+    """Return a bound on SLO goodput: the most requests, over the shortest possible span."""
     instance = task.instance
     given = dict(task.objective.parameters)
     largest = most_within(instance, task.cost_model, given, task.workers)

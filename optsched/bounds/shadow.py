@@ -40,10 +40,8 @@ def _prices_within(instance: Instance, budget: Budget) -> tuple[Prices, int]:
 def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
     """Return the shadow price of one KV token over time.
 
-    A price lambda_t of the dual is what one more token of capacity in round t alone would save,
-    in rounds of total latency. With M + d_t tokens in round t the same prices prove the bound
-    L - sum_t lambda_t d_t. So no schedule of the larger machine saves more than
-    sum_t lambda_t d_t against L. For the linear relaxation this is exact for small d.
+    A price lambda_t is what one more token of capacity in round t alone would save, in rounds of
+    total latency, against the dual (docs/formulations.md, "Prices of memory").
     """
     return best_prices(instance, time_limit_s=time_limit_s)[0].array()
 

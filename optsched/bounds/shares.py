@@ -109,10 +109,7 @@ class Start(NamedTuple):
 
 
 def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
-    """Return when requests of an instance in seconds may end, from the first arrival on.
-
-    That is in the caller's schedule, or `chain` after their arrival if there is none.
-    """
+    """Return when requests may end, from the first arrival: as the caller says, or alone."""
     found = None if task.completions is None else task.completions(instance, task.batch_cost)
     return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
 
@@ -204,8 +201,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
 def shares(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
 
-    Where there are very many requests in the system, where `optsched.bounds.busy_time` is the
-    better bound, the value is the sum of chains.
+    Where very many requests are in the system it is the sum of chains: `busy-time` is better there.
     """
     weight, per = task.objective.ttft_weight, scale_of(task)
     instance = task.instance.subset(np.argsort(task.instance.release_times, kind="stable"))
@@ -229,8 +225,7 @@ def ascend(
 ) -> tuple[float, dict[str, Any]]:
     """Return the best value that an ascent on prices and shares finds, and its leaf.
 
-    A price moves by the mean of its earlier gradients over their root mean square. After some steps
-    without a better value all goes back to the best one, and steps are shorter from then on.
+    Gradients are averaged and normed. Without a better value it goes back, with shorter steps.
     """
     width, price, shared, cell, floor, (price_step, share_step) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))

@@ -54,22 +54,11 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
 def mean_busy_time(task: BoundTask, budget: Budget) -> Proof:
     """Return the mean-busy-time bound on total latency in rounds.
 
-    Proof. Let B_i = (1/vol_i) * integral of t * (KV tokens of i at t) dt over the uninterrupted
-    run of i. With q = s_i (cached accounting: s_i - 1) it holds q + j during the round that
-    ends at C_i - o_i + j, so
-
-        B_i = C_i - o_i + A_i / vol_i,   A_i = sum_{j=1..o_i} (q + j) (j - 1/2)
-            = q o_i^2 / 2 + o_i (o_i + 1) (2 o_i + 1) / 6 - o_i (o_i + 1) / 4.
-
-    The tokens held are processing rates that sum to at most M, and zero before a_i. Over all
-    such rates that give i its vol_i, sum_i B_i = sum_i integral (t / vol_i) rate_i(t) dt is a
-    transportation problem. The exchange argument solves it: at each moment give the machine to
-    the released, unfinished job of the largest 1/vol_i (Goemans 1996). Let B*_i be the mean busy
-    times of that preemptive list schedule. Then sum C_i >= sum_i (B*_i + o_i - A_i / vol_i).
-
-    A piece [x, y) in units of 1/M round adds (y^2 - x^2) / (2 M vol_i) to B*_i. Each request's
-    terms are rounded down to a multiple of 2**-80, so their sum is still a valid bound. TEL is a
-    whole number, so this sum is rounded up.
+    The proof is in docs/formulations.md, "Mean busy times": TEL >= sum_i (B*_i + o_i - A_i / vol_i)
+    less the arrivals, with the mean busy times B*_i of the preemptive list schedule by largest
+    1/vol_i (Goemans 1996) and A_i as there. A piece [x, y) in units of 1/M round adds (y^2 - x^2) /
+    (2 M vol_i) to B*_i. Each request's terms are rounded down to a multiple of 2**-80, and the sum
+    is rounded up.
     """
     instance = task.instance
     capacity = instance.kv_capacity

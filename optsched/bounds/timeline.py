@@ -41,10 +41,7 @@ class Model:
 
 
 def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
-    """Return the model of an instance in rounds.
-
-    `max_units`: max length of the time axis, in units. Longer axes get a larger unit.
-    """
+    """Return the model of an instance in rounds, whose units grow to keep within `max_units`."""
     blocks = blocks_of(instance)
     unit = max(1, -(-int(blocks.end[-1]) // max_units))
     growth = (unit - 1) / 2
@@ -61,11 +58,8 @@ def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
 def busy_prices(model: Model) -> Floats:
     """Return the prices that prove the mean-busy-time bound, one per unit of time.
 
-    The preemptive list schedule of `optsched.bounds.simple.mean_busy_time` is walked backward.
-    Its linear program has the dual max sum vol_i u_i - M integral p with u_i <= t / vol_i + p(t)
-    for t >= a_i. While job j runs, p(t) = u_j - t / vol_j. So within a piece of j the price falls
-    with slope 1 / vol_j. Where j was interrupted at x and resumes at y,
-    p(x) = p(y) + (y - x) / vol_j. Elsewhere the price is continuous, and it is 0 before idle time.
+    They are the dual of its linear program (docs/formulations.md, "Prices of memory"): the
+    preemptive list schedule of `optsched.bounds.simple.mean_busy_time` is walked backward.
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
     order = np.lexsort((volume, model.arrival))

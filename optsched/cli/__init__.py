@@ -10,11 +10,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line; the entry point of the ``optsched`` script.
-
-    Ctrl-C before the command begins, and after it, ends the process at once and without a
-    traceback.
-    """
+    """Run the ``optsched`` script. Ctrl-C outside a command ends it without a traceback."""
     signal.signal(signal.SIGINT, _end)
     from optsched.cli.application import main as run
 

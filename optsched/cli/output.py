@@ -59,8 +59,7 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
 def only_json() -> Iterator[None]:
     """Reserve standard output for `emit_json`. All other texts go to standard error.
 
-    This holds for the file descriptors too, if there are any. Then neither a user's policy nor a
-    library or process that it starts can print into the JSON.
+    This holds for the file descriptors too, and so for what a user's policy or a process prints.
     """
     out = sys.stdout
     out.flush()
@@ -90,11 +89,7 @@ def only_json() -> Iterator[None]:
 
 
 def save_schedule(schedule: Schedule, target: str) -> None:
-    """Write a schedule file.
-
-    The columns of a large schedule go into a Parquet file beside it, if possible. A note on
-    standard error says where they are.
-    """
+    """Write a schedule file; a large schedule's columns go into a Parquet file beside it."""
     from importlib.util import find_spec
 
     from optsched.files import read_write as io

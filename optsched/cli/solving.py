@@ -313,11 +313,9 @@ def _end_unanswered(
     scope: Scope,
     json_out: str | None,
 ) -> NoReturn:
-    """Report that no schedule below the value exists, or that none was found, and exit.
+    """Report that no schedule below the value exists (exit status 3), or that none was found (4).
 
-    The exit status is 3 or 4. The JSON answers the question, so that it has no schedule and no
-    objective. The best value found, which is not below the value asked for, is in its block
-    ``below``.
+    The JSON has no objective. Its block ``below`` has the best value found, which is not below.
     """
     no = question["answer"] == "no"
     unknown = ("objective", "objectives", "gap", "metrics")

@@ -19,23 +19,9 @@ BYTES = 2
 class Architecture:
     """Shape of a decoder-only transformer with a gated feed-forward network.
 
-    Parameters
-    ----------
-    name : str
-    layers : int
-        Number of layers.
-    hidden, ffn : int
-        Width of the hidden state and of the feed-forward network.
-    heads, kv_heads : int
-        Attention heads, and heads of keys and values.
-    vocab : int
-        Tokens of the vocabulary.
-    head_size : int
-        Width of an attention head; 0: ``hidden / heads``.
-    tied : bool
-        Whether the embedding is the output projection, too.
-    notes : tuple of str
-        What the shape leaves out of its model.
+    `hidden` and `ffn` are widths, and `head_size` that of a head, 0 for ``hidden / heads``. `tied`
+    says whether the embedding is the output projection, and `notes` what the shape leaves out of
+    its model.
     """
 
     name: str
@@ -86,17 +72,7 @@ class Architecture:
         return self.layers * self.layer_kv_bytes
 
     def check_degree(self, devices: int) -> None:
-        """Check that so many devices can share every layer, each with whole heads.
-
-        Parameters
-        ----------
-        devices : int
-
-        Raises
-        ------
-        InputError
-            The number does not divide that of the heads.
-        """
+        """Check that so many devices can share every layer, each with whole heads."""
         if devices < 1 or self.heads % devices:
             raise InputError(
                 f"tensor_parallel: found {devices!r}; expected a divisor of {self.name}'s "
@@ -106,15 +82,7 @@ class Architecture:
     def kv_bytes_on(self, devices: int) -> int:
         """Return the bytes of a token's keys and values on all devices that share the model.
 
-        Parameters
-        ----------
-        devices : int
-            Degree of tensor parallelism. Where it is above the number of KV heads, each device
-            holds a whole head, and heads are held several times.
-
-        Returns
-        -------
-        int
+        With more `devices` than KV heads each holds a whole head, and heads are held several times.
         """
         return self.kv_bytes * devices // min(devices, self.kv_heads)
 
@@ -134,15 +102,6 @@ def architecture(name: str) -> Architecture:
     name : str
         One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
         are the same. Or a model's ``config.json``, or its folder.
-
-    Returns
-    -------
-    Architecture
-
-    Raises
-    ------
-    InputError
-        The name is unknown, or the configuration cannot be read or is one of `not_modelled`.
     """
     plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
     plain = re.sub(r"(-hf|-chat|-instruct|-base|-it)+$", "", plain)
@@ -169,22 +128,7 @@ def architecture(name: str) -> Architecture:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Return a model's configuration: of one that also sees or hears, that of its language model.
-
-    Parameters
-    ----------
-    file : Path
-        Its ``config.json``.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    InputError
-        The file cannot be read.
-    """
+    """Return a model's configuration; that of its language model if it also sees or hears."""
     found = read_object(file, "a model's configuration")
     inside = [found[key] for key in _CONFIG["nested"] if isinstance(found.get(key), dict)]
     kept = (*_CONFIG["quantized"], "tie_word_embeddings")
@@ -194,18 +138,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def not_modelled(config: Mapping[str, Any]) -> str | None:
-    """Return why the sizes of a configuration do not give its weights and work, or None.
-
-    Parameters
-    ----------
-    config : mapping
-        See `read_config`.
-
-    Returns
-    -------
-    str or None
-        Found and expected, for an error or a note.
-    """
+    """Return why the sizes of a configuration do not give its weights and work, or None."""
     for key in _CONFIG["experts"]:
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value
@@ -235,26 +168,7 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
 
 
 def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Architecture:
-    """Return the architecture of a configuration.
-
-    Parameters
-    ----------
-    config : mapping
-        See `read_config`.
-    name : str
-        Name of the architecture.
-    file : Path
-        What errors begin with.
-
-    Returns
-    -------
-    Architecture
-
-    Raises
-    ------
-    InputError
-        A field is missing or no integer >= 1, or the heads do not fit.
-    """
+    """Return the architecture of a configuration."""
     sizes: dict[str, int] = {}
     for own, key in _CONFIG["sizes"].items():
         value = config.get(key)
@@ -303,17 +217,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
 
 
 def known(name: str) -> Architecture | None:
-    """Return the architecture of a name or configuration, or None if it has none.
-
-    Parameters
-    ----------
-    name : str
-        See `architecture`.
-
-    Returns
-    -------
-    Architecture or None
-    """
+    """Return the architecture of a name or configuration, or None if it has none."""
     try:
         return architecture(name)
     except InputError:
@@ -321,16 +225,6 @@ def known(name: str) -> Architecture | None:
 
 
 def same_architecture(name: str, other: str) -> bool:
-    """Return whether two names mean the same model.
-
-    Parameters
-    ----------
-    name, other : str
-        Unknown names are the same if they are equal.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether two names mean the same model."""
     found = known(name)
     return name == other or (found is not None and found == known(other))

@@ -62,14 +62,10 @@ Coefficients = NDArray[np.float64] | Sequence[int]
 class Sums(NamedTuple):
     """The content of a batch. Each request processes c tokens and had m KV tokens cached.
 
-    Attributes
-    ----------
-    tokens : int
-        Sum of c over all requests.
-    decode_requests, decode_kv, decode_kv_max : int
-        Over the requests that decode: their number, and the sum and the maximum of m.
-    prefill_requests, prefill_tokens, prefill_square, prefill_cross, prefill_kv : int
-        Over the requests that prefill: their number, and the sums of c, c^2, c m and m.
+    `decode_requests`, `decode_kv`, `decode_kv_max`: over the requests that decode: their number,
+    and the sum and the maximum of m.
+    `prefill_requests`, `prefill_tokens`, `prefill_square`, `prefill_cross`, `prefill_kv`: over the
+    requests that prefill: their number, and the sums of c, c^2, c m and m.
     """
 
     tokens: int
@@ -88,18 +84,7 @@ EMPTY = Sums(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def add_decode(sums: Sums, m: int) -> Sums:
-    """Return the sums with one more request that decodes over m cached tokens.
-
-    Parameters
-    ----------
-    sums : Sums
-    m : int
-        KV tokens that the request had cached.
-
-    Returns
-    -------
-    Sums
-    """
+    """Return the sums with one more request that decodes over m cached tokens."""
     return Sums(
         sums.tokens + 1,
         sums.decode_requests + 1,
@@ -114,20 +99,7 @@ def add_decode(sums: Sums, m: int) -> Sums:
 
 
 def add_prefill(sums: Sums, c: int, m: int) -> Sums:
-    """Return the sums with one more request that prefills c tokens over m cached ones.
-
-    Parameters
-    ----------
-    sums : Sums
-    c : int
-        Tokens that the request processes.
-    m : int
-        KV tokens that the request had cached.
-
-    Returns
-    -------
-    Sums
-    """
+    """Return the sums with one more request that prefills c tokens over m cached ones."""
     return Sums(
         sums.tokens + c,
         sums.decode_requests,
@@ -142,7 +114,7 @@ def add_prefill(sums: Sums, c: int, m: int) -> Sums:
 
 
 def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
-    """Return the time of one batch.
+    """Return the time of one batch in seconds, or 1 in rounds; 0 for an empty batch.
 
     Parameters
     ----------
@@ -150,12 +122,6 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         `BatchCost.array` or `UnitCost.array`: ``layers`` and the coefficients. A tabulated model
         goes on as `optsched.costs.table.CostTable.array` says.
     sums : Sums
-        Content of the batch.
-
-    Returns
-    -------
-    float
-        Seconds, or 1 in rounds; 0 for an empty batch.
     """
     if sums.tokens == 0:
         return 0.0
@@ -245,38 +211,12 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
 
 
 def decode_ms(cost: Coefficients, m: Any) -> Any:
-    """Return what a request adds to a batch in which it decodes over m cached tokens.
-
-    Parameters
-    ----------
-    cost : ndarray of float64 or sequence of int
-        `BatchCost.array`, or exact integers in the same places.
-    m : int, or ndarray for many requests
-        KV tokens that it had cached.
-
-    Returns
-    -------
-    number or ndarray
-        Milliseconds per layer, in the unit of ``cost``.
-    """
+    """Return what a request adds to a batch in which it decodes over m cached tokens."""
     return cost[TOKEN] + cost[DECODE_REQUEST] + cost[DECODE_KV] * m
 
 
 def prefill_ms(cost: Coefficients, c: Any, m: Any = 0) -> Any:
-    """Return what a request adds to a batch in which it prefills c tokens over m cached ones.
-
-    Parameters
-    ----------
-    cost : ndarray of float64 or sequence of int
-        `BatchCost.array`, or exact integers in the same places.
-    c, m : int, or ndarray for many requests
-        Tokens that it processes, and KV tokens that it had cached.
-
-    Returns
-    -------
-    number or ndarray
-        Milliseconds per layer, in the unit of ``cost``.
-    """
+    """Return what a request adds to a batch in which it prefills c tokens over m cached ones."""
     return (
         (cost[TOKEN] + cost[PREFILL_TOKEN]) * c
         + cost[PREFILL_SQUARE] * c * c
@@ -287,20 +227,7 @@ def prefill_ms(cost: Coefficients, c: Any, m: Any = 0) -> Any:
 
 
 def fixed_ms(cost: Coefficients, decodes: bool, prefills: bool) -> Any:
-    """Return the fixed cost of a batch, which depends on its phases and not on its requests.
-
-    Parameters
-    ----------
-    cost : ndarray of float64 or sequence of int
-        `BatchCost.array`, or exact integers in the same places.
-    decodes, prefills : bool
-        Whether some request decodes, and whether some request prefills.
-
-    Returns
-    -------
-    number
-        Milliseconds per layer, in the unit of ``cost``.
-    """
+    """Return the fixed cost of a batch, which depends on its phases and not on its requests."""
     return cost[BASE] + cost[DECODE_BASE] * decodes + cost[PREFILL_BASE] * prefills
 
 

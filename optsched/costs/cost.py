@@ -136,10 +136,7 @@ class BatchCost:
 
     @cached_property
     def minorants(self) -> tuple[BatchCost, ...]:
-        """Linear models under which no batch takes longer: the model itself if it is linear.
-
-        Bounds take these; see `optsched.costs.table`.
-        """
+        """Linear models under which no batch takes longer: the model itself if it is linear."""
         if self.table is None:
             return (self,)
 
@@ -193,23 +190,13 @@ def _number(value: object) -> float:
 
 
 def models_folder() -> Path:
-    """Return the folder of the shipped cost models, in a checkout or an installed wheel.
-
-    Returns
-    -------
-    Path
-    """
+    """Return the folder of the shipped cost models, in a checkout or an installed wheel."""
     inside = Path(str(resources.files("optsched"))) / "_data" / "models"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "models"
 
 
 def shipped_models() -> list[str]:
-    """Return the names of the shipped cost models, sorted.
-
-    Returns
-    -------
-    list of str
-    """
+    """Return the names of the shipped cost models, sorted."""
     return sorted(path.stem for path in models_folder().glob("*.toml"))
 
 
@@ -221,10 +208,6 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     name_or_file : str or Path
         A name of `shipped_models`, a ``.toml`` file, or ``roofline:MODEL,device=NAME,tp=N``, a
         machine that runs at its published peaks (`roofline`).
-
-    Returns
-    -------
-    BatchCost
 
     Raises
     ------
@@ -277,16 +260,6 @@ def roofline(
     usable : float
         Share of the memory that weights and KV may take; it decides the KV capacity.
 
-    Returns
-    -------
-    BatchCost
-
-    Raises
-    ------
-    InputError
-        An unknown name, a degree that does not divide the heads, or weights that do not fit into
-        the memory.
-
     Notes
     -----
     The time of the dense operators, the maximum of arithmetic and reading weights, is not linear
@@ -305,24 +278,7 @@ def roofline(
 
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
-    """Return the cost model of a parsed TOML file.
-
-    Parameters
-    ----------
-    data : mapping
-        Content of the file, with floats as decimal text.
-    default_name : str
-        Name of the cost model if the file has none.
-
-    Returns
-    -------
-    BatchCost
-
-    Raises
-    ------
-    InputError
-        A field is missing, unknown or wrong. The error names it.
-    """
+    """Return the cost model of a parsed TOML file."""
     for key, right in FIXED.items():
         if data.get(key) != right:
             found = repr(data[key]) if key in data else "nothing"
@@ -372,31 +328,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
 
 
 def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> CostModel:
-    """Return the cost model of an instance, loaded by name if needed.
-
-    Parameters
-    ----------
-    instance : Instance
-    cost_model : CostModel, str, Path or None
-        A cost model, or what `load_cost_model` takes.
-
-    Returns
-    -------
-    CostModel
-        `UnitCost` for an instance in rounds.
-
-    Warns
-    -----
-    UserWarning
-        The instance's KV capacity is `DEFAULT_KV_CAPACITY`, and the model's machine has another.
-
-    Raises
-    ------
-    UsageError
-        An instance in seconds without a cost model, or one in rounds with one.
-    InputError
-        See `load_cost_model`.
-    """
+    """Return the cost model of an instance, loaded by name if needed."""
     if instance.in_rounds:
         if cost_model is not None and not isinstance(cost_model, UnitCost):
             raise UsageError(

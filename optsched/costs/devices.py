@@ -16,17 +16,7 @@ from optsched.problem.text_files import read_toml
 class Device:
     """Published peaks of an accelerator.
 
-    Parameters
-    ----------
-    name : str
-    bandwidth_gb_s : float
-        Memory bandwidth, in 1e9 bytes per second.
-    tflops : float
-        Dense 16-bit matrix arithmetic, in 1e12 operations per second.
-    memory_gib : float
-        Memory, in 2**30 bytes.
-    link_gb_s : float
-        Bandwidth to the other devices, both directions together, in 1e9 bytes per second.
+    Memory and links (both directions) have 1e9 bytes/s, dense 16-bit arithmetic 1e12 operations/s.
     """
 
     name: str
@@ -36,20 +26,7 @@ class Device:
     link_gb_s: float
 
     def least_ms(self, flops: float, memory_bytes: float) -> float:
-        """Return the minimum time for some arithmetic and memory traffic, by the roofline.
-
-        Parameters
-        ----------
-        flops : float
-            Arithmetic operations.
-        memory_bytes : float
-            Bytes read from and written to memory.
-
-        Returns
-        -------
-        float
-            Milliseconds: the larger of the two times, as if both overlapped perfectly.
-        """
+        """Return the minimum time for some arithmetic and memory traffic, by the roofline."""
         return max(flops / self.tflops / 1e9, memory_bytes / self.bandwidth_gb_s / 1e6)
 
 
@@ -98,19 +75,9 @@ def _parts(name: str) -> tuple[str, str, float | None]:
 
 
 def devices_named(name: str) -> list[Device]:
-    """Return the known devices that a name may mean.
+    """Return the known devices that a name may mean, as in ``NVIDIA H100 80GB HBM3``.
 
-    Parameters
-    ----------
-    name : str
-        A name in `DEVICES`, or what a maker, a driver or a file calls a device, as in
-        ``NVIDIA H100 80GB HBM3``. A word that is not known makes it another device: an
-        ``RTX 4090 Laptop GPU`` is no ``rtx4090``.
-
-    Returns
-    -------
-    list of Device
-        The card in its usual form first; empty if none is known.
+    A word that is not known makes it another device: an ``RTX 4090 Laptop GPU`` is no ``rtx4090``.
     """
     if name in DEVICES:
         return [DEVICES[name]]
@@ -131,22 +98,9 @@ def devices_named(name: str) -> list[Device]:
 def device(name: str) -> Device:
     """Return a known device, or one of one's own.
 
-    Parameters
-    ----------
-    name : str
-        A name of `DEVICES`, or any other by which `devices_named` knows a device. An H100 or
-        H200 of no named form is SXM. Or peaks,
-        ``memory_gb=48,bandwidth_gb_s=864,bf16_tflops=362``, with ``name`` and ``link_gb_s`` if
-        wanted, or a file ``.toml`` with these keys.
-
-    Returns
-    -------
-    Device
-
-    Raises
-    ------
-    InputError
-        The name is unknown or means several devices, or a peak is missing or not > 0.
+    `name`: a name of `DEVICES`, or any other by which `devices_named` knows a device. An H100 or
+    H200 of no named form is SXM. Or peaks, ``memory_gb=48,bandwidth_gb_s=864,bf16_tflops=362``,
+    with ``name`` and ``link_gb_s`` if wanted, or a file ``.toml`` with these keys.
     """
     if "=" in name:
         return own_device(read_pairs(name.split(","), f"device {name!r}"), f"device {name!r}")
@@ -171,24 +125,7 @@ def device(name: str) -> Device:
 
 
 def own_device(texts: Mapping[str, str], where: str) -> Device:
-    """Return a device from the texts of its peaks.
-
-    Parameters
-    ----------
-    texts : mapping of str to str
-        By the keys of `OWN`, and ``name``.
-    where : str
-        What errors begin with.
-
-    Returns
-    -------
-    Device
-
-    Raises
-    ------
-    InputError
-        A key is unknown, given twice or missing, or a peak is not > 0.
-    """
+    """Return a device from the texts of its peaks."""
     known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
     values = convert_all(texts, known, where)
     name = values.pop("name", "own")

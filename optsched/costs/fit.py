@@ -77,7 +77,6 @@ class Fit:
     ----------
     cost_model : BatchCost
     operators : tuple of OperatorFit
-        Errors of the model, one entry per operator.
     rejected : tuple of Rejected
         Rows that are faster than the device can be.
     profile : Profile
@@ -117,13 +116,7 @@ class Fit:
         ]
 
     def to_toml(self) -> str:
-        """Return the text of the cost model's TOML file.
-
-        Returns
-        -------
-        str
-            The errors of the fit stand as comments at its top.
-        """
+        """Return the cost model's TOML file, with the errors of the fit as comments at its top."""
         lacks = [f"MISSING: {part} costs nothing" for part in self.profile.missing]
         return to_toml(self.cost_model, [*lacks, *(self._summary(o) for o in self.operators)])
 
@@ -190,13 +183,6 @@ def fit(
     Returns
     -------
     Fit
-
-    Raises
-    ------
-    InputError
-        The folder has no profile, or not the one that is asked for; ``held_out`` or ``target`` out
-        of range; a table with too few different shapes; or a profile without dense operators, or
-        without attention unless ``partial``.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out: found {held_out!r}; expected a share between 0 and 1")

@@ -39,17 +39,6 @@ def kv_capacity(
         Share of the memory that weights and KV may take (vLLM's default is 0.9).
     devices : int
         Number of devices that share the model.
-
-    Returns
-    -------
-    int
-        Tokens, >= 1.
-
-    Raises
-    ------
-    InputError
-        A number is not > 0, ``usable`` is more than 1, or there is room for no token or for more
-        than an instance may have.
     """
     given = {"memory_gib": memory_gib, "model_bytes": model_bytes, "usable": usable}
     for name, value in {**given, "bytes_per_token": bytes_per_token, "devices": devices}.items():
@@ -83,29 +72,7 @@ ROOFLINE_TOKENS = 4096
 def roofline_data(
     shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
 ) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model.
-
-    Parameters
-    ----------
-    shape : Architecture
-    peak : Device
-    tensor_parallel : int
-        Number of devices that share every layer.
-    usable : float
-        Share of the memory that weights and KV may take.
-
-    Returns
-    -------
-    dict
-        Of `optsched.costs.cost.BatchCost`; `optsched.costs.cost.roofline` says how the
-        coefficients come about.
-
-    Raises
-    ------
-    InputError
-        A degree that does not divide the heads, weights that do not fit into the memory, or a
-        device whose peaks are unknown.
-    """
+    """Return the fields of a roofline's cost model."""
     shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
@@ -142,42 +109,15 @@ def roofline_data(
 
 
 def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
-    """Return the milliseconds that the two all-reduces of a layer add per token.
-
-    Parameters
-    ----------
-    shape : Architecture
-    peak : Device
-    devices : int
-        Number of devices that share every layer.
-
-    Returns
-    -------
-    float
-        One by a ring sends 2 (g - 1) / g of the data, and each direction has half the link.
-    """
+    """Return the milliseconds that the two all-reduces of a layer add per token."""
     ring = 2 * 2 * (devices - 1) / devices * BYTES * shape.hidden
     return ring / (peak.link_gb_s / 2) / 1e6
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model from its specification.
+    """Return the fields of a roofline's cost model from ``roofline:MODEL[,device=NAME][,tp=N]``.
 
-    Parameters
-    ----------
-    spec : str
-        ``roofline:MODEL[,device=NAME][,tp=N]``. MODEL and NAME are what `architecture` and `device`
-        take. Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
-
-    Returns
-    -------
-    dict
-        See `roofline_data`.
-
-    Raises
-    ------
-    InputError
-        A model, device or parameter is unknown; or as for `roofline_data`.
+    Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
     """
     model, *parts = spec.removeprefix("roofline:").split(",")
     where = f"cost model {spec!r}"

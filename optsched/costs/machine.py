@@ -30,11 +30,6 @@ class Machine:
         Hard limits of each of its batches.
     role : {"mixed", "prefill", "decode"}
         What it is for. Only ``"mixed"`` can be scheduled so far.
-
-    Raises
-    ------
-    InputError
-        A capacity that is not an integer >= 1, or an unknown role or cost model.
     """
 
     kv_capacity: int
@@ -66,23 +61,7 @@ Hardware = CostModel | str | Path | Sequence[Machine] | None
 
 
 def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
-    """Return the machine of each worker, or the instance's one, which all workers have.
-
-    Parameters
-    ----------
-    instance : Instance
-    given : BatchCost, str, path or sequence of Machine, optional
-        A cost model, or the machines.
-
-    Returns
-    -------
-    tuple of Machine
-
-    Raises
-    ------
-    UsageError
-        There are no machines, one has a role, or a cost model does not fit the instance's unit.
-    """
+    """Return the machine of each worker, or the instance's one, which all workers have."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         return (Machine(instance.kv_capacity, cost_for(instance, given), instance.limits),)
 
@@ -106,17 +85,7 @@ def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
 
 
 def digest_of(machines: Sequence[Machine]) -> str | None:
-    """Return the digest of the cost models of machines.
-
-    Parameters
-    ----------
-    machines : sequence of Machine
-
-    Returns
-    -------
-    str or None
-        That of the one that all have, or else one of all in order. None in rounds.
-    """
+    """Return the digest of the cost models of machines."""
     digests = [one.cost.sha256 for one in machines if isinstance(one.cost, BatchCost)]
     if len(set(digests)) < 2:
         return digests[0] if digests else None

@@ -45,9 +45,7 @@ MAX_CELLS = 1_000_000
 class Grid:
     """Values over some quantities of a batch.
 
-    `axes`: ascending values, at least two, by quantity.
-    `values`: as many as the axes have cells, the last axis running fastest. They are kept with one
-    dimension per axis.
+    `axes` has at least two ascending values by quantity, and `values` a dimension for each.
     """
 
     axes: Mapping[str, Floats]
@@ -112,11 +110,9 @@ def no_skew() -> Grid:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """The tables of a cost model, and linear models below them, in milliseconds per layer.
+    """The tables of a cost model, of which a batch takes the sum, in milliseconds per layer.
 
-    `grids`: a batch takes their sum.
-    `minorants`: decimal text of the coefficients of each.
-    `skew`: share by ``decode_requests`` alone; see the module's text.
+    `minorants` has decimal texts of coefficients, and `skew` a share by ``decode_requests``.
     """
 
     grids: Sequence[Grid]
@@ -133,11 +129,7 @@ class CostTable:
 
     @property
     def array(self) -> Floats:
-        """What `optsched.costs.batch.batch_time` reads behind the coefficients.
-
-        The number of minorants and their coefficients, the number of grids and each `Grid.array`.
-        The first of these is the skew.
-        """
+        """What `batch_time` reads behind the coefficients: minorants, then grids, skew first."""
         forms = [[float(m.get(name, 0)) for name in COEFFICIENTS] for m in self.minorants]
         grids = [self.skew, *self.grids]
         counts = [len(forms)], [len(grids)]

@@ -29,8 +29,8 @@ _PLACES = 64
 def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[CostTable, Floats]:
     """Return the table of three grids with its minorants, and a linear model that is near it.
 
-    `dense`, `request`: milliseconds per layer by tokens and by requests of a batch.
-    `attention`: milliseconds per layer by tokens and KV of prefills, and number and KV of decodes.
+    They give milliseconds per layer: `dense` by tokens, `request` by requests of a batch, and
+    `attention` by tokens and KV of prefills, and number and KV of decodes.
     """
     dense, request, attention, skew = map(_rounded, (dense, request, attention, skew))
     points = _sample(dense, request, attention)
@@ -53,11 +53,7 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
 
 
 def non_negative(matrix: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 that minimizes ``|matrix x - target|`` (non-negative least squares).
-
-    Every column is scaled to a maximum of 1 first, since squared tokens and constants differ by
-    many orders of magnitude.
-    """
+    """Return the x >= 0 that minimizes ``|matrix x - target|``. Columns are scaled first."""
     from scipy.optimize import nnls  # loaded only to fit
 
     scale = np.abs(matrix).max(axis=0, initial=0)
@@ -68,9 +64,8 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
 def minorant(relative: Floats, near: NDArray[np.bool_], floors: Mapping[int, float]) -> Floats:
     """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
 
-    `relative` (shape (rows, columns)): what multiplies each coefficient in the time of a row,
-    divided by that time.
-    `near` (shape (rows,)): the rows that count in the mean. The others count a thousandth as much.
+    `relative` (shape (rows, columns)) is what multiplies coefficients, over the row's time. Rows
+    that are not `near` count a thousandth.
     """
     from scipy.optimize import linprog
 
@@ -111,8 +106,7 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
 def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     """Return batches: prefill tokens and KV, decodes and their KV, and the number of requests.
 
-    They are the grid of attention, and prefills and decodes alone at further numbers of tokens.
-    Each has one prefill, and again as many as can be.
+    Prefills and decodes of attention's grid, and each alone, come with one prefill and with many.
     """
     chunks, cached, decodes, kv = attention.axes.values()
     tokens = dense.axes["tokens"]

@@ -54,10 +54,7 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
 def submit(
     engine: Any, name: str, prompt: list[int], output: int, told: Any = None, priority: int = 0
 ) -> None:
-    """Add a request with so many output tokens to a started engine.
-
-    ``told`` is what its scheduler is told, and of priorities the smallest is served first.
-    """
+    """Add a request to a started engine, which serves the smallest priority first."""
     from vllm import SamplingParams
 
     exact = {"max_tokens": output, "ignore_eos": True, "detokenize": False, "temperature": 0}

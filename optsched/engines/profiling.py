@@ -44,10 +44,7 @@ class Progressed(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a batch holds: chunks over cached KV, and decodes with the same KV each.
-
-    ``prefills`` requests prefill a ``chunk`` over ``cached`` tokens, unless both are 0.
-    """
+    """What a batch holds: ``prefills`` of a ``chunk`` over ``cached`` tokens, and equal decodes."""
 
     chunk: int
     cached: int
@@ -66,10 +63,7 @@ class Shape(NamedTuple):
         return f"{self.prefills}*{self.chunk}/{self.cached}+{self.decodes}x{self.kv}"
 
     def output(self, max_tokens: int, repeats: int) -> int:
-        """Return the max tokens that a decode produces until its batch has been measured.
-
-        The first decodes while the prompts of the others are prefilled.
-        """
+        """Return the max tokens of a decode until its batch, after all prefills, is measured."""
         if not self.decodes:
             return 0
 
@@ -118,10 +112,9 @@ def profile(
 ) -> Progressed:
     """Measure a model on the device at hand, and write a profile that `optsched.costs.fit` reads.
 
-    `out`: folder of the profile: ``steps.csv``, a copy of ``config.json``, ``settings.json`` with
-    ``options``, and ``device.json`` with the device's name. Batches that are in it are not measured
-    again.
-    `repeats`: number of times that each batch is measured, after one that does not count.
+    `out` gets ``steps.csv``, a copy of ``config.json``, ``settings.json`` and ``device.json``. What
+    is in it is not measured again. Each batch is measured `repeats` times, after one that does not
+    count.
     """
     sizes = {"max_tokens": max_tokens, "max_requests": max_requests, "max_kv": max_kv}
     for name, value in {**sizes, "repeats": repeats}.items():

@@ -61,17 +61,6 @@ def connect(
         Name of the server's model. By default the first that it lists.
     options : mapping, optional
         Arguments of ``vllm.LLM``, for vLLM in this process.
-
-    Returns
-    -------
-    Engine
-
-    Raises
-    ------
-    InputError
-        The engine cannot be reached or does not start.
-    UsageError
-        A model's name for vLLM in this process, or its options for a server.
     """
     if address.startswith("vllm:"):
         if model is not None:

@@ -29,10 +29,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Sending:
-    """The requests of an instance as they are sent, and when their tokens came.
-
-    The parameters are those of `optsched.engines.replay.replay`. Times are seconds since `begin`.
-    """
+    """The requests as `replay` sends them, and when tokens came, in seconds since `begin`."""
 
     instance: Instance
     priority: Sequence[int] | None = None

@@ -146,10 +146,7 @@ def _refused(config: Any) -> str | None:
 
 
 class _Decides(_Base):
-    """What gives vLLM's scheduler the order, the admission and the preemptions of a policy.
-
-    It stands before vLLM's class in the order of inheritance, whose attributes it uses.
-    """
+    """What gives vLLM's scheduler the order, the admission and the preemptions of a policy."""
 
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
         wrong = _refused(vllm_config)

@@ -147,10 +147,7 @@ class Experiment:
     figures: Sequence[Figure] = ()
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all parameters, with the default values of those that are not given.
-
-        `given`: values by parameter. A text is converted to the type of the default value.
-        """
+        """Return all parameters, with texts converted and default values for the others."""
         values = dict(self.parameters)
         for key, value in given.items():
             if key not in values:

@@ -35,10 +35,7 @@ _CONNECT_S = 10.0
 def on_this_machine(
     run: Run, todo: Mapping[int, Row], jobs: int, code: str, memory_limit: int | None
 ) -> Answers:
-    """Run trials in ``jobs`` processes, which have to run the version ``code`` of the code.
-
-    With 0 jobs they run in this process, where a crash ends the experiment.
-    """
+    """Run trials in ``jobs`` processes that run the version ``code``; with 0 in this one."""
     if jobs == 0:
         yield from ((number, attempt(run, trial)) for number, trial in todo.items())
         return
@@ -57,9 +54,8 @@ def on_dask(
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
 
-    Without the address of a scheduler a cluster of ``jobs`` workers is started. When a worker is
-    lost, others run its trials. Dask gives up a trial that has lost four workers
-    (``distributed.scheduler.allowed-failures``), and the trial is then recorded as failed.
+    Without a scheduler's address a cluster of ``jobs`` workers is started. A trial that has lost
+    four workers (``distributed.scheduler.allowed-failures``) is recorded as failed.
     """
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
@@ -91,8 +87,7 @@ def on_dask(
 def attempt(run: Run, trial: Row) -> Answer:
     """Run a trial in this process.
 
-    `InputError` and `UsageError` mean that no trial could run, so that the experiment is refused.
-    Any other exception is the failure of this trial alone.
+    `InputError` and `UsageError` refuse the experiment. Any other exception is a failed trial.
     """
     begin = time.perf_counter()
     try:

@@ -25,12 +25,7 @@ def studies_folder() -> Path:
 
 
 def load_studies() -> ModuleType:
-    """Return the package of the studies, which is called ``optsched_studies`` from then on.
-
-    Returns
-    -------
-    module
-    """
+    """Return the package of the studies, which is called ``optsched_studies`` from then on."""
     if STUDIES not in sys.modules:
         spec = ModuleSpec(STUDIES, None, is_package=True)
         spec.submodule_search_locations = [str(studies_folder())]
@@ -41,12 +36,7 @@ def load_studies() -> ModuleType:
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """Return every experiment by its name, sorted by name.
-
-    Returns
-    -------
-    dict of str to Experiment
-    """
+    """Return every experiment by its name, sorted by name."""
     load_studies()
     values = [value for module in modules_of(STUDIES) for value in vars(module).values()]
     found = {value.name: value for value in values if isinstance(value, Experiment)}
@@ -54,21 +44,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def get_experiment(name: str) -> Experiment:
-    """Return an experiment by its name.
-
-    Parameters
-    ----------
-    name : str
-
-    Returns
-    -------
-    Experiment
-
-    Raises
-    ------
-    InputError
-        There is no experiment of that name.
-    """
+    """Return an experiment by its name."""
     if name not in experiments():
         raise InputError(
             f"experiment: found {name!r}; expected one of {', '.join(experiments())}, or list"

@@ -31,11 +31,8 @@ class Outcome:
     Parameters
     ----------
     experiment : Experiment
-        The experiment that ran.
     parameters : dict
-        All its parameters.
     seed : int
-        The seed of its trials.
     rows : list of dict
         One row per trial, in the order of trials. ``failed`` says why a trial has no results, and
         is None if it has.
@@ -110,22 +107,13 @@ def _columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def rows_as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, as `optsched.files.strict_json.csv_text` writes it.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        Their columns stand in order of first appearance, with ``failed`` last.
-    """
+    """Return rows as CSV, with columns in order of first appearance and ``failed`` last."""
     columns = _columns_of(rows)
     return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
 
 
 def _parquet_bytes(rows: Sequence[Row]) -> bytes:
-    """Return rows as a Parquet file with the columns of `rows_as_csv`.
-
-    A column with values of several types, such as numbers and texts, becomes one of texts.
-    """
+    """Return rows as a Parquet file. A column with values of several types becomes one of texts."""
     arrow: Any = import_module("pyarrow")
     content: dict[str, Any] = {}
     for column in _columns_of(rows):
@@ -141,25 +129,7 @@ def _parquet_bytes(rows: Sequence[Row]) -> bytes:
 
 
 def load(folder: str | Path) -> DataFrame:
-    """Return the finished trials in an experiment's folder, even while the experiment runs.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder that ``--out`` or ``out`` named.
-
-    Returns
-    -------
-    DataFrame
-        One row per finished trial in the order of trials. The columns are ``trial``, the
-        parameters, the results, ``failed`` (why there are no results, or None) and ``wall_s``
-        (seconds).
-
-    Raises
-    ------
-    InputError
-        The folder has no store of trials, or that of another program or version, or a damaged one.
-    """
+    """Return the finished trials in an experiment's folder, even while the experiment runs."""
     from pandas import DataFrame
 
     _, records = read(folder)

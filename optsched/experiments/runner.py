@@ -59,11 +59,6 @@ class Options:
     progress : callable, optional
         ``progress(finished, all)`` is called with numbers of trials, before the first trial and
         after each.
-
-    Raises
-    ------
-    InputError, UsageError
-        A value is out of its range, a combination has no meaning, or a package is missing.
     """
 
     trials: int | None = None

@@ -53,8 +53,7 @@ _TABLES = f"""
 def counted_files() -> dict[str, Path]:
     """Return the files on which a trial's result may depend, by name.
 
-    They are the package's sources without those of `WITHOUT_EFFECT`, the studies, and the shipped
-    cost models and instances.
+    They are the package's without `WITHOUT_EFFECT`, the studies, cost models and instances.
     """
     root, studies = Path(__file__).resolve().parents[1], studies_folder()
     sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
@@ -150,15 +149,10 @@ def open_store(
 ) -> Iterator[Store]:
     """Open the store of a run, which no other process can open for writing meanwhile.
 
-    Every trial is a transaction in write-ahead-log mode, and on disk before `Store.put` returns.
-    `read` and other readers can read the store at any time.
-
-    Without a path the trials are kept in memory. InputError is raised for a database of another
-    program or version, for one that is damaged, in use or cannot be written, and for trials of
-    another experiment, of other parameters or of other code.
-
-    `fresh`: delete the trials that it has, whichever experiment they belong to.
-    `retry_failed`: delete the trials that have failed.
+    Every trial is on disk before `Store.put` returns (write-ahead log), and can be read at any
+    time. Without a path trials are kept in memory. A database that is damaged, in use, or of
+    another program, experiment, parameters or code is refused. With `fresh` its trials are deleted
+    whatever they are of, with `retry_failed` those that have failed.
     """
     with ExitStack() as opened:
         if path is not None:

@@ -18,9 +18,7 @@ LINE_BYTES = 1 << 20
 class Exchange(io.RawIOBase):
     """A connection for one request and its answer, with a point in time at which it breaks off.
 
-    `http.client` speaks over it as over a socket. A timeout of a socket begins anew with each
-    byte, and its line ends at a line feed only. Here what remains of the time is set before each
-    wait, and the bytes are counted.
+    `http.client` speaks over it as over a socket, whose own timeout begins anew with each byte.
     """
 
     def __init__(

@@ -103,13 +103,6 @@ class Measured:
         Parameters
         ----------
         instance : Instance
-
-        Raises
-        ------
-        InputError
-            The digest or the number of requests is another instance's, or a request was not served.
-        UsageError
-            The instance is in rounds.
         """
         if instance.in_rounds:
             raise UsageError("measured: found an instance in rounds; expected one in seconds")
@@ -129,12 +122,7 @@ class Measured:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a file of measured times.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the JSON object of a file of measured times."""
         data = {
             "format": "optsched-measured",
             "version": 1,
@@ -160,16 +148,6 @@ def read_measured(path: str | Path) -> Measured:
     ----------
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Returns
-    -------
-    Measured
-
-    Raises
-    ------
-    InputError
-        The file cannot be read or does not hold measured times. The error is one line that
-        begins with the file.
     """
     data = read_json(path, expect="measured")
     with Place(Path(path)):
@@ -190,10 +168,5 @@ def write_measured(measured: Measured, path: str | Path) -> None:
     measured : Measured
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     write_json(measured.to_dict(), path)

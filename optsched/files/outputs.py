@@ -21,11 +21,8 @@ _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})"
 def write_bytes(content: bytes, path: str | Path) -> None:
     """Write a file atomically: it is either the old one or the new one, never half of it.
 
-    The content goes to a temporary file in the same folder, which then replaces the file. Devices,
-    pipes and open descriptors (``/dev/stdout``) are written to directly.
-
-    `path`: if the name ends in ``.gz``, the content is compressed. The same content always gives
-    the same bytes.
+    Devices, pipes and open descriptors (``/dev/stdout``) are written to directly. What is written
+    to a name in ``.gz`` is compressed, and the same content always gives the same bytes.
     """
     file = Path(path)
     if file.suffix == ".gz":
@@ -64,8 +61,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
 def check_output(path: str | Path) -> Path | None:
     """Check that a file can be written, before work is done whose result would be lost.
 
-    The file that a path leads to is returned, so that two outputs can be told apart, or None for
-    an open descriptor.
+    The file that a path leads to is returned, to tell two apart; None for an open descriptor.
     """
     if not str(path):
         raise InputError("found an empty name; expected a file")

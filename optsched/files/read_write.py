@@ -48,10 +48,6 @@ def read_instance(path: str | Path) -> Instance:
         A ``.json`` or ``.json.gz`` file. If there is no such file, a name in
         `example_instances`. An instance without a ``name`` is named after its file.
 
-    Returns
-    -------
-    Instance
-
     Raises
     ------
     InputError
@@ -71,24 +67,7 @@ def read_instance(path: str | Path) -> Instance:
 
 
 def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
-    """Return the instance that a JSON object holds.
-
-    Parameters
-    ----------
-    data : dict
-        JSON object of the format "instance", which `check_format` has accepted.
-    name : str
-        Name of the instance if it has none of its own.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        See `optsched.Instance`.
-    """
+    """Return the instance that a JSON object holds."""
     # The schema has the fields of an `Instance` and no others; columns are under "requests".
     fields = {**data, **data["requests"], "limits": Limits(**(data.get("limits") or {}))}
     for key in ("format", "version", "requests"):
@@ -110,17 +89,12 @@ def write_instance(instance: Instance, path: str | Path) -> None:
     instance : Instance
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     write_json(instance.to_dict(), path)
 
 
 def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedule:
-    """Return the schedule in a file.
+    """Return the schedule in a file. `optsched.evaluate` says whether it is feasible.
 
     Parameters
     ----------
@@ -128,11 +102,6 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
         A ``.json`` or ``.json.gz`` file, with its columns inside or in a Parquet file beside it.
     instance : Instance, optional
         Instance that the schedule must be for, if the file has an instance's digest.
-
-    Returns
-    -------
-    Schedule
-        Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------
@@ -149,26 +118,7 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
 def schedule_from_dict(
     data: dict[str, Any], instance: Instance | None = None, *, folder: Path | None = None
 ) -> Schedule:
-    """Return the schedule that a JSON object holds.
-
-    Parameters
-    ----------
-    data : dict
-        JSON object of the format "schedule".
-    instance : Instance, optional
-        See `read_schedule`.
-    folder : Path, optional
-        Folder of the Parquet file of columns. Without it, the columns must be in ``data``.
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    InputError
-        See `read_schedule`.
-    """
+    """Return the schedule of a JSON object, whose columns may be in a Parquet file of `folder`."""
     check_format(data, "schedule")
     digest = data.get("instance_sha256")
     if instance is not None:
@@ -250,29 +200,13 @@ def write_schedule(
 
 
 def columns_file(path: str | Path) -> Path:
-    """Return the Parquet file beside a schedule file that holds its columns.
-
-    Parameters
-    ----------
-    path : str or Path
-        The schedule file. It need not exist.
-
-    Returns
-    -------
-    Path
-    """
+    """Return the Parquet file beside a schedule file that holds its columns."""
     file = Path(path)
     return file.with_name(f"{stem(file)}.columns.parquet")
 
 
 def example_instances() -> dict[str, Path]:
-    """Return the files of the shipped instances.
-
-    Returns
-    -------
-    dict of str to Path
-        File of each instance by name, sorted by name.
-    """
+    """Return the file of each shipped instance by name, sorted by name."""
     inside = Path(str(resources.files("optsched"))) / "_data" / "instances"
     folder = inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "instances"
     return {stem(file): file for file in sorted(folder.glob("*.json*"))}
@@ -285,15 +219,6 @@ def json_schema(name: str) -> dict[str, Any]:
     ----------
     name : str
         A format, such as ``instance``.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
     """
     from optsched.files import schemas  # pydantic is only loaded where files are read
 

@@ -51,11 +51,9 @@ def result_dict(
 ) -> dict[str, Any]:
     """Return the JSON object of a result file.
 
-    `objective`, `bound`: value of the schedule and bound on the optimum, of an objective that is
-    minimized. They decide the fields ``status`` and ``gap``.
-    `**further`: other fields, of which None is left out: for example ``method``, ``seed``,
-    ``policy`` (the policy that made the schedule) or ``predictor`` (the policy's own, in place of
-    the instance's predictions).
+    `objective` and `bound`, on one that is minimized, decide ``status`` and ``gap``. Of the
+    `further` fields, such as ``seed`` or ``predictor`` (a policy's own), those that are None are
+    left out.
     """
     from importlib.metadata import version  # takes 30 ms, so it is only imported to write a file
 

@@ -24,10 +24,7 @@ def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any
 
 
 def named_file(named: object, beside: str | Path) -> Path | None:
-    """Return the file that another file names.
-
-    `beside`: the result file. If there is no file at the path, it is looked up beside this file.
-    """
+    """Return the file that another file names, if need be from `beside` that file."""
     if not isinstance(named, str) or not named:
         return None
     for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):
@@ -38,10 +35,7 @@ def named_file(named: object, beside: str | Path) -> Path | None:
 
 
 def instance_for(digest: object, given: str | None, what: str) -> Instance:
-    """Return the given instance, or the shipped one with a digest.
-
-    `digest`: SHA-256 of the instance, or None if it is unknown.
-    """
+    """Return the given instance, or the shipped one with a digest."""
     from optsched.files.read_write import example_instances, read_instance
 
     if given is None:

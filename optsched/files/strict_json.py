@@ -30,11 +30,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 def read_json(
     path: str | Path, *, expect: str | Sequence[str] | None = None, version: int = VERSION
 ) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    `expect`: formats that the file may have, named as in `optsched.files.schemas.MODELS`, against
-    whose fields it is checked. None accepts any JSON object.
-    """
+    """Return the JSON object in a file, checked against expected formats; None: any object."""
     data, _ = read_json_and_digest(path)
     if expect is not None:
         with Place(Path(path)):
@@ -46,8 +42,7 @@ def read_json(
 def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
     """Return the JSON object in a file, unchecked, and the SHA-256 of the file.
 
-    A pipe can be read only once, and a file may change. A caller that must know the format first
-    reads the file by this function and looks at the object.
+    One look must do, since a pipe can be read only once, and a file may change.
     """
     file = Path(path)
     content = text_files.read_bytes(file)
@@ -91,17 +86,15 @@ def write_json(data: dict[str, Any], path: str | Path) -> None:
 def json_text(data: dict[str, Any]) -> str:
     """Return a JSON object as text, with a field per line and lists of numbers on one line.
 
-    `data`: numPy numbers and arrays become plain ones. NaN and infinities become null, since files
-    state what is unknown as null.
+    NaN and infinity become null, since files state what is unknown as null.
     """
     return _layout(data, 0) + "\n"
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as CSV text that no spreadsheet runs as a formula.
+    """Return a table as CSV text that no spreadsheet runs as a formula, by a leading apostrophe.
 
-    A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or an end of line gets a leading
-    apostrophe. Floats keep all their digits, and None is an empty cell.
+    Floats keep all their digits, and None is an empty cell.
     """
     lines: list[str] = []
     # The writer quotes a cell only for the characters of its own line end. With "\r\n" it quotes

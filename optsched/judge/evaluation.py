@@ -20,22 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """Times of requests and batches since the first arrival, in the instance's unit.
+    """Times of requests and batches since the first arrival: int64 rounds or float64 seconds.
 
-    Arrays are int64 in rounds and float64 in seconds.
-
-    Parameters
-    ----------
-    release : ndarray, shape (n,)
-        Time from which on each request might be processed: its arrival.
-    first_start : ndarray, shape (n,)
-        Start of the first batch that processed each request.
-    first_token, finish : ndarray, shape (n,)
-        End of the batches that produced its first and its last output token. Tokens that a
-        restart discards do not count.
-    batch_start, batch_end : ndarray, shape (batches,)
-        Start and end of each batch. For a schedule of starts, these are the longest intervals
-        in which the same requests run.
+    A request is processed from its `release` on, starts with the `first_start` of a batch, and has
+    its `first_token` and its `finish` at the ends of batches; tokens that a restart discards do not
+    count. For a schedule of starts, batches are the longest intervals in which the same requests
+    run.
     """
 
     release: NDArray[Any]
@@ -71,7 +61,6 @@ class Evaluation:
         KV held after each batch, including requests that finish in it. For a schedule of starts,
         KV held at the end of the interval, where it is largest.
     workers : int
-        Number of workers.
     machines : tuple of Machine
         The machine of each worker, or one that all have.
     mean_kv : float
@@ -205,10 +194,9 @@ class Evaluation:
     def outside_reason(self) -> str | None:
         """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
 
-        A schedule with restarts is covered. Dropping every run of a request but its last leaves
-        an uninterrupted schedule with the same completions and no more KV. Not covered are
-        schedules that pause a request while it holds KV, use several workers, or split a prefill
-        under a token limit.
+        They cover restarts: the last run of each request has the same completion and no more KV.
+        They do not cover pauses with KV held, several workers, or prefills split under a token
+        limit.
         """
         if not self.instance.in_rounds:
             return "the instance is in seconds"
@@ -244,10 +232,7 @@ class Evaluation:
     def table(self) -> pd.DataFrame:
         """Return a table of requests with their sizes, times, latencies, delays and evictions.
 
-        Returns
-        -------
-        pandas.DataFrame
-            One row per request. Times are in the instance's unit.
+        Times are in the instance's unit.
         """
         import pandas as pd
 

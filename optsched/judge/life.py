@@ -57,7 +57,7 @@ def new_requests(prompt: Ints, output: Ints, fields: Sequence[tuple[str, Any]] =
 
 @njit
 def rest_of(r: Any) -> int:
-    """Return the number of input tokens of a request that are still to be prefilled.
+    """Return the tokens of a request's input that are still to be prefilled.
 
     The input is the prompt and, after an eviction, the output tokens produced so far.
     """

@@ -60,10 +60,10 @@ def free(memory: Any, r: Any, limits: Any) -> None:
 
 @njit
 def project(usage: Any, batch: int, tokens: int, steps: int, sign: int, limits: Any) -> int:
-    """Add a request to a projection, or with sign -1 remove it.
+    """Add a request to a projection of KV, or with sign -1 remove it.
 
-    It caches ``tokens + k`` tokens by batch ``batch + k``, for k = 1, ..., ``steps``. Returned is
-    how many batches come to lie above the capacity, less those that no longer do.
+    It caches ``tokens + k`` tokens by batch ``batch + k``, k = 1, ..., ``steps``. Returned is how
+    many more batches come to lie above the capacity.
     """
     capacity, over = limits.kv_capacity, 0
     for ahead in range(1, steps + 1):

@@ -50,20 +50,7 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    Attributes
-    ----------
-    kv_capacity : int
-        Maximum number of KV tokens that a worker holds.
-    kv_offset, kv_block_tokens : int
-        See `Instance`.
-    max_batch_tokens, max_prefill_tokens, max_running : int
-        See `optsched.Limits`.
-    hybrid, chunked : bool
-        Whether a batch may mix prefills and decodes, and whether a prefill may be split.
-    eviction : bool
-        Whether evictions of the schedule's ``evict_mode`` are allowed.
-    restart : bool
-        Whether an evicted request loses the tokens that it has produced.
+    `restart`: whether an evicted request loses the tokens that it has produced.
     """
 
     kv_capacity: int
@@ -99,13 +86,7 @@ def limits_of(instance: Instance, mode: EvictMode) -> Limits:
 
 
 class Columns(NamedTuple):
-    """The flat columns of a schedule of batches. ``start`` is NaN where none is given.
-
-    Attributes
-    ----------
-    batch_offsets, request, tokens, evicted_offsets, evicted, start, worker : ndarray
-        See `optsched.Schedule`.
-    """
+    """The flat columns of a schedule of batches. ``start`` is NaN where none is given."""
 
     batch_offsets: Ints
     request: Ints
@@ -119,13 +100,8 @@ class Columns(NamedTuple):
 class Origin(NamedTuple):
     """How the starts of a schedule are turned into times since the first arrival.
 
-    Attributes
-    ----------
-    origin : float
-        See `optsched.problem.schedule.read_start`.
-    blur : float
-        Rounding error of a clock with another origin, in seconds. A start that lies before the
-        earliest possible start by at most this much is read as the earliest possible start.
+    One that is at most `blur` seconds, the rounding error of another clock, before the earliest
+    possible start is read as that.
     """
 
     origin: float
@@ -133,17 +109,7 @@ class Origin(NamedTuple):
 
 
 class Breach(NamedTuple):
-    """A broken rule.
-
-    Attributes
-    ----------
-    rule : int
-        One of the numbers above; `OK` if no rule is broken.
-    request : int
-        The request, or -1 if the whole batch breaks the rule.
-    value, limit : float
-        What was found and what is allowed; NaN where a rule has none.
-    """
+    """A broken rule, or `OK`, of a request, or of a whole batch (-1). Values may be NaN."""
 
     rule: int
     request: int
@@ -195,15 +161,9 @@ EXTREMES = record(*((name, np.int64) for name in WORDS))
 
 
 class Replayed(NamedTuple):
-    """What a replay has derived.
+    """What a replay has derived, by request, by batch and by worker.
 
-    Attributes
-    ----------
-    requests, batches, extremes : ndarray of records
-        Of each request, of each batch, and of each worker.
-    cached : ndarray of int64
-        What was cached of the request of each entry before it: m if it decodes, or -1 - m if it is
-        prefilled. Empty unless it was asked for.
+    `cached` has what was cached of each entry's request before it, or -1 - that if it is prefilled.
     """
 
     requests: Any
@@ -238,9 +198,7 @@ def replay(
 ) -> tuple[Breach, int, Replayed]:
     """Replay a schedule of batches, up to the first that breaks a rule; return that rule and batch.
 
-    All times are counted from the first arrival.
-
-    `machines`: one for each worker, or one for all.
+    Times count from the first arrival. There is one machine for each worker, or one for all.
     """
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
     requests["release"] = instance.release

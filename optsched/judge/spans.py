@@ -21,16 +21,7 @@ WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 class Events(NamedTuple):
     """The entries and evictions of a schedule, in the order of requests and then of time.
 
-    Attributes
-    ----------
-    request, batch : ndarray of int64
-        Of an eviction, the batch before which it is.
-    phase : ndarray of int64
-        What an entry does, or `EVICTED` for an eviction.
-    tokens : ndarray of int64
-        Processed by an entry; 0 for an eviction.
-    cached : ndarray of int64
-        KV tokens of the request before it.
+    An eviction has the batch before which it is, the phase `EVICTED` and 0 tokens.
     """
 
     request: Ints
@@ -123,12 +114,7 @@ def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker
 class Changes(NamedTuple):
     """How the KV that each request holds changes, in whole blocks.
 
-    Attributes
-    ----------
-    moment : ndarray of int64
-        2 j in batch j, and 2 j + 1 after it, when the KV of those that finish in it is freed.
-    request, kv : ndarray of int64
-        KV tokens that the request holds in addition.
+    `moment`: 2 j in batch j, and 2 j + 1 after it, when the KV of those that finish in it is freed.
     """
 
     moment: Ints

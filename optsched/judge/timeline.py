@@ -43,12 +43,10 @@ class Timeline:
     ----------
     instance : Instance
     evaluation : Evaluation
-        The judge's evaluation of the schedule.
     span_request, span_phase : ndarray of int64, shape (spans,)
         Request and phase (an index of `PHASES`) of each span. Spans are sorted by request and
         then by start.
     span_start, span_end : ndarray of float64, shape (spans,)
-        Times.
     span_tokens : ndarray of int64, shape (spans,)
         Tokens processed in the span.
     span_worker : ndarray of int64, shape (spans,)
@@ -106,16 +104,11 @@ class Timeline:
         return "rounds" if self.instance.in_rounds else "s"
 
     def name_of(self, request: int) -> str:
-        """Return the name of a request for labels.
+        """Return a request's name for labels: its external id, or ``"request"`` and its index.
 
         Parameters
         ----------
         request : int
-
-        Returns
-        -------
-        str
-            Its external id, or ``"request"`` and its index.
         """
         names = self.instance.id
         return f"request {request}" if names is None else str(names[request])
@@ -197,10 +190,6 @@ class Timeline:
         """Return the timeline with every pause merged into the phase around it.
 
         Where prefills interrupt decodes, as in vLLM, nearly all spans are pauses.
-
-        Returns
-        -------
-        Timeline
         """
         keep = np.flatnonzero(self.span_phase != spans.PAUSED)
         request, phase = self.span_request[keep], self.span_phase[keep]
@@ -347,19 +336,6 @@ def timeline(
     cost_model : BatchCost, str, path or sequence of Machine, optional
         As for `optsched.evaluate`.
     evaluation : Evaluation, optional
-        The judge's evaluation of this schedule. If it is not given, the schedule is judged here.
-
-    Returns
-    -------
-    Timeline
-
-    Raises
-    ------
-    ViolationError, UsageError
-        As for `optsched.evaluate`.
-    InputError
-        As for `optsched.evaluate`, or a schedule of starts with more than `MAX_ENTRIES` output
-        tokens.
 
     Examples
     --------

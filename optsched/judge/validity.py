@@ -27,21 +27,7 @@ _SHOWN: dict[Any, Any] = {}
 def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
     """Warn of each cost model whose range of validity a schedule leaves.
 
-    The text names the limits and nothing of a single schedule, and its place is always this
-    module. Python's own filter therefore shows it once for the many schedules of a comparison or
-    a sweep.
-
-    Parameters
-    ----------
-    machines : sequence of Machine
-        The machine of each worker, or one that all have.
-    extremes : ndarray of records
-        What each worker came to (`optsched.judge.replay.EXTREMES`).
-
-    Warns
-    -----
-    UserWarning
-        The schedule leaves a limit of ``cost.valid``.
+    Text and place are the same for every schedule, so Python shows the warning once for many.
     """
     costs = [one.cost for one in machines] * (len(extremes) if len(machines) == 1 else 1)
     for cost in dict.fromkeys(costs):

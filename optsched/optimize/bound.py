@@ -67,9 +67,7 @@ class BoundResult:
     objective : int, float or None
         The objective of ``schedule``, as judged.
     schedule : Schedule or None
-        The best schedule found.
     evaluation : Evaluation or None
-        The judge's evaluation of ``schedule``.
     found_by : str or None
         The policy, bound or search that found ``schedule``.
     first_bound_s : float or None
@@ -77,7 +75,6 @@ class BoundResult:
     bound_s : float
         Seconds spent on bounds, and on the schedules found on the way to them.
     seed : int
-        The seed of everything random.
     progress : tuple of Progress
         The schedule's value and the bound whenever one of them changed, and at the end.
     """
@@ -115,10 +112,7 @@ class BoundResult:
 
     @property
     def gap(self) -> float | None:
-        """The relative gap (objective - value) / objective. None if one of the two is unknown.
-
-        Where more is better it is (value - objective) / value.
-        """
+        """The relative gap |objective - value| / the larger of the two; None if one is unknown."""
         high, low = self.objective, self.value
         if self.sign == "<=":
             high, low = low, high
@@ -222,7 +216,6 @@ def bound(
     time_limit_s : float
         Seconds for all of the work, >= 0.
     seed : int
-        The seed of everything random.
     certify : bool
         Whether to make a certificate in seconds, which takes as long as to check it and does not
         count as time of the search. In rounds every certificate is kept.
@@ -291,11 +284,7 @@ def bound(
 
 
 def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the certificate of an interval, or None and why there is none.
-
-    In seconds it is made of the interval's tree. It may prove more than the bound in float64, for
-    which less time was left.
-    """
+    """Return the certificate of an interval, in seconds from its tree, or None and the reason."""
     task, goal = interval.task, interval.goal.name
     if interval.certificate is not None:
         return interval.certificate, None

@@ -17,10 +17,9 @@ AGREEMENT = 1e-6
 
 
 def rounding(evaluation: Evaluation, value: float) -> float:
-    """Return by how much the rounding of floats may change a value of a schedule in seconds.
+    """Return by how much floats may change a value of a schedule in seconds.
 
-    The judge's clock counts from the first arrival, and is rounded at every batch. The value of all
-    requests is rounded once each.
+    The judge's clock is rounded at every batch, and the value of all requests once each.
     """
     instance = evaluation.instance
     end = float(evaluation.finish.max() - instance.first_arrival)
@@ -31,10 +30,9 @@ def rounding(evaluation: Evaluation, value: float) -> float:
 def float_noise(instance: Instance, name: str, value: float) -> float:
     """Return by how much two computations of a value in seconds may differ.
 
-    The difference has two parts. The first is `AGREEMENT` times the value. The second is the
-    rounding of a float64 clock at the last arrival, once per token: the clock counts from the first
-    arrival and loses 3e-14 s after an hour of arrivals and 4e-9 s after a year. A makespan is a
-    time of day and is rounded once more.
+    It is `AGREEMENT` times the value, and per token the rounding of a float64 clock at the last
+    arrival: 3e-14 s after an hour of arrivals, 4e-9 s after a year. A makespan is a time of day and
+    is rounded once more.
     """
     noise = float(np.spacing(instance.release.max()))
     noise *= instance.n + int(instance.output_tokens.sum())
@@ -53,9 +51,8 @@ def reconcile(
 ) -> float | int | None:
     """Return the bound, or the schedule's value if the bound exceeds it by float noise only.
 
-    `known`: the value of a schedule that the bound covers, and who found the schedule. The value is
-    None without a schedule.
-    `bound`: the bound and its name. The value is None without a bound.
+    `known` is the value of a schedule that the bound covers, and who found it; `bound` has its
+    name.
     """
     (value, found_by), (limit, proved_by) = known, bound
     if value is None or limit is None:

@@ -42,12 +42,9 @@ _POLICY_REQUESTS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """A formulation and one of its methods, chosen for a task.
+    """A formulation and one of its methods by name (`way`), chosen for a task.
 
-    `name`: The method's name.
-    `way`: The method itself.
-    `task`: What is to be solved.
-    `asked`: Whether the user named the method. One that is too large is an error then.
+    `asked`: whether the user named the method. One that is too large is an error then.
     """
 
     model: Formulation
@@ -115,8 +112,7 @@ def starting_point(
 ) -> Start | None:
     """Return a schedule to start from that fits the formulation, or None if there is none.
 
-    If no schedule is given, some policies are tried, and in rounds a serial placement too. The best
-    of their schedules is returned. Once the budget is over, the first one found is returned.
+    It is the best of the given one, of some policies, and in rounds of a serial placement.
     """
     from optsched.optimize.formulations.rounds.horizon import serial_schedule
     from optsched.policies.engine.simulate import simulate
@@ -177,10 +173,8 @@ def in_terms_of(
 ) -> Start | None:
     """Return a schedule rewritten to fit the formulation, or None if that is not possible.
 
-    In rounds, it becomes uninterrupted runs with the same completions. Runs that a restart loses
-    are dropped, which only frees KV. If requests paused or prefills were split, the result may
-    break a limit; then it is None. In seconds, every schedule fits that splits no prefill, and the
-    others fit if the instance allows chunked prefill.
+    In rounds it becomes uninterrupted runs with the same completions, which may break a limit if
+    requests paused or prefills were split. In seconds only split prefills may not fit.
     """
     instance = exact.task.instance
     judged = judge(exact.task, schedule) if evaluation is None else evaluation
@@ -209,9 +203,8 @@ def in_terms_of(
 def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Start | None) -> Answer:
     """Run the method, and report its progress merged with what the interval knows.
 
-    The method handles Ctrl-C itself once it runs. A Ctrl-C before that ends it with the start as
-    its answer, and is raised if there is none. The start is the answer, too, with a warning, if the
-    time was up before the model was built, or if ``auto`` chose a method whose model is too large.
+    The start is the answer after a Ctrl-C before the method runs, and with a warning if the time
+    was up before the model was built, or if ``auto`` chose a method whose model is too large.
     """
     schedule = None if start is None else start.schedule
     interval.clock_s = interval.budget.spent_s
@@ -243,10 +236,7 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
 def accept(
     exact: Exact, interval: Interval, answer: Answer, origin: str = "", at_ties: bool = False
 ) -> Status:
-    """Check an answer against the judge and the interval, and improve the interval by it.
-
-    `interval`: if it has an incumbent, the method may not claim that no schedule exists.
-    """
+    """Check an answer against the judge and the interval, and improve the interval by it."""
     task, goal, method = exact.task, interval.goal, exact.name
     integral = goal.integral(task.instance)
     status = answer.status
@@ -317,10 +307,7 @@ def _agree(
 
 
 def solve_hindsight(interval: Interval, seed: int, origin: str | None = None) -> None:
-    """Improve both ends of an interval by the hindsight program, from the best schedule known.
-
-    `origin`: how it is named there. Default: the formulation and the method.
-    """
+    """Improve both ends of an interval by the hindsight program, from the best schedule known."""
     exact = choose(interval.task.instance, "hindsight")
     origin = origin or f"{exact.model.name} ({exact.name})"
     best, budget = interval.incumbent, interval.budget

@@ -18,17 +18,7 @@ from optsched.problem.scope import Scope
 
 @dataclass(frozen=True, eq=False)
 class Incumbent:
-    """The best schedule known.
-
-    Parameters
-    ----------
-    value : int or float
-        Its objective, as judged, in the instance's time unit.
-    origin : str
-        The policy, search or method that found it.
-    schedule : Schedule
-    evaluation : Evaluation
-    """
+    """The best schedule known, its judged value and the policy, search or method that found it."""
 
     value: float
     origin: str
@@ -37,17 +27,7 @@ class Incumbent:
 
 
 def judge(task: Task, schedule: Schedule) -> Evaluation:
-    """Judge a schedule with the limits of service that the objectives are about.
-
-    Parameters
-    ----------
-    task : Task
-    schedule : Schedule
-
-    Returns
-    -------
-    Evaluation
-    """
+    """Judge a schedule with the limits of service that the objectives are about."""
     limits = service_limits(task.objective)
     return evaluate(task.instance, schedule, task.cost_model, **limits)
 
@@ -55,40 +35,12 @@ def judge(task: Task, schedule: Schedule) -> Evaluation:
 class Interval:
     """A value that no schedule beats, the best schedule known, and the origin of both.
 
-    Strategies (`optsched.optimize.strategies`) improve the interval. Bounds improve the proved end,
-    policies and searches improve the reached end, and exact methods improve both. Each schedule is
-    judged once, and its evaluation is kept.
-
-    Parameters
-    ----------
-    task : Task
-        What is to be solved. The interval is about its first objective.
-    budget : Budget, optional
-        The deadline, the stop event and the callback for progress; see also `begin`.
-
-    Attributes
-    ----------
-    bound : int, float or None
-        The proved end. None while there is no bound.
-    bound_origin : str or None
-        The name of the bound that proved it.
-    scope : Scope
-        The schedules for which the bound holds.
-    general : tuple of (value, origin) or None
-        The best bound that holds for every schedule on the task's workers.
-    incumbent : Incumbent or None
-        The reached end: the best schedule so far.
-    certificate : dict or None
-        The certificate that proves the largest value, which is at most ``bound``.
-    tree : tuple of (value, tree) or None
-        In seconds: the largest bound for which a certificate can be made, and its tree.
-    first_bound_s : float or None
-        Seconds until the first bound.
-    history : History
-        The progress reported so far.
-    clock_s : float
-        Seconds of the budget that had passed when the present strategy began. `heard` adds them to
-        the strategy's own clock.
+    Strategies (`optsched.optimize.strategies`) improve the interval: bounds the proved end,
+    policies and searches the reached end, and exact methods both. Each schedule is judged once.
+    `general` is the best bound for every schedule on the task's workers, and `scope` has those for
+    which `bound` holds. `certificate` proves the largest value, which is at most `bound`; in
+    seconds it is made of `tree`. `clock_s` of the budget had passed when the present strategy
+    began, whose own clock `heard` adds.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:
@@ -105,13 +57,7 @@ class Interval:
         self.begin(Budget() if budget is None else budget)
 
     def begin(self, budget: Budget) -> None:
-        """Replace the budget, and begin a new history of progress.
-
-        Parameters
-        ----------
-        budget : Budget
-            A budget whose clock has just begun.
-        """
+        """Replace the budget, and begin a new history of progress."""
         self.budget, self.history, self.clock_s = budget, History(budget.progress), 0.0
 
     @property
@@ -125,23 +71,7 @@ class Interval:
         return self.bound is not None and self.bound == self.value
 
     def judge(self, schedule: Schedule, *, quiet: bool = False) -> Evaluation:
-        """Judge a schedule with the limits of service that the objectives are about.
-
-        Parameters
-        ----------
-        schedule : Schedule
-        quiet : bool
-            Whether to suppress the warning about batches beyond the cost model's range.
-
-        Returns
-        -------
-        Evaluation
-
-        Raises
-        ------
-        ViolationError, InputError
-            The schedule is not a feasible schedule of the instance.
-        """
+        """Judge a schedule with the limits of service that the objectives are about."""
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
@@ -151,23 +81,7 @@ class Interval:
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False
     ) -> bool:
-        """Make a judged schedule the incumbent if it is better than the present one.
-
-        Parameters
-        ----------
-        schedule : Schedule
-        evaluation : Evaluation
-            The judge's evaluation of the schedule.
-        origin : str
-            The policy, search or method that found it.
-        at_ties : bool
-            Whether a schedule that is as good as the incumbent replaces it.
-
-        Returns
-        -------
-        bool
-            Whether the schedule is the incumbent now.
-        """
+        """Make a judged schedule the incumbent if it is better than the present one."""
         value, known = self.goal.of(evaluation), self.value
         if value is None or not (self.goal.better(value, known) or (at_ties and value == known)):
             return False
@@ -183,21 +97,7 @@ class Interval:
         tree: dict[str, Any] | None = None,
         leaves_out: frozenset[str] = frozenset(),
     ) -> None:
-        """Keep a bound if it is tighter than the present one, and a certificate likewise.
-
-        Parameters
-        ----------
-        value : float
-            The bound, in the instance's time unit.
-        origin : str
-            The name of the bound.
-        certificate : dict, optional
-            A certificate. It is kept if it proves at least as much as the present one.
-        tree : dict, optional
-            The tree of a certificate in seconds (`optsched.bounds.base.Proof`).
-        leaves_out : frozenset of str
-            Kinds of schedules that the bound does not hold for (`optsched.problem.scope.KINDS`).
-        """
+        """Keep a bound if it is tighter than the present one, and a certificate likewise."""
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
 
@@ -220,13 +120,7 @@ class Interval:
             self.tree = value, tree
 
     def heard(self, state: Progress) -> None:
-        """Report a strategy's progress, merged with what the interval knows.
-
-        Parameters
-        ----------
-        state : Progress
-            The strategy's own incumbent and bound. Its seconds count from the strategy's start.
-        """
+        """Report a strategy's progress, merged with what the interval knows."""
         values = [v for v in (state.incumbent, self.value) if v is not None]
         bound = state.bound
         if bound is not None and self.goal.integral(self.task.instance):
@@ -246,13 +140,7 @@ class Interval:
         self.history(Progress(self.budget.spent_s, self.value, self.bound))
 
     def reconcile(self) -> None:
-        """Check that bound and incumbent agree, and remove float noise from the bound.
-
-        Raises
-        ------
-        SolverError
-            The bound excludes the incumbent, which is an internal error.
-        """
+        """Check that bound and incumbent agree, and remove float noise from the bound."""
         found_by = None if self.incumbent is None else self.incumbent.origin
         self.bound = reconcile(
             self.task.instance, self.goal, (self.value, found_by), (self.bound, self.bound_origin)

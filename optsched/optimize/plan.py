@@ -27,16 +27,11 @@ from optsched.problem.memory import MAX_BYTES
 class Sizes:
     """Up to which sizes methods are chosen.
 
-    `cpsat_proves`, `cpsat_requests`: Requests in rounds up to which CP-SAT proves at once, and up
-    to which it beats the search.
-    `cpsat_intervals`, `cpsat_pairs`: Output tokens, and pairs of requests of a block, of a CP-SAT
-    model in rounds.
-    `highs_on_workers`, `split`: Requests on several workers for HiGHS in rounds, and for the split
-    in seconds.
-    `search_rounds`: Rounds of a time axis that the search can hold.
-    `exact`, `terms`: Requests times output tokens, and terms of a CP-SAT model, for exact methods
-    in seconds. A million terms take about a second to build.
-    `compared`: Start times, over all requests, for which `compare` solves the hindsight program.
+    In rounds: requests that CP-SAT proves at once and for which it beats the search, output tokens
+    and pairs of a block in its model, requests on several workers for HiGHS, rounds that the search
+    can hold, and start times for which `compare` solves the program. In seconds: requests for the
+    split, requests times output tokens, and terms of a CP-SAT model. A million terms take a second
+    to build.
     """
 
     cpsat_proves: int = 10
@@ -57,10 +52,10 @@ SIZES = Sizes()
 def method_in_rounds(task: Task, sizes: Sizes = SIZES) -> str:
     """Return the hindsight method with the best bound in the time.
 
-    With up to 10 requests, CP-SAT proves the optimum at once. With up to 100 requests and little
-    KV, as in the synthetic models of Jaillet et al. 2025, the ramp relaxation has by far the better
-    bound. With more KV, CP-SAT is better up to 32 requests; beyond that, the dual and the
-    large-neighbourhood search are. Only CP-SAT and HiGHS honour limits on batches.
+    Up to 10 requests CP-SAT proves at once. Up to 100 with little KV, as in the synthetic models of
+    Jaillet et al. 2025, the ramp relaxation is by far better. With more KV it is CP-SAT up to 32
+    requests, and then the dual and the large-neighbourhood search. Only CP-SAT and HiGHS honour
+    limits.
     """
     instance, data = task.instance, round_data(task.instance)
     limited = bool(demands(instance) & LIMITS)
@@ -91,11 +86,7 @@ def _has_few_ramp_states(instance: Instance) -> bool:
 
 
 def method_in_seconds(task: Task, sizes: Sizes = SIZES) -> str:
-    """Return A* if it can do the task, else CP-SAT.
-
-    For instances that are too large for both, return the offline search if it can optimize the
-    objective.
-    """
+    """Return A* if it can do the task, else CP-SAT, else the offline search."""
     instance = task.instance
     if task.workers > 1:
         return "split" if instance.n <= sizes.split else "search"
@@ -120,9 +111,7 @@ def is_limited(instance: Instance) -> bool:
 def method_after_dual(instance: Instance, able: Container[str]) -> str | None:
     """Return the method for a stronger bound in rounds than the dual, None if none is stronger.
 
-    It is ``"ramp"``, which ignores limits on batches, or CP-SAT, which honours them.
-
-    `able`: the names of the bounds that are proved for the instance.
+    It is ``"ramp"``, or under limits on batches CP-SAT. `able` names the bounds that are proved.
     """
     if instance.n > RAMP_REQUESTS:
         return None

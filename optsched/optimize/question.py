@@ -26,7 +26,6 @@ class Question:
     phi : float
         The share of the policy's objective, > 0.
     than : str
-        The policy's specification.
     policy_objective : int or float
         The objective of the policy's schedule, in the objective's unit.
     value : float
@@ -39,18 +38,14 @@ class Question:
     value: float
 
     def answer(self, result: Result) -> Literal["yes", "no", "unknown"]:
-        """Return the answer that a result gives.
+        """Return "yes" if a result has a schedule below the value, "no" if its bound excludes one.
+
+        Else the answer is "unknown".
 
         Parameters
         ----------
         result : Result
             What `optsched.solve` returned for the same instance and objective.
-
-        Returns
-        -------
-        {"yes", "no", "unknown"}
-            ``"yes"`` if the result has a schedule below the value, ``"no"`` if its bound excludes
-            one, else ``"unknown"``.
         """
         if result.status == "infeasible":
             return "no"  # the solve only allowed schedules below the value
@@ -99,11 +94,6 @@ def below(
     Question
         Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
         option ``below=question.value`` and then search only for schedules below it.
-
-    Raises
-    ------
-    UsageError
-        The objective is maximized, or the policy's schedule has no value of it.
     """
     goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
     goal = goals[0]

@@ -47,16 +47,13 @@ class Result:
     objective_name : str
         The objectives, separated by commas, the most important first.
     status : Status
-        What the solve established.
     objective : int, float or None
         The first objective of the schedule, as judged.
     bound : int, float or None
         No schedule of ``scope`` has a better first objective. It is rounded up if the objective is
         integral.
     schedule : Schedule or None
-        The best schedule found.
     evaluation : Evaluation or None
-        The judge's evaluation of the schedule.
     build_s, solve_s : float
         Wall-clock seconds to build the model, and to solve it.
     seed, threads : int
@@ -66,7 +63,6 @@ class Result:
     maximized : bool
         Whether the objective is maximized. If so, the bound is an upper bound.
     certificate : object, optional
-        A certificate of the bound.
     versions : mapping of str to str
         Versions of the solvers used, by name.
     objectives : tuple of int, float or None

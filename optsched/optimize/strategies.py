@@ -41,8 +41,7 @@ POLICY_SHARE = 0.5
 def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int = 0) -> None:
     """Raise the interval's bound by one method, or by all that are proved for the instance.
 
-    `budget`: if no time is left, only the bounds that do not search run. A method given by name
-    always runs.
+    Once no time is left, only a method given by name, or bounds without a search, still run.
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     task = interval.task
@@ -65,10 +64,7 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
 
 def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
-    """Judge a schedule that a relaxation found, and make it the incumbent if it is the best.
-
-    Such a schedule may break the instance's limits; then it is ignored.
-    """
+    """Judge a relaxation's schedule. Make it the incumbent if it keeps limits and is the best."""
     try:
         evaluation = interval.judge(schedule, quiet=True)
     except ViolationError:
@@ -111,11 +107,7 @@ def run_policy(
     budget: Budget = NO_LIMIT,
     **limits: float | None,
 ) -> tuple[Schedule, Evaluation, float]:
-    """Run a policy and have its schedule judged.
-
-    `**limits`: limits of service in seconds or rounds, as `optsched.evaluate` takes them. The
-    policy sees the SLOs among them.
-    """
+    """Run a policy, which sees the SLOs among ``limits``, and have its schedule judged."""
     begin = work_time()
     schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits), budget=budget)
     wall_s = work_time() - begin
@@ -130,8 +122,7 @@ def run_policy(
 def outside_reason(evaluation: Evaluation) -> str | None:
     """Return why the instance's bounds do not cover a schedule, or None if they do.
 
-    In seconds, the bounds cover every schedule on one worker. Dropping the runs that a restart
-    loses makes no batch longer, and what remains is a schedule without evictions.
+    In seconds they cover every schedule on one worker, without the runs that a restart loses.
     """
     if evaluation.instance.in_rounds:
         return evaluation.outside_reason
@@ -140,10 +131,9 @@ def outside_reason(evaluation: Evaluation) -> str | None:
 
 
 def run_policies(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
-    """Improve the incumbent by every policy that the instance allows.
+    """Improve the incumbent by every policy that the instance allows, until the budget is over.
 
-    No policy starts once the budget is over, and one that uses up half of the time left is stopped.
-    Ctrl-C ends the work and keeps the best schedule so far.
+    One that uses up half of the time left is stopped. Ctrl-C keeps the best schedule so far.
     """
     instance, cost = interval.task.instance, interval.task.cost_model
     limits = service_limits(interval.task.objective)

@@ -87,7 +87,6 @@ class Tradeoff:
     points : tuple of TradeoffPoint
         In the order of their mean latency.
     seed : int
-        The seed of everything random.
     interrupted : bool
         Whether Ctrl-C came before everything had run.
     """
@@ -100,17 +99,14 @@ class Tradeoff:
     interrupted: bool = False
 
     def ttft_at(self, mean_latency: float) -> float | None:
-        """Return a bound on the mean TTFT of schedules of at most some mean latency.
+        """Return a bound in seconds on the mean TTFT of schedules of at most some mean latency.
+
+        It is None if no schedule has so small a latency.
 
         Parameters
         ----------
         mean_latency : float
             In seconds.
-
-        Returns
-        -------
-        float or None
-            In seconds. None if no schedule has so small a latency.
         """
         if any(mean_latency < one.value for one in self.bounds if one.weight == 0):
             return None
@@ -233,7 +229,6 @@ def tradeoff(
     time_limit_s : float
         Seconds for all of the work, >= 0.
     seed : int
-        The seed of everything random.
     progress : callable, optional
         Called with a line of text whenever something begins.
     stop : threading.Event, optional

@@ -121,20 +121,12 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     Parameters
     ----------
     spec : str
-        The specification.
 
     Returns
     -------
     made : Runner or Policy
-        The scheduler.
     info : PolicyInfo
         What is known of it, with the predictor of the specification.
-
-    Raises
-    ------
-    InputError
-        If the policy, the predictor or a parameter is unknown, if a value has the wrong type, or
-        if a user's file makes no policy.
     """
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
@@ -184,19 +176,7 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
 
 
 def on_workers(spec: str, workers: int, router: str) -> str:
-    """Return a policy's specification for a number of workers behind a router.
-
-    Parameters
-    ----------
-    spec : str
-    workers : int
-    router : str
-        It is left out for a policy that has workers and a balancer of its own.
-
-    Returns
-    -------
-    str
-    """
+    """Return a policy's specification for workers behind a router, unless it has its own."""
     if workers == 1:
         return spec
 
@@ -207,18 +187,7 @@ def on_workers(spec: str, workers: int, router: str) -> str:
 
 
 def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
-    """Return policies on several workers behind each of the usual routers, which know all lengths.
-
-    Parameters
-    ----------
-    specs : sequence of str
-    workers : int
-
-    Returns
-    -------
-    list of str
-        The same ones for one worker.
-    """
+    """Return policies on several workers behind each usual router, which know all lengths."""
     if workers == 1:
         return list(specs)
 
@@ -227,17 +196,7 @@ def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
 
 
 def runner_of(made: Scheduler) -> Runner:
-    """Return a scheduler as a `Runner`.
-
-    Parameters
-    ----------
-    made : Runner or Policy
-
-    Returns
-    -------
-    Runner
-        ``made`` itself, or a runner that asks the policy object before every batch.
-    """
+    """Return a scheduler as a `Runner`."""
     if isinstance(made, Runner):
         return made
 
@@ -258,10 +217,6 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
     info : PolicyInfo
         What `make_policy` returned with it.
     instance : Instance
-
-    Returns
-    -------
-    bool
     """
     if instance.has_predictions:
         return False
@@ -273,20 +228,7 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
 
 
 def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str | None:
-    """Return in words that a policy uses true output lengths, and how sure this is.
-
-    Parameters
-    ----------
-    made : Runner or Policy
-    info : PolicyInfo
-        What `make_policy` returned with it.
-    instance : Instance
-
-    Returns
-    -------
-    str or None
-        None if the policy is not clairvoyant on the instance (`is_clairvoyant`).
-    """
+    """Return in words that a policy uses true output lengths, and how sure this is."""
     if not is_clairvoyant(made, info, instance):
         return None
     if info.assumed and runner_of(made).uses_lengths(instance) is None:
@@ -350,22 +292,12 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
 
 
 def allows(spec: str, instance: Instance) -> str | None:
-    """Return why a policy cannot run on an instance.
+    """Return why a policy cannot run on an instance, or None if it can.
 
     Parameters
     ----------
     spec : str
         The policy's specification (`make_policy`).
     instance : Instance
-
-    Returns
-    -------
-    str or None
-        The reason, or None if the policy can run.
-
-    Raises
-    ------
-    InputError
-        As `make_policy`.
     """
     return runner_of(make_policy(spec)[0]).allows(instance)

@@ -96,11 +96,6 @@ class View:
         Parameters
         ----------
         i : int
-            The request.
-
-        Returns
-        -------
-        int
         """
         return int(self.prompt_tokens[i] + self.generated[i] - self.cached[i])
 
@@ -111,10 +106,6 @@ class View:
         ----------
         requests : sequence of int, optional
             Running requests; default: all of them.
-
-        Returns
-        -------
-        int
         """
         which = self.running if requests is None else list(requests)
         return int(whole_blocks(self.cached[which] + self.kv_offset, self.kv_block_tokens).sum())
@@ -125,10 +116,6 @@ class View:
         Parameters
         ----------
         tokens : int
-
-        Returns
-        -------
-        int
         """
         return int(whole_blocks(tokens + self.kv_offset, self.kv_block_tokens))
 
@@ -172,11 +159,6 @@ class Policy(Protocol):
         Parameters
         ----------
         view : View
-            The requests that have arrived, and the machine.
-
-        Returns
-        -------
-        Batch
         """
 
 

@@ -57,16 +57,9 @@ def paced(
 ) -> Rules:
     """Return rules that prefill as much in a batch as keeps the pace of those that decode.
 
-    `hold`: requests that are more than so many tokens ahead of their pace let prefills go first, >=
-    1.
-    `catch_up`: below 1 a request may fall behind its pace as far as the tokens that it has left, as
-    predicted, can make up for it at this share of its limit each.
-    `lump`: prefills come in lumps of at least so many tokens' time, >= 0.5, even if others fall
-    behind.
-    `by_slack`: whether the request is admitted whose prefill must start first to be in time. If
-    not, they are admitted as they arrive.
-    `eviction_free`: whether a request is admitted only where the predicted peaks of all fit
-    together.
+    docs/policies/deadlines.md and `Rules` describe the parameters. With `by_slack` the request is
+    admitted whose prefill must start first to be in time, else as they arrive; if `eviction_free`,
+    only where the predicted peaks of all fit together.
     """
     made = replace(CHUNKS, order="slack" if by_slack else "arrival", late_last=late_last)
     if eviction_free:

@@ -25,10 +25,7 @@ def isrtf(
     paper="Choi et al. 2025, section 6.1",
 )
 def elis_fcfs(*, window: int = 50, batch_size: int = 4, workers: int = 1) -> Windows:
-    """Return the rules of the paper's baseline, first come first served.
-
-    A request that has begun stays in the batch until it is done.
-    """
+    """Return the rules of the paper's baseline, first come first served until done."""
     return Windows("arrival", window, batch_size, workers)
 
 
@@ -41,8 +38,5 @@ def elis_fcfs(*, window: int = 50, batch_size: int = 4, workers: int = 1) -> Win
 def elis_sjf(
     *, window: int = 50, batch_size: int = 4, workers: int = 1, aging: float = 0.0
 ) -> Windows:
-    """Return the rules of the paper's ideal, shortest job first.
-
-    The order is by the whole output, which is known in advance unless it is predicted.
-    """
+    """Return the rules of the paper's ideal: by the whole output, true or predicted."""
     return Windows("total", window, batch_size, workers, aging)

@@ -13,7 +13,7 @@ from optsched.policies.memory_constrained import CAREFUL
 def fcfs(*, max_running: int | None = None) -> Rules:
     """Return rules that admit by arrival while the prompt fits beside the KV that is held now.
 
-    In rounds an eviction loses all progress. Admission therefore looks ahead there, as that of
-    `mc-benchmark` does.
+    In rounds an eviction loses all progress, so admission looks ahead there, as `mc-benchmark`
+    does.
     """
     return Rules(max_running=max_running, in_rounds=replace(CAREFUL, max_running=max_running))

@@ -33,7 +33,6 @@ class Job:
     cost : CostModel
         It gives the time of every batch.
     seed : int or list of int
-        Seed of random decisions.
     name : str
         The scheduler's name in error messages.
     budget : Budget
@@ -56,15 +55,6 @@ class Job:
         Parameters
         ----------
         worker : int
-
-        Returns
-        -------
-        Job
-
-        Raises
-        ------
-        InputError
-            A request can never run on this machine.
         """
         if not self.machines:
             return self
@@ -87,16 +77,8 @@ class Job:
 class Part(NamedTuple):
     """What one worker ran, batch by batch.
 
-    Attributes
-    ----------
-    start : ndarray of float64, shape (batches,)
-        Start of each batch, as a schedule holds it.
-    entries, evicted_until : ndarray of int64, shape (batches,)
-        Entries, and evictions, of each batch and of all before it.
-    request, tokens, evicted : ndarray of int
-        The columns of a `Schedule`.
-    off_default : bool
-        Whether some batch does not start as early as it can.
+    `entries` and `evicted_until` count up to each batch. `off_default`: some batch starts later
+    than it can.
     """
 
     start: NDArray[np.float64]
@@ -122,16 +104,7 @@ class Watch(IntFlag):
 
 
 class Event(NamedTuple):
-    """Something that a simulation was watched for.
-
-    Attributes
-    ----------
-    request : int
-    kind : Watch
-        A request that restarts produces a first token again.
-    time : float
-        Time since the first arrival: the end of a batch.
-    """
+    """A token that a simulation was watched for, at the end of a batch since the first arrival."""
 
     request: int
     kind: Watch
@@ -141,17 +114,7 @@ class Event(NamedTuple):
 class Fleet:
     """Workers that run one scheduler each, in steps, while a router hands them requests.
 
-    Parameters
-    ----------
-    job : Job
-    workers : int
-
-    Attributes
-    ----------
-    mode : {"restart", "recompute"}
-        What an eviction loses.
-    finish : ndarray of float64, shape (n,)
-        Time of each request's last token since the first arrival, infinite while it is unknown.
+    `finish` has each request's last token since the first arrival, infinite while it is unknown.
     """
 
     mode: EvictMode
@@ -165,69 +128,30 @@ class Fleet:
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """Hand a request to a worker. Requests come in the order of their releases.
 
-        Parameters
-        ----------
-        worker, request : int
-        at : float, optional
-            Its release, since the first arrival; None: as the instance gives it. No worker has
-            gone on to a batch that begins later than the last event or ``until`` of `advance`.
+        `at`: its release, since the first arrival; None: as the instance gives it. No worker has
+        gone on to a batch that begins later than the last event or ``until`` of `advance`.
         """
         raise NotImplementedError
 
     def clock(self, worker: int) -> float:
-        """Return when a worker decides next.
+        """Return when a worker decides next, or infinity if all of its requests are done.
 
-        Parameters
-        ----------
-        worker : int
-
-        Returns
-        -------
-        float
-            Time since the first arrival; infinite if all of its requests are done.
+        Times count from the first arrival.
         """
         raise NotImplementedError
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
-        """Let a worker decide about all batches that begin before a time, or up to an event.
-
-        Parameters
-        ----------
-        worker : int
-        until : float
-        watch : Watch
-
-        Returns
-        -------
-        list of Event
-            What happened at the end of its last batch.
-        """
+        """Let a worker decide about all batches that begin before a time, or up to an event."""
         raise NotImplementedError
 
     def parts(self) -> list[Part]:
-        """Return what each worker ran.
-
-        Returns
-        -------
-        list of Part
-        """
+        """Return what each worker ran."""
         raise NotImplementedError
 
     def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
-        """Let every worker decide about all batches that begin before a time, or up to an event.
+        """Let workers decide about all batches that begin before a time, or up to an event.
 
-        Parameters
-        ----------
-        until : float
-            Time since the first arrival.
-        watch : Watch
-            Kinds of events.
-
-        Returns
-        -------
-        Event or None
-            The next event up to this time. Then no worker has decided about a batch that begins
-            later. None if there is none, or nothing is watched.
+        The next event is returned, after which no worker has decided about a later batch, or None.
         """
         if not watch:
             for worker in range(self.workers):
@@ -262,28 +186,12 @@ class Fleet:
         return None
 
     def schedule(self) -> Schedule:
-        """Return the schedule of all workers, which have run to the end.
-
-        Returns
-        -------
-        Schedule
-
-        Raises
-        ------
-        LoopError
-            A scheduler would go on for ever, or cannot go on.
-        """
+        """Return the schedule of all workers, which have run to the end."""
         return joined(self.job, self.mode, self.parts())
 
 
 class MixedFleet(Fleet):
-    """Workers on machines of their own, each of which is a fleet of one worker.
-
-    Parameters
-    ----------
-    job : Job
-    fleets : sequence of Fleet
-    """
+    """Workers on machines of their own, each of which is a fleet of one worker."""
 
     def __init__(self, job: Job, fleets: Sequence[Fleet]) -> None:
         super().__init__(job, len(fleets))
@@ -310,19 +218,7 @@ class MixedFleet(Fleet):
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
-    """Return the schedule of workers: their batches sorted by start, ties by worker.
-
-    Parameters
-    ----------
-    job : Job
-    mode : {"restart", "recompute"}
-    parts : sequence of Part
-        What each worker ran.
-
-    Returns
-    -------
-    Schedule
-    """
+    """Return the schedule of workers: their batches sorted by start, ties by worker."""
     problem = job.problem
     start = np.concatenate([part.start for part in parts])
     worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])

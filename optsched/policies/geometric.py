@@ -18,22 +18,10 @@ PAPER = "Feng, Yang and Zhang 2026, abstract"
 def gsa(*, factor: int = 2, staggered: bool = True) -> Geometric:
     """Return the policy of geometric slices, which knows no output lengths.
 
-    In phase k every unfinished request runs for up to ``factor**k`` tokens. One that needs more
-    is stopped, loses its tokens, and waits for phase k + 1. Within a phase requests start one
-    after another at equal distances, as in a pipeline. Their KV is then at different stages, and
-    more of them run at once than if they grew together.
-
-    `staggered`: whether requests start at equal distances. If not, they start as soon as the KV of
-    all that run fits at the end of each slice. This is ours, to see what the pipeline is worth.
-
-    Notes
-    -----
-    The paper is about requests that all arrive at once. It proves a ratio of at most 61.92, and
-    of 32 where KV is large. Only its abstract was at hand, which says what stands above. Ours is
-    what it leaves open: the factor, the first slice of one token, that a phase begins when the
-    one before has ended, how many requests a pipeline holds (`Geometric`), and what happens with
-    arrivals: a request that arrives starts at phase 0, and the least phase goes first. The proof
-    need not hold for these choices.
+    In phase k every unfinished request runs for up to ``factor**k`` tokens; one that needs more
+    loses them and waits for phase k + 1. docs/policies/geometric.md says what is the paper's and
+    what ours. Not `staggered`, requests start as soon as the KV of all that run fits at the end of
+    each slice.
     """
     return Geometric(factor, staggered, by_length=False)
 
@@ -48,21 +36,13 @@ def gba(*, factor: int = 2, staggered: bool = True) -> Geometric:
     """Return the policy of geometric batches, the counterpart of `gsa` that knows lengths.
 
     Phase k serves the requests of predicted outputs in (``factor**(k - 1)``, ``factor**k``], in a
-    pipeline of slices of ``factor**k`` tokens, as `gsa` does. Nothing starts again unless a
-    prediction was too short.
-
-    `factor`: the ratio of the longest to the shortest output of a class, >= 2.
-
-    Notes
-    -----
-    The paper proves a factor of 10.67 to the optimum for requests that all arrive at once, and of
-    6.75 where KV is large. What was at hand and what is ours is said at `gsa`.
+    pipeline of slices of ``factor**k`` tokens, as `gsa` does.
     """
     return Geometric(factor, staggered, by_length=True)
 
 
 class Geometric:
-    """The policy object of `gsa` and `gba`.
+    """The policy object of `gsa` and `gba`, which starts requests at phase 0 or `by_length`.
 
     A pipeline of K requests with slices of T tokens starts its j-th request, counted from 0, at
     the T j / K-th batch of the phase, rounded down. At any time the m-th youngest of those that
@@ -71,15 +51,6 @@ class Geometric:
     the sum over m fits into KV with the mean prompt of the phase, found by bisection. With equal
     prompts the pipeline therefore never overflows. With unequal ones a request also waits until
     the KV of all that run fits at the end of each slice.
-
-    Parameters
-    ----------
-    factor : int
-        Ratio of the slices of two phases that follow one another, >= 2.
-    staggered : bool
-        Whether requests start at equal distances, or as soon as they fit.
-    by_length : bool
-        Whether requests start at the phase of their predicted output, and not at phase 0.
     """
 
     evict_mode = "restart"
@@ -172,10 +143,7 @@ class Geometric:
         return tokens
 
     def _fits(self, view: View, requests: list[int], length: int) -> bool:
-        """Return whether KV suffices until the end of each request's slice, or its largest one.
-
-        A request never holds more than the capacity, since alone it fits.
-        """
+        """Return whether KV suffices until the end of each request's slice, or its largest one."""
         made = {i: int(view.generated[i]) if view.decoding[i] else 0 for i in requests}
         prompt = {i: int(view.prompt_tokens[i]) for i in requests}
         return len(requests) == 1 or all(

@@ -27,11 +27,6 @@ def decode_all(view: View) -> dict[int, int]:
     Parameters
     ----------
     view : View
-
-    Returns
-    -------
-    dict of int to int
-        Tokens to process, by request.
     """
     decoding = [i for i in view.running if view.decoding[i]]
     return dict.fromkeys(decoding[: view.limits.max_batch_tokens], 1)
@@ -49,10 +44,6 @@ def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ())
         Tokens to process, by request.
     evicted : sequence of int
         Running requests that are evicted before.
-
-    Returns
-    -------
-    int
     """
     stay = set(view.running).difference(evicted)
     kv = view.held(list(stay))
@@ -73,10 +64,6 @@ def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> 
         Tokens to process, by request.
     evicted : sequence of int
         Running requests that are evicted before.
-
-    Returns
-    -------
-    bool
     """
     limits = view.limits
     decodes = [i for i in tokens if view.decoding[i] and i not in evicted]
@@ -175,10 +162,6 @@ def fits_to_the_end(view: View, requests: Iterable[int]) -> bool:
     view : View
     requests : iterable of int
         The requests that would run, whether they run or wait now.
-
-    Returns
-    -------
-    bool
     """
     left = {i: math.ceil(view.remaining[i]) for i in requests}
     size = {i: view.rest(i) + int(view.cached[i]) - 1 for i in left}

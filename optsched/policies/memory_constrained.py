@@ -20,16 +20,7 @@ CLEARING = Rules(admission="protect", overflow="clear", evict_mode="restart")
     paper="Jaillet et al. 2025, Algorithm 1",
 )
 def mc_sf(*, margin: int = 0) -> Rules:
-    """Return the rules of MC-SF, shortest predicted output first.
-
-    Running requests go on. Waiting requests are admitted in order, up to the first that does not
-    fit at every predicted completion.
-
-    Notes
-    -----
-    When predictions are too short, KV may overflow. Running requests are then cleared, as for
-    `alpha-protection`, and their estimates rise to the tokens that they had produced.
-    """
+    """Return the rules of MC-SF, shortest predicted output first (docs/policies/mc-sf.md)."""
     return replace(CAREFUL, order="output", margin=margin)
 
 
@@ -50,9 +41,7 @@ def mc_benchmark() -> Rules:
     paper="Jaillet et al. 2025, section 5.2",
 )
 def alpha_protection(*, alpha: float = 0.25) -> Rules:
-    """Return rules that clear every running request back to the queue when KV overflows.
-
-    A cleared request loses all progress.
+    """Return rules that clear every running request, with all progress, when KV overflows.
 
     `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
     """
@@ -65,10 +54,8 @@ def alpha_protection(*, alpha: float = 0.25) -> Rules:
     paper="Jaillet et al. 2025, section 5.2",
 )
 def alpha_beta(*, alpha: float = 0.2, beta: float = 0.1) -> Rules:
-    """Return rules that clear each running request with a probability when KV overflows.
+    """Return rules that clear each running request with a probability while KV overflows.
 
-    While KV still overflows, there is one draw per batch time.
-
-    `alpha`: the share of the KV capacity that admission keeps free, 0 <= alpha < 1.
+    There is one draw per batch time. `alpha` is as for `alpha_protection`.
     """
     return replace(CLEARING, alpha=alpha, beta=beta)

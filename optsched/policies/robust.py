@@ -43,22 +43,11 @@ def chen(name: str, summary: str, place: str) -> Callable[[Make], Make]:
 def a_max(*, sample: str = "equals") -> Rules:
     """Return rules that admit by upper prediction while KV fits at every predicted completion.
 
-    `sample`: whether the order is random among requests of equal upper prediction only, or among
-    all that wait.
-
-    Notes
-    -----
-    When all requests have the same interval, both samples are Algorithm 1. When there are several
-    intervals, the paper can be read in two ways. Algorithm 1 takes as many requests as the
-    largest set that fits, which are those of smallest upper prediction. It also says that they are
-    sampled from all that wait. Only the second reading gives the paper's second and third
-    experiments (`optsched experiment chen-intervals`).
-
-    With equal prompts, as in the paper, the rules take the largest set that fits: to exchange a
-    request for one of smaller estimate never needs more KV. With unequal prompts they take the
-    longest prefix of the order. Intervals that contain the true output never cause an overflow.
-    Predicted lengths that are too short may, and then the running requests are cleared as for
-    `mc-sf`.
+    `sample` says whether the order is random among requests of equal upper prediction only, or
+    among all that wait: the paper can be read in both ways (docs/policies/a-max.md). With equal
+    prompts, as in the paper, the rules take the largest set that fits: to exchange a request for
+    one of smaller estimate never needs more KV. With unequal ones they take the longest prefix of
+    the order.
     """
     if sample not in ("equals", "all"):
         raise InputError(f"sample: found {sample!r}; expected equals or all")
@@ -75,21 +64,9 @@ def a_max(*, sample: str = "equals") -> Rules:
 def a_min(*, make_room: bool = False) -> Rules:
     """Return rules whose estimates start at the lower predictions and rise with evictions.
 
-    `make_room`: whether KV that completions free is kept for waiting requests. Running requests
-    past their estimates then grow only as others of them are evicted. This is ours.
-
-    Notes
-    -----
-    The ratio O(log 1 / alpha) of the paper follows from its Lemma 4.4. The lemma says that of the
-    requests with estimate i and output j a share (s + i) / (s + j) completes. In Algorithm 2
-    freed KV first lets running requests grow. Hardly any request is then evicted while most
-    outputs are short, and long ones stay in the way. The simulated ratio is therefore larger than
-    the lemma's (experiment ``chen-distributions``). With ``make_room`` the rules behave as the
-    lemma says, at the price of more evictions.
-
-    The paper sets an evicted request's estimate to the tokens that it had produced. Here a
-    request that is evicted before it reached its estimate keeps the estimate, which is still a
-    lower bound and the larger one.
+    docs/policies/a-min.md says what `make_room`, which is ours, is for. The paper sets an evicted
+    request's estimate to the tokens that it had produced. Here a request that is evicted before it
+    reached its estimate keeps the estimate, which is still a lower bound and the larger one.
     """
     return replace(SHORTEST, make_room=make_room)
 
@@ -100,10 +77,9 @@ def a_min(*, make_room: bool = False) -> Rules:
     "Algorithm 6",
 )
 def a_l() -> Rules:
-    """Return rules for outputs that are either l or u.
+    """Return rules for outputs that are either l or u; others are served as if they were u.
 
     A request that outlives its lower prediction restarts behind all others with its upper one.
-    Other outputs in [l, u] are allowed, and are then served as if they were u.
     """
     return replace(SHORTEST, promote=True)
 
@@ -119,15 +95,7 @@ def a_switch() -> Rules:
 
 @chen("h-sf", "shortest true output first, while KV fits at every completion", "Algorithm 3")
 def h_sf() -> Rules:
-    """Return the rules of MC-SF in hindsight.
-
-    They use the true output where an interval is predicted. Where a single length is predicted,
-    they use that.
-
-    Notes
-    -----
-    The paper takes the largest set that fits; see `a-max`.
-    """
+    """Return the rules of MC-SF in hindsight: with the true output instead of an interval."""
     return replace(CAREFUL, order="output", lengths="hindsight")
 
 

@@ -35,19 +35,11 @@ DEFAULT = "least-requests"
 
 @dataclass(frozen=True)
 class Router:
-    """How a request is sent to a worker.
+    """How a request is sent to a worker: by turn, by the key of its id, or by load.
 
-    Parameters
-    ----------
-    name, summary : str
-        The name in specifications, and one line.
-    load : {"turn", "key", "requests", "tokens", "work"}
-        What decides: whose turn it is; the key of the request (its id up to the first ``/``); or
-        the worker of the least load. A worker's load counts its unfinished requests, or sums
-        their prompt tokens, or their predicted `own_work`. Ties: the lowest number.
-    choices : int, optional
-        Workers that are drawn at random for each request, of which the one of less load gets it;
-        None: all of them.
+    The key is the id up to the first ``/``. A worker's `load` counts its unfinished requests, or
+    sums their prompt tokens or predicted `own_work`. Ties: the lowest number. With `choices`, so
+    many workers are drawn at random.
     """
 
     name: str
@@ -61,21 +53,7 @@ class Router:
         return self.load in ("turn", "key")
 
     def weights(self, job: Job) -> NDArray[np.float64]:
-        """Return what each request adds to the load of its worker while it is unfinished.
-
-        Parameters
-        ----------
-        job : Job
-
-        Returns
-        -------
-        ndarray of float64, shape (n,)
-
-        Raises
-        ------
-        InputError
-            The load is of predicted work, and nothing is predicted.
-        """
+        """Return what each request adds to the load of its worker while it is unfinished."""
         instance = job.instance
         if self.load == "tokens":
             return instance.prompt_tokens.astype(np.float64)
@@ -92,21 +70,7 @@ class Router:
     def by_turn(self, instance: Instance, order: NDArray[np.int64], workers: int) -> list[int]:
         """Return the worker of each request where the choice is `fixed`.
 
-        Parameters
-        ----------
-        instance : Instance
-        order : ndarray of int64, shape (n,)
-            The requests in the order of arrivals.
-        workers : int
-
-        Returns
-        -------
-        list of int
-
-        Raises
-        ------
-        InputError
-            The choice is by keys, and the requests have no ids.
+        `order` (shape (n,)): the requests in the order of arrivals.
         """
         if self.load == "turn":
             turn = np.empty(instance.n, dtype=np.int64)
@@ -137,21 +101,7 @@ ROUTERS: dict[str, Router] = {
 
 
 def check_workers(workers: object) -> int:
-    """Return a number of workers, checked.
-
-    Parameters
-    ----------
-    workers : object
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    InputError
-        It is not an integer from 1 to `MAX_WORKERS`.
-    """
+    """Return a number of workers, checked."""
     whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
     if not whole or not 1 <= workers <= MAX_WORKERS:  # type: ignore[operator]
         raise InputError(f"workers: found {workers!r}; expected an integer from 1 to {MAX_WORKERS}")
@@ -162,19 +112,7 @@ def check_workers(workers: object) -> int:
 class Routed(Runner):
     """Equal workers behind a router, each of which runs one scheduler.
 
-    Parameters
-    ----------
-    inner : Runner
-        The scheduler.
-    workers : int
-        Number of workers. With one, schedules are those of the scheduler itself.
-    router : str
-        A name in `ROUTERS`.
-
-    Raises
-    ------
-    InputError
-        The number of workers is out of range, or the router is unknown.
+    `workers`: number of workers. With one, schedules are those of the scheduler itself.
     """
 
     def __init__(self, inner: Runner, workers: int, router: str = DEFAULT) -> None:
@@ -186,13 +124,7 @@ class Routed(Runner):
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
     def run(self, job: Job) -> Schedule:
-        """See `Runner.run`. Routers see which requests have finished when one arrives.
-
-        Raises
-        ------
-        UsageError
-            The scheduler runs only whole instances, and the router looks at the workers' loads.
-        """
+        """See `Runner.run`. Routers see which requests have finished when one arrives."""
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
@@ -263,19 +195,7 @@ class Routed(Runner):
 
 
 def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
-    """Return workers that run a scheduler in steps, on the job's machines if it has any.
-
-    Parameters
-    ----------
-    inner : Runner
-    job : Job
-    workers : int
-
-    Returns
-    -------
-    Fleet or None
-        None if the scheduler runs only whole instances.
-    """
+    """Return workers that run a scheduler in steps, on the job's machines if it has any."""
     if not job.machines:
         return inner.begin(job, workers)
 
@@ -285,27 +205,7 @@ def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
 
 
 def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
-    """Run a scheduler on several workers, with the worker of each request given.
-
-    Parameters
-    ----------
-    inner : Runner
-    job : Job
-    place : ndarray of int64, shape (n,)
-        The worker of each request.
-    workers : int
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    UsageError
-        The scheduler has several workers of its own.
-    LoopError
-        See `Fleet.schedule`.
-    """
+    """Run a scheduler on several workers, with the worker of each request given."""
     fleet = begin_on(inner, job, workers)
     if fleet is None:
         return _one_by_one(inner, job, place, workers)
@@ -344,20 +244,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
 
 
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
-    """Return the schedule of some requests as a part of the schedule of all.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    mine : ndarray of int64
-        The requests.
-    job : Job
-        The job of these requests.
-
-    Returns
-    -------
-    Part
-    """
+    """Return the schedule of some requests as a part of the schedule of all."""
     from optsched.judge.evaluate import evaluate
 
     with warnings.catch_warnings():  # the judgement of the whole says it once

@@ -335,19 +335,7 @@ class Rules(Runner):
 
 
 def interval_ratio(instance: Instance) -> float:
-    """Return the ratio l / u of an instance's prediction intervals (Chen, Ye and Zhou 2025).
-
-    Here l is the smallest lower prediction and u the largest upper prediction.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    float
-        The paper's alpha, or 1 if the instance carries no intervals.
-    """
+    """Return l / u, smallest lower over largest upper prediction (Chen, Ye and Zhou 2025)."""
     if instance.predicted_lower is None or instance.predicted_upper is None:
         return 1.0
 

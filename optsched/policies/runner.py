@@ -68,18 +68,13 @@ class Runner:
         return fleet.schedule()
 
     def begin(self, job: Job, workers: int) -> Fleet | None:
-        """Return workers that run this scheduler in steps.
+        """Return workers that run this scheduler in steps, or None if it runs only whole instances.
 
         Parameters
         ----------
         job : Job
         workers : int
             Number of workers. Each has the instance's KV capacity and limits.
-
-        Returns
-        -------
-        Fleet or None
-            None if the scheduler runs only whole instances.
         """
         return None
 
@@ -90,45 +85,30 @@ class Runner:
             self.run(Job(one, one, UnitCost()))
 
     def uses_lengths(self, instance: Instance) -> bool | None:
-        """Return whether decisions use output lengths, true or predicted.
+        """Return whether decisions use output lengths, true or predicted; None if it cannot say.
 
         Parameters
         ----------
         instance : Instance
-
-        Returns
-        -------
-        bool or None
-            None if the scheduler cannot say.
         """
         return None
 
     def allows(self, instance: Instance) -> str | None:
-        """Return why the scheduler cannot run on an instance.
+        """Return why the scheduler cannot run on an instance, or None if it can.
 
         Parameters
         ----------
         instance : Instance
-
-        Returns
-        -------
-        str or None
-            The reason, or None if it can run.
         """
         return None
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
-        """Return each request's fixed place among those that wait.
+        """Return each request's fixed place, from 0, among those that wait; None if there is none.
 
         Parameters
         ----------
         instance : Instance
         cost : CostModel
-
-        Returns
-        -------
-        ndarray of int64, shape (n,), or None
-            Places from 0; None if the order is not fixed.
         """
         return None
 
@@ -138,10 +118,6 @@ class Runner:
         Parameters
         ----------
         instance : Instance
-
-        Returns
-        -------
-        tuple of str
         """
         notes = []
         if self.hybrid and instance.hybrid_batching is False:
@@ -153,24 +129,7 @@ class Runner:
 
 
 def endless(job: Job, request: int, batch: int, now: float, reason: str) -> LoopError:
-    """Return the error of a scheduler that would go on for ever, or cannot go on.
-
-    Parameters
-    ----------
-    job : Job
-    request : int
-        The request that the reason is about, or -1.
-    batch : int
-        Number of the batch, from 0.
-    now : float
-        Time since the first arrival, in seconds or rounds.
-    reason : str
-
-    Returns
-    -------
-    LoopError
-        The error, which is not raised here.
-    """
+    """Return the error of a scheduler that would go on for ever, or cannot go on."""
     problem = job.problem
     where = f"batch {batch} at {now + problem.first_arrival:.6g} {problem.time_unit}s"
     about = f", request {request}" if request >= 0 else ""
@@ -178,19 +137,7 @@ def endless(job: Job, request: int, batch: int, now: float, reason: str) -> Loop
 
 
 def beyond_limits(instance: Instance, size: int) -> str | None:
-    """Return which limit on a batch's tokens an input exceeds that is not split.
-
-    Parameters
-    ----------
-    instance : Instance
-    size : int
-        Tokens of the input.
-
-    Returns
-    -------
-    str or None
-        A reason for `endless`; None if the limits allow the input.
-    """
+    """Return which limit on a batch's tokens an input exceeds that is not split."""
     for limit, value in instance.limits.as_dict().items():
         if limit != "max_running" and size > value:
             return f"its input of {size} tokens exceeds {limit} {value}, and is not split"
@@ -199,17 +146,7 @@ def beyond_limits(instance: Instance, size: int) -> str | None:
 
 
 def too_long(instance: Instance) -> str | None:
-    """Return which request's prompt is longer than a batch's limit allows without a split.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    str or None
-        The first such request with its prompt and the limit, in words; None if there is none.
-    """
+    """Return which request's prompt is longer than a batch's limit allows without a split."""
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
@@ -230,17 +167,6 @@ def own_work(
     In seconds this is the time of a whole prefill, and of o - 1 decode steps that read the KV
     cached before them, without the fixed costs of batches. In rounds a batch takes the same time
     whatever it holds. The work is then the KV volume s o + o (o + 1) / 2.
-
-    Parameters
-    ----------
-    prompt, output : ndarray of int64, shape (n,)
-        Prompt tokens s and output tokens o.
-    cost : CostModel
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Seconds, or token-rounds without a `BatchCost`.
     """
     s, o = prompt.astype(np.float64), output.astype(np.float64)
     if not isinstance(cost, BatchCost):
@@ -250,17 +176,7 @@ def own_work(
 
 
 def first_deadline(instance: Instance) -> NDArray[np.float64]:
-    """Return when each request's first token is due by its SLO on TTFT.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Time since the first arrival; infinite without an SLO.
-    """
+    """Return when each request's first token is due by its SLO on TTFT."""
     if instance.slo_ttft is None:
         return np.full(instance.n, np.inf)
 
@@ -268,18 +184,7 @@ def first_deadline(instance: Instance) -> NDArray[np.float64]:
 
 
 def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
-    """Return when the prefill of each request must start for its first token to be in time.
-
-    Parameters
-    ----------
-    instance : Instance
-    cost : CostModel
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        `first_deadline` less the time of the whole prefill in a batch of its own.
-    """
+    """Return when the prefill of each request must start for its first token to be in time."""
     alone = np.ones(instance.n)
     if isinstance(cost, BatchCost) and not instance.in_rounds:
         one = np.ones(instance.n)
@@ -292,25 +197,7 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
 def waiting_rank(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
-    """Return the place of each request in an order of waiting requests.
-
-    Ties break by (arrival, index), here and nowhere else.
-
-    Parameters
-    ----------
-    order : str
-        One of the orders of `Rules`. For ``"random"`` only ties are resolved.
-    instance : Instance
-    predicted : ndarray of int64, shape (n,)
-        Predicted output tokens.
-    cost : CostModel
-        For ``"work"``.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Places from 0.
-    """
+    """Return requests' places in an order of `Rules`. Ties: by (arrival, index), here only."""
     prompt = instance.prompt_tokens
     key = {
         "arrival": lambda: np.zeros(instance.n),

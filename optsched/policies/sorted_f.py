@@ -25,23 +25,10 @@ EXACT_STEPS = 20_000_000
 def sorted_f() -> SortedF:
     """Return the policy that orders requests by batches of smallest F, the metric of the paper.
 
-    F(X) is the sum of the outputs of a set X of requests, divided by the square of their number.
-    Of the requests that wait, the set of smallest F that fits is taken out first, then the set of
-    smallest F of the others, and so on. Within a set, shorter outputs go first. Waiting requests
-    are admitted in this order while KV fits at every predicted completion.
-
-    Notes
-    -----
-    The paper is about requests that all arrive at once; there it proves a factor of 48 to the
-    optimum. Only its abstract and its metric were at hand. Ours is what they leave open: a set
-    *fits* when its requests can all start together; requests are admitted one by one as
-    by `mc-sf`, so that a set need not wait for the end of the one before; the order is made anew
-    when a request arrives; equal F prefers the larger set.
-
-    The set of smallest F comes from a dynamic program over the number of requests and the sum of
-    their prompts. Where that is too large (`EXACT_STEPS`), only the prefixes of the orders by
-    output, by peak and by KV volume are tried. When predictions are too short and KV overflows,
-    the latest arrivals are evicted.
+    docs/policies/sorted-f.md says what F is, and what is ours. The set of smallest F comes from a
+    dynamic program over the number of requests and the sum of their prompts. Where that is too
+    large (`EXACT_STEPS`), only the prefixes of the orders by output, by peak and by KV volume are
+    tried.
     """
     return SortedF()
 
@@ -126,10 +113,7 @@ def _smallest_f(
 def _by_dynamic_program(
     size: NDArray[np.int64], output: NDArray[np.int64], capacity: int, items: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the set of smallest F, exactly.
-
-    ``best[k, s]`` is the smallest sum of outputs of k requests whose sizes sum to s.
-    """
+    """Return the set of smallest F. ``best[k, s]``: least sum of outputs of k with size s."""
     n = items.size
     best = np.full((n + 1, capacity + 1), np.inf)
     best[0, 0] = 0.0

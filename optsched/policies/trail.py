@@ -37,30 +37,10 @@ BATCH_TOKENS = 512
 class Trail(Runner):
     """All requests in one line, ranked anew before every batch (Shahout et al. 2024, section 3.3).
 
-    Parameters
-    ----------
-    c : float
-        C in [0, 1]. Let r be a request's first prediction. A request that holds KV and has
-        produced floor(C r) tokens or more can no longer be preempted. C = 1 is SRPT.
-    refine : bool
-        Whether a request is ranked by the tokens that the latest prediction leaves. Otherwise it
-        is ranked by its first prediction minus the tokens produced.
-    keep : bool
-        Whether the KV of a preempted request stays until another request needs the memory.
-        Otherwise it is discarded at once.
-    max_running, max_batch_tokens : int, optional
-        Max requests and max tokens of a batch.
-
-    Raises
-    ------
-    InputError
-        If ``c`` is not in [0, 1], or if one of the two limits is below 1.
-
-    Notes
-    -----
-    The paper says of preempted requests both that "the cache must keep the intermediate state"
-    (section 2) and that they are discarded and recomputed when memory is out (section 4). That is
-    ``keep``. To discard at once is the plainer reading of "discard", and costs more.
+    docs/policies/trail.md has the parameters. The paper says of preempted requests both that "the
+    cache must keep the intermediate state" (section 2) and that they are discarded and recomputed
+    when memory is out (section 4). That is ``keep``. To discard at once is the plainer reading of
+    "discard".
     """
 
     evict_mode: EvictMode = field(default="recompute", init=False)
@@ -82,27 +62,11 @@ class Trail(Runner):
                 raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
 
     def batch(self, view: View) -> Batch:
-        """Return the next batch.
+        """Return the next batch (docs/policies/trail.md).
 
-        There are ``max_running`` seats. In the order of the line each request takes a seat and
-        the KV that it will hold, which is that of the whole input from its admission on. A
-        running request that finds no room loses its seat, and no waiting request behind it is
-        admitted. Decodes get the batch's tokens first, except those that a prefill at the head of
-        the line needs (one token where it may be split). Prefills get the rest in the order of
-        the line.
-
-        Parameters
-        ----------
-        view : View
-
-        Returns
-        -------
-        Batch
-
-        Notes
-        -----
-        Where an instance keeps phases apart, the head of the line decides which phase runs. Where
-        it forbids chunks, a prefill beyond ``max_batch_tokens`` runs alone once it is the head.
+        A request takes the KV of its whole input from its admission on. Prefills get what tokens
+        decodes leave, in the order of the line, and at its head what they need (one token where it
+        may be split).
         """
         from optsched.judge import life, replay
         from optsched.policies.engine import common, rerank as loop
@@ -187,18 +151,7 @@ class Trail(Runner):
 )
 @dataclass(kw_only=True, eq=False)
 class Srpt(Trail):
-    """`Trail` with C = 1.
-
-    Parameters
-    ----------
-    refine, keep, max_running, max_batch_tokens
-        As for `Trail`.
-
-    Notes
-    -----
-    A request may be preempted until it has produced as many tokens as its first prediction. After
-    that it is not preempted, since it may end with any token.
-    """
+    """`Trail` with C = 1: preempted until it has produced as many tokens as first predicted."""
 
     c: float = field(default=1.0, init=False)
 
@@ -215,17 +168,7 @@ CHUNKS = Rules(groups=("waiting", "running"), chunked=True, max_prefill_tokens=B
 def vllm_sjf(*, max_running: int | None = None) -> Rules:
     """Return rules that take waiting requests before running ones, by first prediction.
 
-    A running request is never preempted for a shorter one. When KV is short, the latest arrival
-    is evicted, and waits at its place in the order.
-
-    Parameters
-    ----------
-    max_running : int, optional
-        The max number of running requests.
-
-    Returns
-    -------
-    Rules
+    When KV is short, the latest arrival is evicted, and waits at its place in the order.
     """
     return replace(CHUNKS, order="output", max_running=max_running)
 
@@ -236,15 +179,5 @@ def vllm_sjf(*, max_running: int | None = None) -> Rules:
     paper="Shahout et al. 2024, section 4",
 )
 def vllm_fcfs(*, max_running: int | None = None) -> Rules:
-    """Return the rules of the paper's baseline: those of `vllm_sjf` in the order of arrival.
-
-    Parameters
-    ----------
-    max_running : int, optional
-        The max number of running requests.
-
-    Returns
-    -------
-    Rules
-    """
+    """Return the rules of the paper's baseline: those of `vllm_sjf` in the order of arrival."""
     return replace(CHUNKS, max_running=max_running)

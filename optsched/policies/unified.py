@@ -1,9 +1,7 @@
 """Algorithm 1 of Kim et al. 2024 (InferMax): a choice of groups, order and switches.
 
-``watermark`` keeps that share of the KV capacity free when a request is admitted. With
-``evicted_first`` an evicted request waits ahead of those that arrived later, instead of behind
-all. The paper's text has neither. The simulator that it extends (Vidur) has both, with a watermark
-of 0.01. The published effect of evictions is reproduced only with both
+``watermark``, a share of KV kept free at admission, and ``evicted_first`` are not in the text, but
+in the simulator that it extends (Vidur). Only both give the published effect of evictions
 (docs/lab/infermax-analysis.md).
 """
 
@@ -48,11 +46,7 @@ def _table_1(name: str, summary: str, rules: Rules, prefill_tokens: int = TOKENS
 
 
 def _ranking(name: str, summary: str, rules: Rules, clairvoyant: bool = False) -> None:
-    """Register a ranking of appendix A.3 with one group, hybrid batches and no chunking.
-
-    The last requests in the order are evicted first, and wait at their place in it. That there is
-    no chunking is our choice.
-    """
+    """Register a ranking of appendix A.3: one group, hybrid batches, no chunks (our choice)."""
 
     @policy(name, summary, clairvoyant=clairvoyant, paper="Kim et al. 2024, appendix A.3")
     def make(

@@ -37,39 +37,8 @@ LOWEST = {
 @register("vllm-v1", "vLLM's version 1 engine: running requests first, prefills in chunks")
 @dataclass(kw_only=True, eq=False)
 class VllmV1(Runner):
-    """The scheduler of vLLM's version 1 engine, as it is in vLLM 0.32.
+    """The scheduler of vLLM's version 1 engine, as it is in vLLM 0.32 (docs/policies/vllm-v1.md).
 
-    A step has a budget of ``max_num_batched_tokens``. Running requests take from it first, in the
-    order in which they were admitted, each all tokens that it has still to process. Then waiting
-    requests are admitted while budget, seats and KV last. Prefills are split at the end of the
-    budget. Where a running request lacks KV, the last of the running requests is preempted, or the
-    one of lowest priority. It loses its KV, keeps its tokens and waits first in line. A step that
-    preempts admits nobody.
-
-    Parameters
-    ----------
-    max_num_seqs : int
-        Max requests that run at once.
-    max_num_batched_tokens : int
-        Max tokens of a step.
-    long_prefill_token_threshold : int
-        Max tokens of one request in a step, unless it is alone in the system; 0: no limit.
-    watermark : float
-        Share of the KV blocks that an admission leaves free, unless nothing runs.
-    scheduler_reserve_full_isl : bool
-        Whether a request is admitted only if its whole input fits into the free KV. Otherwise its
-        first chunk needs to fit.
-    prefill_schedule_interval : int
-        Prefills are scheduled in every so many steps, counted since the engine was idle. Others
-        defer them while some request decodes, unless requests were left waiting the last time.
-    policy : {"fcfs", "priority"}
-        Whether requests are served by arrival, or by ``priority``.
-    priority : {"arrival", "prompt", "output", "total", "volume", "work"}
-        What ``"priority"`` serves first, ascending (ties: arrival, index); see `Rules`. The last in
-        this order is preempted first.
-
-    Notes
-    -----
     Its code was compared batch by batch with that of vLLM (docs/lab/vllm-conformance.md), on
     instances with ``"cached"`` accounting and without limits. Limits of an instance hold beside
     the scheduler's own. vLLM has no maximum of prefill tokens; prefills beyond it are cut. Where

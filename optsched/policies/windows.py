@@ -44,11 +44,6 @@ class Windows(Runner):
         arrival, >= 0. It prevents starvation: let m be the max tokens ever predicted for a
         request; on its worker it is never passed by one that arrives more than m / aging later.
 
-    Raises
-    ------
-    InputError
-        If a parameter has another type or is out of its range.
-
     Notes
     -----
     The paper leaves these points to vLLM 0.5. The prefills of a batch come first, unsplit, in

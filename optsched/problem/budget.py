@@ -17,10 +17,7 @@ class Clock:
     numba compiles a loop at its first call, once per installation. That takes longer than many a
     time limit, so the clock stands still meanwhile (`optsched.problem.kernel` stops it).
 
-    Attributes
-    ----------
-    tell : callable
-        Called when the clock is stopped for the first time.
+    `tell`: called when the clock is stopped for the first time.
     """
 
     def __init__(self) -> None:
@@ -61,17 +58,7 @@ work_time = Clock()
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a running bound, search or solve.
-
-    Parameters
-    ----------
-    elapsed_s : float
-        Seconds since the work began.
-    incumbent : float or None
-        Value of the best schedule found so far; None if there is none yet.
-    bound : float or None
-        Best bound found so far; None if there is none yet.
-    """
+    """The state of a running bound, search or solve; None for what is not found yet."""
 
     elapsed_s: float
     incumbent: float | None
@@ -79,15 +66,9 @@ class Progress:
 
 
 class History:
-    """A progress callback that records every change of the incumbent or the bound.
+    """A progress callback that records changes of incumbent or bound, and calls `tell` each time.
 
-    Parameters
-    ----------
-    tell : callable, optional
-        Another callback. It is called with every `Progress`, changed or not.
-    most : int
-        Maximum number of changes to keep. When there are more, every other one is dropped; the
-        latest always stays.
+    Of more than `most` changes every other one is dropped; the latest always stays.
     """
 
     def __init__(self, tell: Callable[[Progress], None] | None = None, most: int = 1000) -> None:
@@ -126,16 +107,10 @@ def progress_columns(progress: Sequence[Progress]) -> dict[str, list[float | Non
 
 
 class Budget:
-    """A deadline, an event that stops the work early, and a callback for progress.
+    """A deadline in seconds from now or None, an event that stops the work early, and a callback.
 
-    Parameters
-    ----------
-    time_limit_s : float or None
-        Seconds from now on; None means no limit.
-    stop : threading.Event, optional
-        When it is set, the work ends and returns the best that it has found.
-    progress : callable, optional
-        Called with a `Progress` whenever a better incumbent or bound was found.
+    The work then returns the best that it has found. The callback gets a `Progress` at each better
+    one.
     """
 
     def __init__(
@@ -171,20 +146,13 @@ class Budget:
         return self.stopped or self.spent_s >= self.limit_s
 
     def check(self, doing: str) -> None:
-        """Raise `OutOfTimeError` if the work should end.
-
-        Loops call it whose results are of no use in part, such as those that build a model or run
-        a policy.
-        """
+        """Raise `OutOfTimeError` if the work should end whose parts are of no use."""
         if self.over:
             why = "interrupted" if self.stopped else "time limit"
             raise OutOfTimeError(f"{why} while {doing}")
 
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
-        """Return a budget of a share of the time left, which stops when this one is stopped.
-
-        `progress`: the part's own callback; None: this budget's.
-        """
+        """Return a budget of a share of the time left, which stops with this one."""
         return Budget(share * self.left_s, stop=self.stop, progress=progress or self.progress)
 
     def tell(self, *, incumbent: float | None = None, bound: float | None = None) -> None:

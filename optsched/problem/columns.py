@@ -35,11 +35,7 @@ def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
 def whole_column(
     values: ArrayLike, field_name: str, low: int, high: int = MAX_TOKENS, *, item: Item = "request"
 ) -> NDArray[np.int64]:
-    """Return ``values`` as a read-only column of integers, each checked.
-
-    `item`: how the error names an entry of the column: a word to put before its index, or a
-    function from the index to words.
-    """
+    """Return values as a read-only column of integers. `item` names an entry in errors."""
     return _column(values, field_name, (low, high), item, whole=True)
 
 

@@ -37,12 +37,6 @@ class Forecast:
         Rising from 0: request i has the entries ``offsets[i]:offsets[i + 1]``, one or more.
     remaining : array_like of float, shape (offsets[n],)
         Output tokens left, >= 0.
-
-    Raises
-    ------
-    InputError
-        A value of the wrong type or out of range, or offsets that do not fit ``remaining``. For
-        an entry the error names the request and the tokens that it has produced by then.
     """
 
     every: int
@@ -93,21 +87,15 @@ class Forecast:
         return self.remaining[self.offsets[:-1]]
 
     def left(self, i: int, seen: int, produced: int) -> float:
-        """Return the predicted output tokens left of a request; see `tokens_left`.
+        """Return the predicted output tokens left of a request, >= 1; see `tokens_left`.
 
         Parameters
         ----------
         i : int
-            The request.
         seen : int
             Maximum number of tokens that it has ever had produced, over all its runs.
         produced : int
             Tokens produced in the current run, <= ``seen``.
-
-        Returns
-        -------
-        float
-            Tokens, >= 1.
         """
         return tokens_left(self.every, self.offsets, self.remaining, i, seen, produced)
 
@@ -118,10 +106,6 @@ class Forecast:
         ----------
         index : array_like of int or bool
             Indices of the requests, in the order wanted, or a mask of shape (n,).
-
-        Returns
-        -------
-        Forecast
         """
         pick = np.arange(self.n)[np.asarray(index)]
         lengths = np.diff(self.offsets)[pick]
@@ -137,11 +121,6 @@ class Forecast:
         ----------
         output_tokens : ndarray of int64, shape (n,)
             Output lengths of the requests.
-
-        Raises
-        ------
-        InputError
-            The number of requests differs, or a request has too few entries.
         """
         if self.n != len(output_tokens):
             raise InputError(
@@ -160,13 +139,7 @@ class Forecast:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the forecast as it stands in the JSON object of an instance file.
-
-        Returns
-        -------
-        dict
-            ``every``, ``offsets`` and ``remaining``.
-        """
+        """Return the forecast as it stands in the JSON object of an instance file."""
         return {
             "every": self.every,
             "offsets": self.offsets.tolist(),
@@ -186,27 +159,8 @@ def tokens_left(
 
     This is plain arithmetic on the columns of a `Forecast`, so that compiled code can use it.
 
-    Parameters
-    ----------
-    every : int
-        See `Forecast`.
-    offsets : ndarray of int64, shape (n + 1,)
-        See `Forecast`.
-    remaining : ndarray of float64, shape (offsets[n],)
-        See `Forecast`.
-    i : int
-        The request.
-    seen : int
-        Maximum number of tokens that the request has ever had produced, over all its runs. It
-        decides which prediction is the latest: a run that starts again loses none.
-    produced : int
-        Tokens produced in the current run, <= ``seen``.
-
-    Returns
-    -------
-    float
-        Tokens: the latest prediction less what was produced since it was made. It is never below
-        1, since a request that still runs has a token left.
+    `seen`: maximum number of tokens that the request has ever had produced, over all its runs. It
+    decides which prediction is the latest: a run that starts again loses none.
     """
     entry = seen // every
     return max(1.0, every * entry + remaining[offsets[i] + entry] - produced)

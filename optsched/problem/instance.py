@@ -58,11 +58,6 @@ class Limits:
         P: maximum number of prefill tokens processed in one batch.
     max_running : int, optional
         R_max: maximum number of requests that hold KV after a batch (``max_num_seqs`` in vLLM).
-
-    Raises
-    ------
-    InputError
-        A limit that is not an integer >= 1.
     """
 
     max_batch_tokens: int | None = None
@@ -76,32 +71,12 @@ class Limits:
                 object.__setattr__(self, name, whole_number(value, f"limits.{name}", 1, INT64_MAX))
 
     def as_dict(self) -> dict[str, int]:
-        """Return the limits that are set, by name.
-
-        Returns
-        -------
-        dict of str to int
-        """
+        """Return the limits that are set, by name."""
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
 def whole_blocks(tokens: Any, block: int) -> Any:
-    """Return the KV tokens of the whole blocks that some tokens take.
-
-    Compiled loops call it, too.
-
-    Parameters
-    ----------
-    tokens : int or ndarray of int64
-        KV tokens.
-    block : int
-        Tokens of a block (`Instance.kv_block_tokens`).
-
-    Returns
-    -------
-    int or ndarray of int64
-        The smallest multiple of ``block`` that is not smaller.
-    """
+    """Return the KV tokens of the whole blocks that some tokens take; compiled loops call it."""
     return tokens if block == 1 else -(-tokens // block) * block
 
 
@@ -393,12 +368,7 @@ class Instance:
         return not all(getattr(self, name) is None for name in PREDICTIONS)
 
     def without_predictions(self) -> Instance:
-        """Return the same instance with no predictions.
-
-        Returns
-        -------
-        Instance
-        """
+        """Return the same instance with no predictions."""
         return replace(self, **dict.fromkeys(PREDICTIONS))  # type: ignore[arg-type]
 
     @cached_property
@@ -410,9 +380,8 @@ class Instance:
     def release_times(self) -> NDArray[Any]:
         """Times from which on the requests may be processed, where they are given in advance.
 
-        These are the arrivals. Bounds, formulations and searches read releases here or from
-        `release`. An instance whose releases depend on the schedule has none to be read: code
-        that has an evaluation reads those of the evaluation.
+        Bounds, formulations and searches read the arrivals here or from `release`. An instance
+        whose releases depend on the schedule would have none to be read.
         """
         return self.arrival
 
@@ -439,10 +408,6 @@ class Instance:
         ----------
         since_first : array_like, any shape
             Times since the first arrival, in the instance's unit.
-
-        Returns
-        -------
-        ndarray of int64 (rounds) or float64 (seconds), same shape
         """
         times: NDArray[Any] = np.asarray(since_first)
         if self.in_rounds:
@@ -452,18 +417,14 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Maximum KV tokens that each request fills: s + o, or s + o - 1; shape (n,).
-
-        Blocks are not rounded up (`whole_blocks`).
-        """
+        """Max KV tokens of each request, s + o or s + o - 1, not in whole blocks; shape (n,)."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property
     def volume(self) -> NDArray[np.int64]:
         """KV tokens that each uninterrupted run fills, summed over its rounds; shape (n,).
 
-        Blocks are not rounded up (`whole_blocks`).
-        This is s o + o (o + 1) / 2 with ``"generated"`` accounting, and o less with ``"cached"``.
+        This is s o + o (o + 1) / 2, and o less with ``"cached"`` accounting, without whole blocks.
         """
         s, o = self.prompt_tokens, self.output_tokens
         return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
@@ -477,11 +438,6 @@ class Instance:
             SHA-256 of an instance, as `sha256`; None is accepted.
         field : str
             What the error calls the digest.
-
-        Raises
-        ------
-        InputError
-            The digest belongs to another instance.
         """
         if digest not in (None, self.sha256):
             raise InputError(
@@ -490,7 +446,7 @@ class Instance:
             )
 
     def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
-        """Return an instance with some of the requests.
+        """Return an instance with some of the requests; only ``known`` is dropped.
 
         Parameters
         ----------
@@ -498,11 +454,6 @@ class Instance:
             Indices of the requests, in the order wanted, or a mask of shape (n,).
         name : str, optional
             Name of the new instance; None keeps this one's.
-
-        Returns
-        -------
-        Instance
-            Everything else stays, except that ``known`` is dropped.
         """
         pick = np.asarray(index)
 
@@ -515,13 +466,7 @@ class Instance:
         return replace(self, **cut, known=None, name=self.name if name is None else name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of an instance file.
-
-        Returns
-        -------
-        dict
-            Fields that are absent are left out.
-        """
+        """Return the JSON object of an instance file, without fields that are absent."""
         requests: dict[str, Any] = {k: plain_numbers(v) for k, v in self._numbers.items()}
         if self.forecast is not None:
             requests["forecast"] = self.forecast.to_dict()
@@ -554,11 +499,10 @@ class Instance:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the content without ``name``, ``id`` and ``known``.
+        """SHA-256 of the content without ``name``, ``id`` and ``known``, as canonical JSON.
 
-        It covers the canonical JSON text: keys are sorted, there are no spaces, numbers without
-        a fraction are integers, and absent or null fields are left out, since they mean the
-        same.
+        Numbers without a fraction are integers, and absent and null fields, which mean the same,
+        left out.
         """
         data = self.to_dict()
         for key in ("name", "known"):
@@ -569,17 +513,6 @@ class Instance:
 
 
 def canonical_json(data: Any) -> bytes:
-    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover.
-
-    Parameters
-    ----------
-    data : object
-        What JSON can hold. NaN and infinity raise a ValueError.
-
-    Returns
-    -------
-    bytes
-        ASCII text.
-    """
+    """Return ``data`` as JSON with sorted keys and no spaces, the form that digests cover."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()

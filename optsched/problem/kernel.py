@@ -50,10 +50,7 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
 
 
 def prefetch(array: Any, index: Any) -> None:
-    """Ask for an entry of an array that is read soon, where compiled reads would wait for memory.
-
-    It is a hint: an index beyond the array does no harm. In plain Python nothing happens.
-    """
+    """Ask for an entry of an array that is read soon. An index beyond the array does no harm."""
 
 
 @cache

@@ -25,10 +25,7 @@ def number(value: Any) -> str:
 
 
 def facts(title: str, rows: Iterable[tuple[str, Any]]) -> str:
-    """Return an HTML table of names and values under a title.
-
-    `rows`: names and values. A row whose value is None is left out.
-    """
+    """Return an HTML table of names and values under a title, without those that are None."""
     body = "".join(
         f'<tr><th style="{_LEFT}">{escape(name)}</th>'
         f'<td style="{_LEFT}">{escape(number(value))}</td></tr>'

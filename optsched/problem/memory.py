@@ -9,10 +9,7 @@ MAX_BYTES = 2 * 10**9
 
 
 def check_size(found: float, each: int, what: str, instead: str, field: str = "method") -> None:
-    """Raise `TooLargeError` if something would need more than `MAX_BYTES`.
-
-    `found`: an upper bound on the number of its parts.
-    """
+    """Raise `TooLargeError` if something of so many parts would need more than `MAX_BYTES`."""
     if found * each > MAX_BYTES:
         raise TooLargeError(
             f"{field}: found up to {found:.2g} {what}; expected at most {MAX_BYTES / each:.2g} "

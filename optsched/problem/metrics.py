@@ -35,27 +35,10 @@ def time_words(time_unit: str | None) -> str:
 class Metric:
     """A number derived from a judged schedule or from measured times.
 
-    Parameters
-    ----------
-    name : str
-        Its key in `Evaluation.metrics`, in files and in specifications of objectives.
-    words : str
-        Its name in the headers of tables.
-    unit : str
-        See `Unit`.
-    meaning : str
-        One line for the documentation and the schema; empty where ``words`` are enough.
-    needs : tuple of str
-        Attributes that an `Evaluation` or `Times` must have for the metric to be known.
-        Measured times have no batches and no KV, so metrics that need those are unknown there.
-    function : callable
-        Computes the value from an `Evaluation` or `Times`; it returns None where there is none.
-    sense : {"min", "max"}
-        Whether less or more is better.
-    whole : {"never", "rounds", "always"}
-        Where every value is an integer: nowhere, in instances in rounds, or everywhere.
-    parameters : tuple of str
-        Parameters that the value depends on, by the names of those of `optsched.evaluate`.
+    `meaning` is for the documentation and the schema; empty where the `words` of headers are
+    enough. `needs` names attributes without which the metric is unknown: measured times have no
+    batches and no KV. `function` computes the value, or None. `whole` says where every value is an
+    integer. `parameters` are those of `optsched.evaluate` on which it depends.
     """
 
     name: str
@@ -103,21 +86,9 @@ class Metric:
 class Times:
     """Times of an instance's requests without a schedule, such as those of a real server.
 
-    Parameters
-    ----------
-    instance : Instance
-    latency : ndarray, shape (n,)
-        Time from arrival to the last token, in the instance's unit.
-    ttft : ndarray of float64, shape (n,), optional
-        Time from arrival to the first token.
-    tpot : ndarray of float64, shape (n,), optional
-        Time per output token after the first; NaN for requests of one output token.
-    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        SLOs of every request, in place of those of the instance (`optsched.evaluate`).
-    ttft_weight : float, optional
-        The weight of TTFT beside latency, from 0 to 1.
-    gap : ndarray of float64, shape (n,), optional
-        Largest time between two output tokens in succession; NaN for requests of one output token.
+    Columns have the shape (n,). TPOT and gap are NaN for requests of one output token. SLOs are
+    those of every request, in place of the instance's, and `ttft_weight` is as for
+    `optsched.evaluate`.
     """
 
     instance: Instance
@@ -159,10 +130,7 @@ def _over(column: str, words: str, unit: Unit, meaning: str, names: str) -> Iter
 
 
 def served_well(judged: Any) -> NDArray[np.bool_] | None:
-    """Return which requests are within all their SLOs.
-
-    An SLO that was given for all requests replaces the column of the instance.
-    """
+    """Return which requests are within all their SLOs, given ones in place of the instance's."""
     given = {name: getattr(judged, name) for name in SLOS}
     limits = {**judged.instance.slos, **{k: v for k, v in given.items() if v is not None}}
     times = {name: getattr(judged, SLOS[name]) for name in limits}

@@ -17,15 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric to minimize, or to maximize where more is better.
+    """A metric of `optsched.problem.metrics.TABLE` to minimize, or maximize where more is better.
 
-    Parameters
-    ----------
-    name : str
-        The name of a metric in `optsched.problem.metrics.TABLE`.
-    parameters : tuple of (str, float)
-        Names and values of the parameters that the metric depends on. Limits are times > 0 in the
-        instance's unit, and weights are shares from 0 to 1.
+    `parameters` are limits, times > 0 in the instance's unit, and weights from 0 to 1, by name.
     """
 
     name: str

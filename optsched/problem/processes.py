@@ -66,8 +66,7 @@ def unordered(
 ) -> Iterator[tuple[int, Future[R]]]:
     """Yield numbered items' finished futures, with at most ``room()`` of them handed out.
 
-    The next item is handed out when the caller asks for the next result. A caller that stores each
-    result at once and is then killed loses only what was running.
+    The next item is handed out on demand, so a caller that is killed loses only what was running.
     """
     left = iter(items)
     asked: dict[Future[R], int] = {}
@@ -83,8 +82,8 @@ def unordered(
 class Processes:
     """One process for each thread that calls; the first thing that each does is to call ``begin``.
 
-    A call that uses more than ``memory_limit`` bytes of memory is ended. The processes that it
-    started count too. The memory is measured ten times a second.
+    A call whose processes use more than ``memory_limit`` bytes is ended. They are measured ten
+    times a second.
     """
 
     def __init__(
@@ -102,10 +101,7 @@ class Processes:
         self._closed = False
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
-        """Return what a function returns, or raise what it raises, in the thread's process.
-
-        `DiedError` says how the process died each time that this was tried.
-        """
+        """Return or raise what a function does in the thread's process, or `DiedError`."""
         for _ in range(ATTEMPTS):
             process = self._process()
             try:

@@ -30,12 +30,7 @@ def percent(share: float | None) -> str:
 class LiveLine:
     """A line on a terminal. Elsewhere nothing is shown, or a line of text now and then.
 
-    Parameters
-    ----------
-    wanted : bool
-        Whether to show anything at all.
-    every_s : float
-        Seconds between lines where standard error is not a terminal.
+    `every_s`: seconds between lines where standard error is not a terminal.
     """
 
     def __init__(self, wanted: bool = True, every_s: float = math.inf) -> None:
@@ -66,10 +61,7 @@ class LiveLine:
             print(text, file=sys.stderr, flush=True)
 
     def counted(self, done: int, of: int, what: str) -> None:
-        """Show how many have finished, at what rate, and the time left at this rate.
-
-        The first call comes before any work, with the number of those that need none.
-        """
+        """Show how many have finished, the rate, and the time left. One call precedes all work."""
         now = time.monotonic()
         begins = self.of == 0
         self.done, self.of = done, of

@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
-    """Import and yield the modules of a package, sorted by name.
-
-    Modules of compiled loops (``..._kernel``) are left out, since they load numba.
-    """
+    """Import and yield a package's modules by name, but not ``..._kernel``, which load numba."""
     path = import_module(package).__path__
     walk = pkgutil.walk_packages if deep else pkgutil.iter_modules
     for info in sorted(walk(path, f"{package}."), key=lambda info: info.name):
@@ -35,18 +32,8 @@ class Registry(Generic[T]):
     """Values by name. The modules of a package are imported when a value is first needed.
 
     A module registers its values in one of two ways. It calls `add`, usually in a decorator, or
-    it holds values of type ``kind`` at its top level, each with an attribute ``name``.
-
-    Parameters
-    ----------
-    what : str
-        What errors call a value: "policy", "bound".
-    package : str, optional
-        Dotted name of the package whose modules hold values; None: only `add` registers any.
-    kind : type, optional
-        Type of the values that are collected from the top level of a module.
-    error : type
-        Error that an unknown name raises.
+    it holds values of type `kind` at its top level, each with an attribute ``name``. Without a
+    `package` only `add` registers any. `what` is what errors call a value.
     """
 
     def __init__(
@@ -62,11 +49,7 @@ class Registry(Generic[T]):
         self._complete = package is None
 
     def add(self, name: str, value: T) -> T:
-        """Register a value and return it.
-
-        A decorator that runs again, in a file loaded again or in a notebook's cell run again,
-        replaces the value that it registered before.
-        """
+        """Register a value and return it. A decorator that runs again replaces its former value."""
         known = self._values.get(name, value)
         if known is not value and _maker_of(known) != _maker_of(value):
             raise ValueError(f"{self._what} {name!r}: found two of that name; expected one")

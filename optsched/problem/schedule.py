@@ -81,13 +81,7 @@ class Schedule:
         return len(self.batch_offsets) - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a schedule file.
-
-        Returns
-        -------
-        dict
-            Columns that are absent are left out.
-        """
+        """Return the JSON object of a schedule file, without columns that are absent."""
         data: dict[str, Any] = {
             "format": "optsched-schedule",
             "version": 1,
@@ -113,19 +107,6 @@ def read_start(start: float, earliest: float, origin: float) -> float:
     A start in a schedule is a rounded sum, and the later the first arrival, the coarser the
     rounding. A start that equals the rounded earliest start is therefore read as the earliest
     start. The judge and the engines compile this function, so that both read the same moment.
-
-    Parameters
-    ----------
-    start : float
-        Start in the schedule: a time since ``origin`` plus ``origin``.
-    earliest : float
-        Earliest start of the batch, as a time since ``origin``.
-    origin : float
-        See `Instance.clock_origin`.
-
-    Returns
-    -------
-    float
     """
     return earliest if origin + earliest == start else start - origin
 
@@ -140,22 +121,14 @@ ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker")
 def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
     """Return the schedule of uninterrupted runs that start at given rounds.
 
+    `optsched.evaluate` says whether it is feasible.
+
     Parameters
     ----------
     starts : array_like of int, shape (n,)
         Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
     instance : Instance
         What the schedule is for; its digest is recorded.
-
-    Returns
-    -------
-    Schedule
-        Of kind ``"starts"``. Whether it is feasible is for `optsched.evaluate` to say.
-
-    Raises
-    ------
-    InputError
-        The starts are not integers.
     """
     return Schedule(
         kind="starts",
@@ -180,6 +153,8 @@ def from_batches(
 ) -> Schedule:
     """Return a schedule of batches from its flat columns.
 
+    `optsched.evaluate` says whether it is feasible.
+
     Parameters
     ----------
     batch_offsets : array_like of int, shape (batches + 1,)
@@ -200,11 +175,6 @@ def from_batches(
         See `Schedule`.
     cost_model_sha256 : str, optional
         Digest of the cost model that the schedule was made for.
-
-    Returns
-    -------
-    Schedule
-        Of kind ``"batches"``. Whether it is feasible is for `optsched.evaluate` to say.
 
     Raises
     ------
@@ -239,20 +209,7 @@ def from_batches(
 
 
 def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedule:
-    """Return the schedule of uninterrupted runs that start at given rounds on given workers.
-
-    Parameters
-    ----------
-    instance : Instance
-        In rounds.
-    starts : array_like of int, shape (n,)
-        Start of each request, in rounds. The request runs in rounds start + 1 to start + o.
-    workers : array_like of int, shape (n,)
-
-    Returns
-    -------
-    Schedule
-    """
+    """Return the schedule of uninterrupted runs that start at given rounds on given workers."""
     outputs, begin, place = instance.output_tokens, np.asarray(starts), np.asarray(workers)
     request = np.repeat(np.arange(instance.n), outputs)
     step = np.arange(len(request)) - np.repeat(np.cumsum(outputs) - outputs, outputs)
@@ -276,17 +233,6 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     A batch with more tokens becomes several in a row: decodes come first, then prompts, of which
     one may be split. What is held and processed after the last part is what it was after the whole
     batch, and until then it is less, so every other limit still holds. Starts are left out.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Of batches.
-    instance : Instance
-        Its digest is that of the result.
-
-    Returns
-    -------
-    Schedule
     """
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)
@@ -332,19 +278,7 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
 
 
 def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
-    """Return the worker of each request in a schedule of batches.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    n : int
-        Number of requests.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        That of its last batch; 0 without a column of workers.
-    """
+    """Return the worker of each request in a schedule of batches."""
     home = np.zeros(n, dtype=np.int64)
     if schedule.worker is not None:
         offsets, request, *_ = check_columns(schedule)
@@ -354,23 +288,7 @@ def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
 
 
 def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
-    """Check that a schedule's columns fit together; whether it is feasible is not checked.
-
-    Parameters
-    ----------
-    schedule : Schedule
-
-    Returns
-    -------
-    tuple of ndarray of int64
-        The columns of `COLUMNS`, or ``starts`` alone for a schedule of starts.
-
-    Raises
-    ------
-    InputError
-        A column is missing, offsets do not rise from 0 to the column's length, or columns are
-        of unequal length.
-    """
+    """Check that a schedule's columns fit together; whether it is feasible is not checked."""
     if schedule.kind == "starts":
         if schedule.starts is None:
             raise InputError("starts: found nothing; expected one start per request")

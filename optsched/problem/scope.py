@@ -12,15 +12,7 @@ holds KV while batches run without it."""
 
 @dataclass(frozen=True)
 class Scope:
-    """The schedules on some equal workers that do nothing of some kinds.
-
-    Parameters
-    ----------
-    workers : int
-        Number of equal workers, each with the KV capacity and the limits of the instance.
-    without : frozenset of str
-        Names in `KINDS`. Empty: every schedule that the judge accepts on these workers.
-    """
+    """The schedules on some equal workers, as of the instance, that do nothing of some `KINDS`."""
 
     workers: int = 1
     without: frozenset[str] = frozenset()

@@ -20,10 +20,7 @@ the largest time between two output tokens in succession, and latency the time t
 
 
 def check_slo(name: str, value: float | None) -> None:
-    """Check the limit of an SLO that holds for all requests.
-
-    `value`: a time in the instance's unit; None is accepted.
-    """
+    """Check the limit of an SLO that holds for all requests; None is accepted."""
     if value is None:
         return
 
@@ -49,10 +46,7 @@ def with_spare(limit: Any, release: NDArray[np.float64], in_rounds: bool) -> NDA
 
 
 def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
-    """Return the limits of an SLO per request as a read-only column.
-
-    `values` (shape (n,)): times > 0, or None or infinity for a request without a limit.
-    """
+    """Return SLOs of requests as a read-only column, with infinity for None."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         absent = np.isposinf(values)
     elif hasattr(values, "__iter__") and not isinstance(values, (str, bytes)):

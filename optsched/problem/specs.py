@@ -22,17 +22,7 @@ _FILE = re.compile(r"[^,=]*?\.py:")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a policy, predictor or objective.
-
-    Parameters
-    ----------
-    type : type
-        ``bool``, ``int``, ``float`` or ``str``.
-    optional : bool
-        Whether None is a value too, written as ``none``, ``null`` or ``inf``.
-    default : object
-        ``inspect.Parameter.empty`` if a value must be given.
-    """
+    """A parameter of a policy, predictor or objective, which may be None (``none``, ``inf``)."""
 
     type: type
     optional: bool
@@ -90,11 +80,7 @@ def read_pairs(
 
 
 def split_specs(text: str) -> list[str]:
-    """Split a list of specifications: ``a:x=1,y=2,b`` becomes ``a:x=1,y=2`` and ``b``.
-
-    `text`: specifications joined by commas. A part of the form ``key=value`` belongs to the
-    specification before it.
-    """
+    """Split ``a:x=1,y=2,b`` into ``a:x=1,y=2`` and ``b``."""
     specs: list[str] = []
     for part in text.split(","):
         if specs and re.match(r"\s*[^:=]+=", part):
@@ -150,10 +136,7 @@ def convert(text: str, parameter: Parameter, where: str) -> Any:
 
 
 def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
-    """Return the object that a user's ``file.py:attribute`` names.
-
-    A file is executed once per process, and again only after it has changed.
-    """
+    """Return the object that ``file.py:attribute`` names, executed again only after a change."""
     file, _, attribute = name.rpartition(":")
     path = Path(file)
     where = f"{kind} {name!r}"

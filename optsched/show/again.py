@@ -53,9 +53,7 @@ def simulate_again(
 ) -> tuple[Schedule, Evaluation]:
     """Run a policy of a comparison again. Every recorded metric must agree.
 
-    The instance (with its predictions), the cost model, the specification and the seed determine
-    what a policy does. Comparison files may come from anybody. A specification that names a file
-    is therefore refused, since running it would execute or read that file.
+    A specification that names a file is refused, since comparison files may come from anybody.
     """
     from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate

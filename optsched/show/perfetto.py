@@ -29,20 +29,9 @@ US_PER_ROUND = 1000.0
 def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield the events of a schedule in the Chrome trace event format.
 
-    Each phase of a request is a slice. The requests are threads of the process "requests" in order
-    of arrival. Each batch is a slice on its worker. Counters of each worker show the KV held, and
-    the requests and tokens in the batch. Times are in microseconds, and a round is shown as a
-    millisecond.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
-
-    Yields
-    ------
-    dict
-        An event.
+    Requests in order of arrival are threads of the process "requests", with a slice for each phase.
+    Each batch is a slice on its worker, which has counters of KV, requests and tokens. Times are in
+    microseconds, and a round is shown as a millisecond.
     """
     scale = US_PER_ROUND if timeline.instance.in_rounds else 1e6
     instance = timeline.instance
@@ -127,7 +116,6 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     path : str or Path
         The file. It is compressed if its name ends in ``.gz``.
 
@@ -135,11 +123,6 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
     -------
     int
         Number of events.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     instance = timeline.instance
     merged = len(timeline.span_start) > MAX_SLICES

@@ -78,33 +78,17 @@ _DATASETS = tuple(Dataset(name, **row) for name, row in _TABLE.items())
 
 
 def datasets() -> dict[str, Dataset]:
-    """Return every public trace that can be downloaded.
-
-    Returns
-    -------
-    dict of str to Dataset
-        By name.
-    """
+    """Return every public trace that can be downloaded, by name."""
     return {dataset.name: dataset for dataset in _DATASETS}
 
 
 def cached(name: str) -> Path | None:
-    """Return the file of a dataset in the user's cache.
+    """Return a dataset's file in the user's cache, or None if it has not been downloaded.
 
     Parameters
     ----------
     name : str
         One of `datasets`.
-
-    Returns
-    -------
-    Path or None
-        None if the file has not been downloaded.
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
     """
     file = _cache() / _dataset(name).file_name
     return file if file.is_file() else None
@@ -143,10 +127,6 @@ def fetch_dataset(
     progress : callable, optional
         Called with the number of bytes received so far, including those of an earlier download,
         and with the size of the file, or 0 if the server does not say.
-
-    Returns
-    -------
-    Path
 
     Raises
     ------
@@ -296,9 +276,9 @@ class _Download:
         return went_on
 
     def _soon(self, receive: Callable[[], T]) -> T:
-        """Return what a call returns, within twice the time of the server's silence.
+        """Return what a call returns within twice the server's silence, by another thread.
 
-        The timeout of `requests` begins anew with each byte, so that another thread has to wait.
+        The timeout of `requests` begins anew with each byte.
         """
         from requests.exceptions import RequestException
 
@@ -325,10 +305,10 @@ class _Download:
 
     @contextmanager
     def _claimed(self) -> Iterator[BufferedRandom]:
-        """Yield the file of waiting bytes, to whose end all is written.
+        """Yield the file of waiting bytes, locked by the system until this process ends.
 
-        If another process has it, or the system has no such locks, it is one of this process that
-        is removed at the end. The system releases a lock even if a process is killed.
+        If another has it, or there are no locks, it is one of this process that is removed at the
+        end.
         """
         if fcntl is not None:
             with open(self.part, "a+b") as stream:

@@ -40,20 +40,7 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a generator.
-
-    Parameters
-    ----------
-    type : {"int", "float", "text"}
-    doc : str
-        What the parameter is, with its unit.
-    default : int, float, str or None
-        None means that the value is drawn or follows from the others, as ``doc`` says.
-    low, high : number
-        The smallest and largest value of a number. A float must be larger than ``low``.
-    choices : sequence of str
-        The allowed texts; empty if any text is.
-    """
+    """A parameter of a generator. Floats are above ``low``. Without a default it is drawn."""
 
     type: Literal["int", "float", "text"]
     doc: str
@@ -65,18 +52,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class InstanceGenerator:
-    """A registered generator of instances.
-
-    Parameters
-    ----------
-    name : str
-    summary : str
-        One line on what it draws, with the source.
-    parameters : mapping of str to Parameter
-    draw : callable
-        Function of a ``numpy.random.Generator`` and the values of the parameters; it returns an
-        `Instance`.
-    """
+    """A registered generator: ``draw`` makes an `Instance` of a Generator and parameters."""
 
     name: str
     summary: str
@@ -89,13 +65,7 @@ _TABLE = tomllib.loads(Path(__file__).with_name("generators.toml").read_text(enc
 
 
 def generators() -> dict[str, InstanceGenerator]:
-    """Return every generator.
-
-    Returns
-    -------
-    dict of str to InstanceGenerator
-        By name, sorted.
-    """
+    """Return every generator, sorted by name."""
     return _REGISTRY.all()
 
 
@@ -110,16 +80,6 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
         An integer >= 0, or a generator to draw from.
     **parameters
         Parameters of the generator. None stands for the default.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        A name or parameter is unknown, a value is of the wrong type or out of range, or values
-        contradict each other.
     """
     spec = _REGISTRY.get(name)
     values = {key: parameter.default for key, parameter in spec.parameters.items()}
@@ -143,25 +103,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
 
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
-    """Return a generator's parameters from their texts, as on a command line.
-
-    Parameters
-    ----------
-    name : str
-        One of `generators`.
-    texts : mapping of str to str
-        Text of each parameter; ``"none"`` stands for the default.
-
-    Returns
-    -------
-    dict of str to int, float, str or None
-        None stands for the default.
-
-    Raises
-    ------
-    InputError
-        The name or a parameter is unknown, or a text is not an allowed value.
-    """
+    """Return a generator's parameters from their texts, as on a command line."""
     spec = _REGISTRY.get(name)
     values: dict[str, int | float | str | None] = {}
     for key, text in texts.items():

@@ -21,7 +21,7 @@ Family = Callable[[str | Scheduler, int, int, Generator], Instance]
 
 
 def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Instance:
-    """Return the instance that an adversary builds against a policy.
+    """Return the instance of M / 2 + 1 requests that an adversary builds against a policy.
 
     This is the adversary of Jaillet et al. 2025, Theorem 4.1. One request with s = 1 and o = M - 1
     arrives at 0. The adversary sees in which round b the policy starts it. It then sends M / 2
@@ -36,12 +36,6 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
     kv_capacity : int
         M, at least 4 tokens.
     seed : int
-        Seed of the policy's run.
-
-    Returns
-    -------
-    Instance
-        An instance in rounds of M / 2 + 1 requests.
 
     Raises
     ------
@@ -90,28 +84,15 @@ def from_shares(
     rng: Generator | None = None,
     name: str = "",
 ) -> Instance:
-    """Return an instance of requests at 0 with one prompt token, whose outputs have given shares.
+    """Return requests at 0 in rounds, each with one prompt token, whose outputs have given shares.
 
-    Parameters
-    ----------
-    shares : array_like
-        Shares of the lengths ``first``, ``first + 1``, ... They need not sum to 1.
-    n : int
-        Number of requests.
-    kv_capacity : int
-        M, in tokens.
-    first : int
-        The smallest output length. Every request is predicted between it and the largest length.
-    rng : numpy.random.Generator, optional
-        With a generator the outputs are drawn. Without one their numbers are in proportion to the
-        shares, rounded by largest remainders.
-    name : str
-        Name of the instance.
+    They stand in the order of their outputs.
 
-    Returns
-    -------
-    Instance
-        An instance in rounds, with its requests in the order of their outputs.
+    `shares`: shares of the lengths ``first``, ``first + 1``, ... They need not sum to 1.
+    `first`: the smallest output length. Every request is predicted between it and the largest
+    length.
+    `rng`: with a generator the outputs are drawn. Without one their numbers are in proportion to
+    the shares, rounded by largest remainders.
     """
     x = np.asarray(shares, dtype=np.float64)
     x = x / x.sum()
@@ -148,16 +129,7 @@ def two_point(short: int, long: int, share: float, n: int, *, kv_capacity: int) 
     n : int
         Number of requests.
     kv_capacity : int
-        As in `from_shares`.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        The outputs are not 1 <= short < long, or the share is outside [0, 1].
+        M, in tokens.
     """
     if not (1 <= short < long and 0 <= share <= 1):
         raise InputError(
@@ -182,18 +154,9 @@ def geometric(
     n : int
         Number of requests.
     kv_capacity, rng
-        As in `from_shares`.
+        M, in tokens; with a generator the outputs are drawn, else their numbers are in proportion.
     longest : int
         The largest output, in tokens. The distribution is cut there.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
     """
     shares, name = geometric_shares(q, longest), f"geometric-{q:g}"
     return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
@@ -211,45 +174,20 @@ def weighted_geometric(
     n : int
         Number of requests.
     kv_capacity, rng
-        As in `from_shares`.
+        M, in tokens; with a generator the outputs are drawn, else their numbers are in proportion.
     longest : int
         The largest output, in tokens. The distribution is cut there.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        ``q`` is outside [0, 1].
     """
     shares, name = weighted_geometric_shares(q, longest), f"weighted-{q:g}"
     return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
 
 
 def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int) -> Instance:
-    """Return a small adversarial instance: a long request, then short ones that do not fit with it.
+    """Return a long request, then short ones that do not fit with it: `against` with few requests.
 
-    It is like `against`, with few requests. After the policy has started the long request, one
-    short request with a prompt of M - 1 tokens arrives in each round. It would have been best to
-    start the long request a few rounds later.
-
-    Parameters
-    ----------
-    policy : str, Rules, Windows or Policy
-        The policy that the instance is built against. If it never starts the long request, the
-        short ones come from round 1 on.
-    kv_capacity : int
-        M, in tokens.
-    n : int
-        Number of requests.
-    seed : int
-        Seed of the policy's run.
-
-    Returns
-    -------
-    Instance
+    After the policy has started the long request, or from round 1 on if it never does, one short
+    request with a prompt of M - 1 tokens arrives in each round. It would have been best to start
+    the long one a few rounds later.
     """
     long, start = kv_capacity - 1, 0
     with suppress(LoopError):
@@ -268,20 +206,7 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
     """Return requests at 0: wide ones, and narrow ones whose outputs are one token longer.
 
     A policy that serves the shortest output first serves the wide requests of output a one after
-    the other. The narrow ones have output a + 1 and prompt 1, and all of them fit together.
-
-    Parameters
-    ----------
-    kv_capacity : int
-        M, in tokens.
-    n : int
-        Number of requests. There is at least one narrow request beyond the wide ones.
-    wide : int
-        Number of wide requests.
-
-    Returns
-    -------
-    Instance
+    the other. The narrow ones, at least one, have output a + 1 and prompt 1, and fit together.
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)

@@ -115,7 +115,6 @@ def gap_breakdown(
     instance : Instance
         An instance in rounds, without limits on batches.
     policy : str, Rules, Windows or Policy
-        The policy to explain.
     seeds, seed : int
         Number of runs of a random policy, and the seed of the first one.
     time_limit_s : float
@@ -129,11 +128,6 @@ def gap_breakdown(
     Returns
     -------
     Gap
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds, or has limits on batches.
     """
     if not instance.in_rounds:
         raise UsageError(
@@ -226,8 +220,7 @@ def _mean_latency(
 def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:
     """Return each request's place in the policy's order of waiting requests.
 
-    Rules have such an order. For a policy object or a random order, it is the order of the last
-    starts in a run.
+    For a policy object or a random order, it is the order of the last starts in a run.
     """
     made = make_policy(policy)[0] if isinstance(policy, str) else policy
     rank = runner_of(made).waiting_rank(instance, UnitCost())

@@ -11,10 +11,9 @@ from typing import Any
 
 @contextmanager
 def interrupts_noted() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets, in addition to its usual effect.
+    """Yield an event that Ctrl-C sets in the main thread, in addition to its usual effect.
 
-    On Ctrl-C a solver ends and returns what it has found. The event tells the caller who runs many
-    solvers. Outside the main thread the event is never set.
+    It tells the caller who runs many solvers, each of which ends on Ctrl-C with what it has found.
     """
     noted = threading.Event()
     before = signal.getsignal(signal.SIGINT)

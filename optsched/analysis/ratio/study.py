@@ -41,11 +41,9 @@ class Ratio:
     Parameters
     ----------
     policy : str
-        The policy's specification.
     instance : int
         Position of the instance in the study, from 0.
     name : str
-        Name of the instance.
     tel : float or None
         Total latency in the instance's time unit, as the mean over seeds. None if the policy
         failed.
@@ -104,7 +102,6 @@ class Paired:
     Parameters
     ----------
     first, second : str
-        The policies' specifications.
     quotient : float
         Geometric mean over instances of first / second. Below 1 the first policy is better. No
         optimum is needed.
@@ -130,7 +127,6 @@ class Study:
     Parameters
     ----------
     policies : tuple of str
-        The policies' specifications.
     reference : str
         The reference that total latencies are divided by.
     rows : tuple of Ratio
@@ -157,11 +153,6 @@ class Study:
         ----------
         policy : str
             One of ``policies``.
-
-        Raises
-        ------
-        InputError
-            The policy is not in the study.
         """
         if policy not in self.policies:
             known = ", ".join(self.policies)
@@ -176,15 +167,6 @@ class Study:
         ----------
         policy : str
             One of ``policies``.
-
-        Returns
-        -------
-        Mean
-
-        Raises
-        ------
-        InputError
-            The policy is not in the study, or has no ratio on any instance.
         """
         rows, good = self.of(policy), self._good(policy)
         low = np.array([row.low for row in good], dtype=np.float64)
@@ -200,15 +182,6 @@ class Study:
         ----------
         policy : str
             One of ``policies``.
-
-        Returns
-        -------
-        Ratio
-
-        Raises
-        ------
-        InputError
-            The policy is not in the study, or has no ratio on any instance.
         """
         return max(self._good(policy), key=lambda row: row.low or 0.0)
 
@@ -223,11 +196,6 @@ class Study:
         Returns
         -------
         Paired
-
-        Raises
-        ------
-        InputError
-            A policy is not in the study, or there is no instance that both finished.
         """
         both = [
             (a.tel, b.tel)
@@ -348,12 +316,6 @@ def competitive_ratio(
     Study
         A policy that loops, raises or names an unknown request has a row with the error, and all
         other rows are kept. If the work was stopped, it has the instances that had finished.
-
-    Raises
-    ------
-    InputError, UsageError
-        There are no instances, numbers are out of range, a specification cannot be read, or the
-        optimum is asked of an instance in seconds.
     """
     specs = (policies,) if isinstance(policies, str) else tuple(policies)
     cases = list(instances)

@@ -92,7 +92,6 @@ def worst_case(
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
-        The policy for which a bad instance is sought.
     family : str or callable
         One of `FAMILIES`, or a function like them. If all arrivals of a first instance are 0, they
         stay 0.
@@ -105,7 +104,6 @@ def worst_case(
     seeds : int
         Number of runs of a random policy.
     seed : int
-        Seed of the search.
     enough : float
         Once a quotient is this large, the search ends and the proofs begin.
     progress : bool or callable
@@ -118,11 +116,6 @@ def worst_case(
     Returns
     -------
     WorstCase
-
-    Raises
-    ------
-    InputError
-        The family is unknown, or numbers are out of range.
     """
     if isinstance(family, str) and family not in FAMILIES:
         raise InputError(f"family: found {family!r}; expected one of {', '.join(FAMILIES)}")
@@ -206,10 +199,7 @@ def _proved(
     report: Callable[[float], None],
     interrupted: threading.Event,
 ) -> WorstCase:
-    """Solve the best instances, and return the one with the largest certain ratio.
-
-    The first one is always solved, within a second if the deadline has passed.
-    """
+    """Solve the best instances, at least one; return that with the largest certain ratio."""
     best: WorstCase | None = None
     for k, (value, instance) in enumerate(pool):
         left = deadline - time.perf_counter()
@@ -258,10 +248,7 @@ def _mean_tel(instance: Instance, policy: str | Scheduler, seeds: int) -> float:
 
 
 def _changed(instance: Instance, rng: Generator) -> Instance:
-    """Return the instance with one or two requests changed.
-
-    Intervals of predictions are kept, and other predictions are dropped.
-    """
+    """Return the instance with one or two requests changed; it keeps intervals of predictions."""
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
@@ -317,27 +304,7 @@ def _nudged(value: int, high: int, rng: Generator) -> int:
 def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[np.int64]]:
     """Return the total latency and the starts of a good schedule of an instance in rounds.
 
-    Requests are placed one by one at their earliest feasible starts, in orders by output, volume,
-    arrival and their reverses. The best order is improved by moving one request at a time.
-
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds, without limits on batches.
-    passes : int
-        Max number of passes through all moves.
-
-    Returns
-    -------
-    total : int
-        Total latency in rounds.
-    starts : ndarray of int64, shape (n,)
-        The round in which each request starts.
-
-    Raises
-    ------
-    UsageError
-        The instance is in seconds, or has limits on batches.
+    It is the best placement in some orders, improved by moving one request at a time.
     """
     if not instance.in_rounds or instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError(

@@ -1,27 +1,13 @@
-r"""Independent check of the leaf ``busy-time``: prices of machine time, and what each token pays.
+"""Independent check of the leaf ``busy-time``: prices of machine time, and what each token pays.
 
-Let p1, p2 >= 0 be prices, constant on cells of ``width`` ticks from the first arrival of the range
-on and 0 afterwards, and pi = p1 + p2. Batches are disjoint, so sum_B int_B pi <= int pi, and
-
-    TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
-
-Batch B has the length T, and at least f of it is fixed cost. Its requests have own work w with
-sum w <= T - f, and w and shares sigma of fixed costs with sum (w + sigma) <= T
-(`optsched.bounds.checker.requests`). With q1 and q2 the means of the prices over B,
-
-    int_B pi = T (q1 + q2) >= sum [ q1 (w + sigma) + q2 w T / (T - f) ].
-
-A request's tokens have weights theta_k >= 0 that add up to 1. Its completion is at least the
-midpoint of the batch of token k, plus half that batch, plus all batches of later tokens. The mean
-of these by the weights is
-
-    C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k,    Theta_k = sum_{l < k} theta_l + theta_k / 2.
-
-Time and prices are means over the batch, so token k costs at least the min over one moment tau,
-which is no earlier than a_i + pre_k, where pre_k is the least time before the batch of the token.
-With the T that costs least,
+docs/formulations.md, "Prices of machine time", has the notation and the proof: token k of a
+request, with own work w, share sigma and weight theta_k, costs at least the min over one moment
+tau, which is no earlier than a_i + pre_k, of
 
     F_k(tau) = theta_k (tau - a_i) + p1 (w + sigma) + p2 w + Theta_k f + 2 sqrt(p2 w f Theta_k).
+
+Prices p1, p2 >= 0 are constant on cells of ``width`` ticks from the first arrival of the range on,
+and 0 afterwards. Least machine times are those of `optsched.bounds.checker.requests`.
 
 A prefill in chunks splits theta in proportion to own work, and F of the whole is at most the sum of
 F of the chunks if sigma is at most kappa w with the smallest ratio kappa of a chunk's share to its

@@ -38,28 +38,9 @@ def check_certificate(
 ) -> int:
     """Return the value that a certificate proves for an instance.
 
-    Parameters
-    ----------
-    instance : Instance
-        An instance in rounds, or in seconds if the certificate is.
-    certificate : dict
-        The JSON object of a certificate file.
-    budget : Budget, optional
-        The steps that the check may take. Default: a billion.
-
-    Returns
-    -------
-    int
-        A total latency in rounds that no schedule is below. In seconds: a value of the objective
-        in ticks (`optsched.bounds.checker.seconds`).
-
-    Raises
-    ------
-    Rejected
-        If the object is no certificate, belongs to another instance, was changed, or does not
-        prove what it claims.
-    TooLarge
-        If the check would take too much.
+    It is a total latency in rounds, or in seconds a value of the objective in ticks
+    (`optsched.bounds.checker.seconds`). `Rejected` is raised if the certificate proves nothing, and
+    `TooLarge` if the check would take more steps than the budget, by default a billion.
     """
     try:
         return _check(instance, certificate, budget or Budget())
@@ -112,17 +93,7 @@ def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -
 
 
 def digest(certificate: dict[str, Any]) -> str:
-    """Return the sha256 of all fields but ``sha256``, in canonical JSON.
-
-    Parameters
-    ----------
-    certificate : dict
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-    """
+    """Return the sha256 of all fields but ``sha256``, in canonical JSON."""
     rest = {key: value for key, value in certificate.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(text).hexdigest()
@@ -172,27 +143,7 @@ def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
 
 
 def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
-    """Return the total latency of a schedule of starts after checking every limit on it.
-
-    Parameters
-    ----------
-    columns : Columns
-        The instance.
-    schedule : dict
-        The JSON object of the schedule.
-    sha256 : str
-        The sha256 of the instance, which the schedule must name.
-
-    Returns
-    -------
-    int
-        Total latency in rounds.
-
-    Raises
-    ------
-    Rejected
-        If the object is no schedule of the instance, or if it breaks a limit.
-    """
+    """Return the total latency of a schedule of starts after checking every limit on it."""
     head = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     head = {**head, "instance_sha256": sha256}
     expect_fields(schedule, "schedule", (*head, "starts"))

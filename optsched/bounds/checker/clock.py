@@ -115,8 +115,8 @@ def _row(part: Part, request: Request) -> tuple[int, int, int, int, int]:
 def _share(rates: Rates, request: Request) -> tuple[int, int]:
     """Return the largest r of a request's later tokens, rounded down, and their longest batch.
 
-    Own work and least time of the j-th of these tokens are both the smaller of two affine
-    functions of j. Between the places where one takes over, their ratio is monotone.
+    Own work and time of the j-th are each the smaller of two affine functions, so between the
+    places where one takes over, their ratio is monotone.
     """
     step, slope, again, token = later_of(rates, request.prompt)
     last, rise = request.steps - 1, slope - token
@@ -140,10 +140,7 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
 
 @njit
 def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[int, int]:
-    """Return what a tree proves, or why it proves nothing, and the steps that it took.
-
-    A node proves 0 at least, since no latency is negative. `MALFORMED` and `TOO_LONG` are.
-    """
+    """Return what a tree proves, >= 0, or `MALFORMED` or `TOO_LONG`, and the steps that it took."""
     n, nodes = table.shape[0], branches.shape[0]
     decided = np.zeros((n, n), np.int8)
     pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone

@@ -2,28 +2,12 @@
 
 A label is a graph node together with the requests placed on a way there and the tokens of the live
 ones, in this and each earlier round. Labels are made layer by layer, one for each number of
-placements. Those of the last layer are schedules.
-
-**Deletion.** Label A deletes label B of the same layer if both have placed the same requests, or A
-has placed one of kind i where B has placed one of kind j, with i at least j in peak, output and
-arrival + output; and if A, some rounds later, is where B is: its cost is then at most B's, its
-tokens in this round and each earlier one are at most B's, and it may join the clock whenever B may
-(`_deletes`).
-
-*Proof.* Let B have a completion: its other requests are placed in earlier rounds, up to a start of
-the schedule. A waits and then does the same, with j where B places i, which B has left to place.
-Request j holds p_j - x tokens x rounds before it completes, for x < o_j. These are at most the
-p_i - x of i, and there are no more rounds of them. So A's requests fit where B's fit. B's i
-completes at a_i + o_i or later, and so does j, as a_j + o_j is no later. If the schedule starts
-without a clock, at the earliest round that arrivals and live requests allow, A's start is no later
-for the same reasons. So A has a completion that costs no more than B's.
-
-*No circle.* Labels are deleted one after another, each by one that is there at that moment. The
-one that deleted B may be deleted later, by one that is there later. These moments ascend, so they
-end at a label that stays, and it has a completion of at most B's cost.
-
-*The next layer has it.* A schedule up to the cutoff is a path of the graph, because the graph only
-lost paths that cost more. So the label that the completion passes next is made.
+placements. Those of the last layer are schedules. docs/formulations.md ("Ramp relaxation",
+Enumeration) says which labels delete others (`_deletes`), and proves that one as good always stays.
+Where A deletes B, A may join the clock whenever B may. If a schedule starts without a clock, at the
+earliest round that arrivals and live requests allow, A's start is no later than B's for the same
+reasons. The next layer has what is needed: a schedule up to the cutoff is a path of the graph,
+which only lost paths that cost more.
 
 Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
 the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
@@ -368,8 +352,7 @@ def _write(row: Ints, at: int, old: Layer, new: Layer, of: Sizes) -> None:
 def _keep(m: int, order: Ints, making: Making) -> int:
     """Write the labels of placements, but those that one of the same set deletes.
 
-    They come in order of set and cost, from a place of the order on. A step is a label that another
-    is compared with.
+    They come in order of set and cost. A step is a label that another is compared with.
     """
     old, new, _, of, scratch = making
     found, number, first, join = scratch.found, scratch.number, new.first, of.clock
@@ -406,8 +389,7 @@ def _keep(m: int, order: Ints, making: Making) -> int:
 def _swap(m: int, making: Making) -> int:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
-    Of the larger ones that are left only the nearest is tried, in place of each kind, and of
-    labels that have placed the same only the first `_LOOKS`. It begins at a set.
+    Only the nearest larger one left is tried, and of a set only the first `_LOOKS` labels.
     """
     _, layer, _, of, scratch = making
     number, left, first = scratch.number, layer.left, layer.first
@@ -458,10 +440,7 @@ def _lowest(graph: Leaving, rest: Ints, price: Ints) -> Ints:
 
 
 def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> Layer:
-    """Return room for so many sets and labels, with the sets of another layer if given.
-
-    Memory is taken only for rows that are written.
-    """
+    """Return room for so many sets and labels, of which memory is taken only once written."""
     kinds, width = len(of.copies), int(of.output.max())
     number = np.uint8 if of.copies.max() < 256 else np.int32
     left, key = np.empty((0, kinds), number), np.empty(0, np.uint64)
@@ -544,8 +523,7 @@ class Enumeration:
     def place(self, m: int, width: int | None = None) -> None:
         """Make the labels with one more request placed than m.
 
-        `width`: the max number of labels: those of the lowest estimates. Default: all, without
-        which nothing is shown.
+        With a `width` only so many of the lowest estimates, with which nothing is shown.
         """
         of, new = self._of, _new_layer(len(self._scratch.found), 0, self._of)
 
@@ -622,11 +600,7 @@ class Enumeration:
 
 
 def larger_kinds(arrival: Ints, peak: Ints, output: Ints) -> Ints:
-    """Return by kind the larger ones, the nearest first, then -1.
-
-    A label that placed one of these instead of the kind may delete one that did not. They are at
-    least as large in peak, output and arrival + output.
-    """
+    """Return by kind those as large in peak, output and arrival + output, nearest first."""
     sizes = np.stack([peak, output, arrival + output])
     away = sizes[:, None, :] - sizes[:, :, None]  # by kind, how much larger each kind is
     is_larger = (away >= 0).all(axis=0) & ~np.eye(sizes.shape[1], dtype=bool)

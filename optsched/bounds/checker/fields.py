@@ -35,7 +35,7 @@ leave out a term that only adds to batches; it then stands here without being re
 
 
 def further_fields(instance: Any) -> set[str]:
-    """Return the fields and limits of an instance that proofs must allow for, beyond `READ`.
+    """Return the fields and limits that proofs must allow for, beyond `READ`.
 
     A field counts unless it is silent or has its default. So does one of a later version.
     """

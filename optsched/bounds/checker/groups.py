@@ -59,10 +59,7 @@ class Bars(NamedTuple):
 
 
 def rows_of(graph: Leaving, kind: Ints) -> Cells:
-    """Return the row of each node. They are in order of nodes: the last row is that of the end.
-
-    `kind`: the cheapest kind that each label places, or -1.
-    """
+    """Return the row of each node, in order; `kind`: the cheapest that a label places, or -1."""
     row = np.empty(len(graph.first) - 1, np.int32)
     row += _count_back(graph, kind, row) - 1
     return row
@@ -112,8 +109,8 @@ def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
 def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     """Return what the arcs of each label do.
 
-    `mask` (shape (labels, words)): the kinds that each label places, as bits.
-    `price` (shape (labels, 2)): the min cost of each label, and the kind of this cost or -1.
+    `mask` (shape (labels, words)) has the kinds that each label places, as bits, and `price` (shape
+    (labels, 2)) its min cost and the kind of this cost or -1.
     """
     bits = np.unpackbits(mask.astype("<u8").view(np.uint8), axis=1, bitorder="little")
     there = bits[:, : len(cost)].astype(bool)

@@ -29,10 +29,7 @@ class Rejected(ValueError):
 
 
 class TooLarge(Rejected):
-    """The check would take too many steps, too much memory or too large numbers.
-
-    So nothing is known of the claim.
-    """
+    """The check would take too many steps or too much memory, so nothing is known of the claim."""
 
 
 class Budget:
@@ -198,10 +195,7 @@ def integers(
 
 
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
-    """Return by round, up to the last one, how many requests can have completed by then at most.
-
-    They are ready, and the tokens that they hold in all of their rounds fit into so many rounds.
-    """
+    """Return by round, up to the last one, how many requests can have completed by then at most."""
     order = np.argsort(volume, kind="stable")
     ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])
     out = np.zeros(last + 1, np.int64)

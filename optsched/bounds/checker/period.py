@@ -134,8 +134,7 @@ def _roomy(array: Any, rows: int, margin: int) -> Any:
 class Period:
     """The graph of a period, refined level by level.
 
-    ``completed`` says how many requests can have completed by each round, at most, up to the last
-    round with a clock (`parts.max_completed`).
+    ``completed`` says how many requests can have completed by each round with a clock at most.
     """
 
     rest: Ints | None

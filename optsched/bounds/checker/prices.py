@@ -1,22 +1,14 @@
 """Prices of KV memory: what a list of them proves, exactly. The prover and the checker call it.
 
-Let p_t >= 0 be the price of one KV token in round t, over the denominator D. Request i, started at
-k, holds q_i + j tokens in round k + j, j = 1..o_i, with q_i = s_i (cached accounting: s_i - 1), and
-the machine holds at most M. For any schedule with starts k_i,
+docs/formulations.md, "Prices of memory", proves for prices p_t >= 0 over the denominator D
 
-    D TEL  =  sum_i D (k_i + o_i - a_i)
-          >=  sum_i D (k_i + o_i - a_i) + sum_t p_t (tokens held in t - M)
-          >=  sum_i min_{k >= a_i} f_i(k) - M sum_t p_t,
-    f_i(k) = D (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),
+    D TEL >= sum_i min_{k >= a_i} f_i(k) - M sum_t p_t,
+    f_i(k) = D (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),    q_i = s_i, cached: s_i - 1.
 
-since prices are not negative and memory is not exceeded. So every list of prices gives a bound, and
-TEL is an integer, so that the bound may be rounded up. Limits on batches only rule schedules out.
-
-Prices are constant on pieces of rounds. Take a run of starts over which the first round k + 1 stays
-in one piece (price p) and the last round k + o in another (price r). There the second difference of
-f is the constant p - r, so f is quadratic. Its min over integers is at an end of the run or, where
-p > r, next to its vertex. A request has at most two such runs per piece, so it takes
-O(n * pieces) steps, however far apart the pieces are.
+Limits on batches only rule schedules out. Prices are constant on pieces of rounds. While the first
+round k + 1 stays in one piece (price p) and the last one k + o in another (price r), f is quadratic
+with the second difference p - r. Its min over integers is at an end of these starts or, where
+p > r, next to its vertex. So it takes O(n * pieces) steps, however far apart the pieces are.
 """
 
 from __future__ import annotations

@@ -178,10 +178,7 @@ def _slot(label: int, masks: Masks, slots: Ints) -> Any:
 
 @njit(allocates=False)
 def label_of(labels: Labels, cost: Ints, count: Ints) -> Any:
-    """Return the label that places one of the kinds in the mask behind those of all labels.
-
-    It is a new one if there was none.
-    """
+    """Return the label that places one of the kinds in a mask, a new one if there was none."""
     new = count[LABELS]
     at = _slot(new, labels.mask, labels.slots)
     if labels.slots[at] < 0:
@@ -418,10 +415,7 @@ def _follow_loop(v: int, level: Level, count: Ints, room: Ints) -> bool:
 
 @njit(nogil=True)
 def product(v: int, level: Level, count: Ints, room: Ints) -> int:
-    """Make the nodes of v and of later nodes; return the first one for which room is short.
-
-    Its nodes and arcs are counted, but made again by the next call.
-    """
+    """Make the nodes of v and of later nodes; return the first one for which room is short."""
     v, short = _follow(v, level, count, room)
     while v < len(level.graph.loop) and not short:
         if _follow_loop(v, level, count, room):

@@ -1,10 +1,11 @@
 """Independent check of ramp leaves: one pass of the dynamic program per level, integers only.
 
-`optsched.optimize.ramp.relaxation` describes the relaxation, the form of a leaf, and why both are
-valid. No code of it is used here. Each level takes the product of the previous graph with a
-tracker. It drops the paths that by the previous multipliers cost a period's ``value`` or more. Each
-period proves the min of its ``value`` and the bound of its last level. A last level without
-multipliers proves ``value`` if no schedule below it can be enumerated. The leaf proves their sum.
+docs/formulations.md, "Ramp relaxation", proves the relaxation, and
+`optsched.optimize.ramp.chain.ramp_leaf` has the form of a leaf. No code of these is used here. Each
+level takes the product of the previous graph with a tracker. It drops the paths that by the
+previous multipliers cost a period's ``value`` or more. Each period proves the min of its ``value``
+and the bound of its last level. A last level without multipliers proves ``value`` if no schedule
+below it can be enumerated. The leaf proves their sum.
 
 Compiled code replays a period (`optsched.bounds.checker.replay`). The work of a check is limited in
 advance: the levels, the rounds with a clock, the nodes, arcs and cells of one level, and all steps

@@ -27,10 +27,7 @@ def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> Non
 
 
 class Compiled:
-    """Replays a period that a certificate is about (`optsched.bounds.checker.ramp.Replay`).
-
-    ``multipliers`` are those of all levels, over the denominator ``unit``.
-    """
+    """Replays a period of a certificate; ``multipliers`` are over the denominator ``unit``."""
 
     def __init__(
         self,

@@ -2,17 +2,9 @@
 
 A batch lasts F + X. Its fixed cost F is base, plus decode_base if a request decodes, plus
 prefill_base if one prefills. Its own work X is the sum of what each of its requests adds.
-
-*Own work.* A request's first token needs its whole prompt of s tokens prefilled since its last
-eviction. With chunks c_r and m_r tokens cached before, the squared terms are
-square sum c^2 + cross sum c m = cross/2 s^2 + (square - cross/2) sum c^2, and sum c^2 lies between
-s^2 / K for K chunks and s^2. With at most ``cap`` tokens a chunk, K >= ceil(s / cap), and the r-th
-chunk from the end starts with at least s - r cap tokens cached. Each later token needs a decode
-step, or a refill of all tokens so far, whichever is less.
-
-*Shares of fixed costs.* The requests of a batch hold at most M tokens after it and prefill at most
-cap tokens, so F is at least the sum over its requests of base held / M, of decode_base held / M
-over those that decode, and of prefill_base c / cap over those that prefill.
+docs/formulations.md, "Unavoidable work", derives own work and the shares of fixed costs. With at
+most ``cap`` tokens a chunk there are K >= ceil(s / cap) chunks, and the r-th from the end starts
+with at least s - r cap tokens cached.
 
 *Some of the requests.* Take any set of requests and any schedule of all requests. Its batches are
 disjoint in time. Each lasts at least the own work of its requests of the set plus the fixed cost
@@ -45,10 +37,9 @@ _FRACTION_BITS = 30
 
 @dataclass(frozen=True)
 class Rates:
-    """The coefficients and limits of one instance and cost model.
+    """One instance's coefficients, in units of 1 / ``scale`` s per batch, token or request.
 
-    Each coefficient is in units of 1 / ``scale`` seconds per batch, token or request, and can be
-    divided by 2, by ``capacity`` (M) and by ``cap`` without a rest.
+    Each can be divided by 2, by ``capacity`` (M) and by ``cap`` without a rest.
     """
 
     scale: int
@@ -88,10 +79,7 @@ class Request:
 
 
 class Part(NamedTuple):
-    """The requests of a leaf in order of arrival.
-
-    ``arrival`` counts in ticks from the first one of the range, and ``ticks`` are per second.
-    """
+    """The requests of a leaf in order of arrival, in ticks from the first one of the range."""
 
     arrival: list[int]
     requests: list[Request]
@@ -113,10 +101,9 @@ def decimal(text: Any, place: str) -> Fraction:
 
 
 def rates_of(instance: Any, model: Any) -> Rates:
-    """Return the rates of an instance in seconds under the cost model of a certificate.
+    """Return the rates under the cost model of a certificate: ``layers`` and ``coefficients``.
 
-    The model has ``layers`` and ``coefficients``: the decimal texts of some of `COST_TERMS`. Those
-    that are left out are 0.
+    These are the decimal texts of some of `COST_TERMS`. Those that are left out are 0.
     """
     unit = getattr(instance, "time_unit", None)
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
@@ -146,10 +133,7 @@ def rates_of(instance: Any, model: Any) -> Rates:
 
 
 class Later(NamedTuple):
-    """Own work of the tokens after the first; token j + 2 takes the smaller of two sums.
-
-    They are ``step + j rise`` for a decode step, and ``again + j token`` for a refill.
-    """
+    """Own work of token j + 2: the smaller of ``step + j rise`` and ``again + j token``."""
 
     step: int
     rise: int
@@ -233,10 +217,7 @@ def ticks_since(arrival: list[float], per_second: int) -> list[int]:
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:
-    """Return the completion times under shortest remaining processing time, ascending.
-
-    `release`, `length`: release date and length of each job, in any common unit and any order.
-    """
+    """Return the completions under shortest remaining processing time, ascending, any unit."""
     rest: list[int] = []  # what the jobs at hand still need
     found: list[int] = []
     now = 0

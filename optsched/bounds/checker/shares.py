@@ -1,29 +1,17 @@
-r"""Independent check of the leaf ``shares``: prices of machine time along each request's path.
+"""Independent check of the leaf ``shares``: prices of machine time along each request's path.
 
-Let p2, p3 >= 0 be prices, constant on cells of ``width`` ticks from the first arrival of the range
-on and 0 afterwards, and pi = p2 + p3. Batches are disjoint, so with the sum over batches of
-int_B pi at most int pi,
-
-    TEL >= sum_i (C_i - a_i) + sum_B int_B pi - int pi.
-
-Batch B has the length T, and its requests have own works w, where sum w <= T - f for the fixed cost
-f that each of them asks for by its phase (`optsched.bounds.checker.requests`). So with q2 the mean
-of p2 over B, int_B p2 = T q2 >= sum q2 w T / (T - f).
-
-*Shares.* Of each cell requests have weights, and mu_i is request i's part of their sum, so that the
-mu_i of a cell have a sum of at most 1. F has a part for the batch, one if it decodes and one if it
-prefills, so F >= f_i for each request in it and F >= sum_i mu_i f_i. So
-
-    int_B p3 >= sum_i mean of p3 (w_i + mu_i f_i) over B.
+docs/formulations.md, "Paths" and "Paths that share fixed costs", has the notation and the proof.
+Prices p2, p3 >= 0 are constant on cells of ``width`` ticks from the first arrival of the range on
+and 0 afterwards. Of each cell requests have weights, and mu_i is request i's part of their sum.
+f is the fixed cost that a request asks for by its phase (`optsched.bounds.checker.requests`).
 
 *A path.* Request i prefills in [a, t] and takes its m further steps, one after another, in [t, C].
 For any nu >= 0 a step pays at least nu - int_batch g with an upper bound g on
 
     [nu' / T - p2 w / (T - f)]_+  over all T >= f + w,    nu' = [nu - p3 (w + mu_i f)]_+ .
 
-The batches are disjoint. So the steps pay at least max(0, m nu - int_t^C g). The same holds for the
-prefill with m = 1, all its own work and its fixed cost. Any nu may be taken, and for every end the
-one that gives most.
+So the steps pay at least max(0, m nu - int_t^C g). The same holds for the prefill with m = 1, all
+its own work and its fixed cost. For every end the nu that gives most is taken.
 
 - g <= (root(nu') - root(p2 w))^2 / f, the max over all T > f, and 0 where p2 w >= nu'.
 - g <= nu' / (f + w) - p2 where p2 (f + w)^2 <= nu' w, since the best T is then at most f + w.

@@ -140,10 +140,7 @@ def before_round(s: Any, t: States) -> Any:
 
 @njit(allocates=False)
 def after_placing(s: Any, g: Any, t: States) -> Any:
-    """Return the state with one more request of symbol g, which fits, or `REFUSED`.
-
-    No schedule has more live requests above a weight than there are such requests.
-    """
+    """Return the state with one more request of symbol g, which fits, or `REFUSED`."""
     home, peak, rows, items = t.home[g], t.peak[g], t.rows, t.items
     size, found = rows[s + SIZE], np.int64(REFUSED)
     if peak < t.floor[home]:
@@ -288,10 +285,7 @@ def _tracker(span: int, capacity: int, symbol: Ints, cells: int, width: int) -> 
 
 
 def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:
-    """Return a tracker with room for so many new states, and how far it may then be filled.
-
-    There is always room for so many, and a quarter of the hash table is free.
-    """
+    """Return a tracker with room for so many new states, and how far it may then be filled."""
     if not t.span:
         return t, (len(t.rows), 1)
 

@@ -36,13 +36,12 @@ class Asked(TypedDict, total=False):
 
 
 def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
-    """Read the profiles in a folder.
+    """Read the profiles in a folder, or in one inside it that has the name of ``model``.
 
-    `folder`: a folder with Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024),
-    Splitwise's ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et al.
-    2026), or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). If a folder
-    inside it has the name of ``model``, that one is read. AIConfigurator's tables may lie in
-    folders inside it. What is asked is documented at `optsched.costs.fit.fit`.
+    They are Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024), Splitwise's
+    ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et al. 2026), in
+    folders or not, or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). What
+    is asked is documented at `optsched.costs.fit.fit`.
     """
     model, degree = asked.get("model"), asked.get("tensor_parallel")
     peak, several = asked.get("hardware"), ""

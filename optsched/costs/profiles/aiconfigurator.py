@@ -37,11 +37,7 @@ _OTHER_LAYERS = re.compile("moe|expert|grouped|encoder|wideep")
 
 
 def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile of one model from a folder, or None if it has no tables of this kind.
-
-    The repository sorts its tables into folders by kind, framework and version within a device's
-    folder, so they are searched for in all folders of ``path``.
-    """
+    """Return the profile of one model from all folders inside one, or None without such tables."""
     files = _files(path, claim)
     if not files:
         return None
@@ -74,10 +70,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:
-    """Return the tables of a folder by kind: those of one framework and version.
-
-    A gemm and an attention table belong together if their folders differ in nothing but the kind.
-    """
+    """Return one framework's and version's tables by kind; folders differ in the kind alone."""
     sets: dict[tuple[str, ...], dict[str, Path]] = {}
     for file in sorted(path.rglob("*_perf.*")):
         kind = next((k for k in _PART.values() if re.search(rf"(^|_){k}_perf$", file.stem)), None)
@@ -129,8 +122,7 @@ def _prefill(rows: Measurements) -> Table:
 def _gemm(rows: Measurements) -> Table:
     """Return the table of layers: the sum of a layer's four matrix products.
 
-    Shapes between the measured ones are interpolated. The time per weight varies slowly over the
-    grid, so it is interpolated linearly in the logarithms of both widths.
+    Between measured shapes the time per weight is linear in the logarithms of both widths.
     """
     m, n, k = (rows.numbers(name, 1) for name in "mnk")
     measured = rows.times("latency")

@@ -167,10 +167,7 @@ class Claim:
         ]
 
     def _peak(self, folder: Path) -> Device:
-        """Return the device that was profiled, as asked for, or as the files or folders name it.
-
-        Public profiles are sorted into folders by device.
-        """
+        """Return the device that was profiled, as asked for, or as the files or folders name it."""
         whole = folder.resolve()
         for part in [whole, *whole.parents][:5]:
             named = devices_named(part.name)
@@ -317,10 +314,7 @@ def kind_of(column: Any) -> str | None:
 
 
 def _one_device(column: _Column, asked: str) -> Device:
-    """Return the device that a column names; of several, the default if it is among them.
-
-    If one is asked for by a name of several, it is one of these.
-    """
+    """Return the device that a column names; of several, the one asked for or the default."""
     named = {value: devices_named(str(value)) for value in column.values}
     if asked:
         met = [one for one in devices_named(asked) if any(one in many for many in named.values())]

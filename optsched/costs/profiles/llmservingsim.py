@@ -57,9 +57,8 @@ AXES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has no such tables.
 
-    The tables lie in the folder, or in one inside it that is called ``profile`` or ``tp`` and the
-    degree. The model is that of the claim or of ``meta.yaml``. The degree is that of the claim, or
-    of the run beside the profile (``meta.json``), or else the one that was profiled.
+    They may lie in a folder inside it, ``profile`` or ``tp`` and the degree. The degree is that of
+    the claim, of the run beside the profile (``meta.json``), or the one that was profiled.
     """
     run, notes = _run(path), claim.notes
     of_run = run.pop("tensor_parallel_size", None)
@@ -188,7 +187,7 @@ def _check_dense(folder: Path) -> None:
 def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
     """Return the time of all kernels of a table by tokens or by requests, in ms per layer.
 
-    ``profiled`` is the degree of the tables, and ``share`` the factor of what devices share.
+    `profiled` is the degree of the tables, and `share` the factor of what devices share.
     """
     sizes = rows.numbers("sequences" if axis == "requests" else axis, 1)
     ms, shape = rows.times("time_us") / 1000, rows.shape
@@ -262,8 +261,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
 def _complete(points: Floats) -> list[Floats]:
     """Return the axes of the largest grid whose cells are all among some points.
 
-    A profile may hold several grids, each of some prefills. The one chosen has the shortest and
-    the longest prefills, if any has.
+    Of several it is, if possible, the one with the shortest and the longest prefills.
     """
     cells: dict[float, set[tuple[float, ...]]] = {}
     for chunk, *rest in points.tolist():

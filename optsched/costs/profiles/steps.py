@@ -24,11 +24,7 @@ TERMS = "token base decode_kv decode_request prefill_square prefill_cross prefil
 
 
 def read_steps(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile from a folder, or None if it has no steps.csv.
-
-    Its times are not held against the device. A model's name in the claim is that of the cost
-    model, which is named after the folder otherwise.
-    """
+    """Return the profile of steps.csv, or None. Its times are not held against the device."""
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():
         return None

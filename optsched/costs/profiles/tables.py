@@ -232,8 +232,7 @@ def columns_of(
 ) -> dict[str, Floats]:
     """Return what multiplies each coefficient in the time of batches.
 
-    In each batch p requests prefill c tokens over m cached ones, unless c is 0, and n requests
-    decode over k cached tokens.
+    In each batch p requests prefill c tokens over m cached ones, and n decode over k cached tokens.
     """
     c, m, n, k, p = np.broadcast_arrays(c, m, n, k, p)
     p = p * (c > 0)

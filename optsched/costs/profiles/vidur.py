@@ -43,10 +43,7 @@ def _median(name: str) -> str:
 
 
 def read_vidur(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv.
-
-    The model is that of the claim, or else the folder's name.
-    """
+    """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv."""
     dense_file = path / "mlp.csv"
     attention_files = sorted(path.glob("attention*.csv"))
     if not dense_file.is_file() and not attention_files:

@@ -75,14 +75,5 @@ def get(name: str) -> Formulation:
     ----------
     name : str
         For example ``"hindsight"``.
-
-    Returns
-    -------
-    Formulation
-
-    Raises
-    ------
-    UsageError
-        No formulation has that name. The message lists those that exist.
     """
     return _registry().get(name)

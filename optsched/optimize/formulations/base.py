@@ -63,7 +63,6 @@ class Answer:
     Parameters
     ----------
     status : Status
-        What the method established.
     schedule : Schedule, optional
         The incumbent.
     objective, bound : float, optional
@@ -74,7 +73,6 @@ class Answer:
     solve_s : float
         Wall-clock seconds to solve the model, once it was built.
     certificate : object, optional
-        A certificate of the bound.
     """
 
     status: Status
@@ -93,7 +91,6 @@ class Method:
     Parameters
     ----------
     summary : str
-        One line for the list of methods.
     run : callable
         ``run(task, options) -> Answer``. It imports its solver only when it is called.
     objectives : tuple of str
@@ -129,9 +126,7 @@ class Formulation:
     Parameters
     ----------
     name : str
-        The name that users give.
     summary : str
-        One line for the list of formulations.
     time_unit : {"round", "second"}
         The time unit of the instances that it models.
     default_objective : str
@@ -164,19 +159,7 @@ class Formulation:
 
 
 def check_prompts(instance: Instance, ending: str) -> None:
-    """Refuse a limit on batches that is below a prompt, which is processed in one batch.
-
-    Parameters
-    ----------
-    instance : Instance
-    ending : str
-        The end of the message: what is expected.
-
-    Raises
-    ------
-    InfeasibleError
-        A prompt is too long. The message names the request.
-    """
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
     for name in ("max_batch_tokens", "max_prefill_tokens"):
         limit = getattr(instance.limits, name)
         if limit is not None and (instance.prompt_tokens > limit).any():
@@ -188,20 +171,9 @@ def check_prompts(instance: Instance, ending: str) -> None:
 
 
 def demands(instance: Instance) -> frozenset[str]:
-    """Return the limits and switches that an instance asks for.
+    """Return the limits and switches that an instance asks for, which a method has to honour.
 
-    Every model covers an instance without limits, with hybrid batching, without chunked prefill,
-    whose requests arrive together. What differs from that is demanded of a method.
-
-    Parameters
-    ----------
-    instance : Instance
-
-    Returns
-    -------
-    frozenset of str
-        The names of the limits that are set; ``"hybrid_batching_off"`` if hybrid batching is off;
-        ``"chunked_prefill"`` if it is on; ``"arrivals"`` if arrivals differ.
+    Every model covers an instance without limits and chunks whose requests arrive together.
     """
     wanted = set(instance.limits.as_dict())
     if instance.hybrid_batching is False:
@@ -215,21 +187,9 @@ def demands(instance: Instance) -> frozenset[str]:
 
 
 def automatic(formulation: Formulation, task: Task) -> str:
-    """Return the method that ``auto`` stands for.
+    """Return the method that ``auto`` stands for: the formulation's choice by size.
 
-    A formulation chooses by size among the methods for its usual objectives. If its choice cannot
-    do the task, for example since the objective was added later, the first method by name that can
-    do it is returned.
-
-    Parameters
-    ----------
-    formulation : Formulation
-    task : Task
-
-    Returns
-    -------
-    str
-        The method's name. If no method can do the task, it is the one that lacks the least.
+    If that cannot do the task, it is the first method by name that can.
     """
     methods = formulation.methods
     return min(
@@ -239,25 +199,7 @@ def automatic(formulation: Formulation, task: Task) -> str:
 
 
 def check_method(formulation: Formulation, name: str, task: Task) -> Method:
-    """Return a method by name if it can do the task.
-
-    Parameters
-    ----------
-    formulation : Formulation
-    name : str
-        The method's name.
-    task : Task
-
-    Returns
-    -------
-    Method
-
-    Raises
-    ------
-    UsageError
-        The method is unknown, or cannot do an objective, a switch or an extra of the task. The
-        message names a method that can.
-    """
+    """Return a method by name if it can do the task."""
     methods = formulation.methods
     if name not in methods:
         raise UsageError(

@@ -14,8 +14,7 @@ RAMP_REQUESTS, RAMP_CAPACITY = 100, 100
 def prove_by_ramp(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound of the ramp relaxation, its certificate and its schedule.
 
-    The proof is in `optsched.optimize.ramp.relaxation`. The relaxation ignores limits on batches.
-    The bound holds all the same, since limits only rule schedules out. The schedule may break them.
+    The bound ignores limits on batches, which only rule schedules out. The schedule may break them.
     """
     from optsched.optimize.formulations.base import Task
     from optsched.optimize.formulations.rounds.ramp import solve_by_ramp

@@ -24,14 +24,12 @@ class Level:
 
 
 def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
-    """Return a certificate's leaf from the chains of all busy periods of an instance.
+    """Return a certificate's leaf from the chains of all busy periods, in order of time.
 
-    A chain has a value, a denominator, a clock and levels. The periods are in order of time, their
-    requests in order of (arrival, index), as `periods` makes them. ``clock`` is the last round with
-    a clock, 0 for none. A level has one floor and one multiplier per request of the period. Older
-    certificates have levels of ``counters``, each a list of positions of identical requests, and
-    they still count. ``value`` is what the period's chain proves; a chain without levels proves the
-    sum of its outputs. The leaf proves the sum of the values
+    A chain has a value, a denominator, a clock (the last round with one, 0 for none) and levels:
+    one floor and one multiplier per request, in order of (arrival, index). Levels of ``counters``
+    in older certificates, lists of positions of identical requests, still count. A chain without
+    levels proves the sum of its outputs. The leaf proves the sum of the values
     (`optsched.bounds.checker.ramp.check_ramp`).
     """
 

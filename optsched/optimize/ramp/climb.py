@@ -84,10 +84,7 @@ class Climb:
         return replace(self, relaxation=self.relaxation.fork())
 
     def plan(self, room: float, value: int) -> tuple[int, Growth]:
-        """Return the next rung, and how nodes should grow up to it.
-
-        ``value`` is that of the known schedule.
-        """
+        """Return the next rung, and how nodes should grow, with ``value`` of the known schedule."""
         r, ladder, rung = self.relaxation, self.ladder, self.rung
         first = r.tuning.first_nodes
         if rung < 0:

@@ -1,23 +1,18 @@
 """Finishing a proof by enumeration: every schedule below a target, placement by placement.
 
 Once the graph of `optsched.optimize.ramp.relaxation` is small, its paths can be followed with exact
-memory: `optsched.bounds.checker.enumeration` has the labels, and the proof that those that are
-deleted do not matter. Every schedule below the target is in the graph, since the graph lost only
-paths that cost the target or more. If no label is left, no schedule is below the target. The labels
-of the last layer are schedules.
+memory: `optsched.bounds.checker.enumeration` has the labels. If none is left, no schedule is below
+the target. Those of the last layer are schedules.
 
 **Targets from below.** The labels below a target grow exponentially with it. So targets are proved
 one above another (`finish`): the first costs next to nothing, each is a bound, and they say how far
 the labels that are allowed will reach.
 
-**A share of the labels.** If only the best labels of each layer are kept (`samples`), nothing is
-proved, but what remains in the last layer is a schedule. The best are those that may be completed
-at the least cost, by the graph and the tables of groups. Of the placements only some times as many
-are tried.
+**A share of the labels.** If only the labels of least cost to the end are kept in each layer
+(`samples`), nothing is proved, but what remains in the last layer is a schedule.
 
-**Rounds with nothing live.** Without a clock they cost m and change nothing, unless the label has
-to wait to join the clock. In all other cases they are not followed: without them the schedule is
-better, and a best completion has none.
+**Rounds with nothing live.** Without a clock they are followed only to join the clock. Else they
+cost m and change nothing, and the schedule is better without them.
 
 Import this module lazily: it loads numba.
 """
@@ -100,9 +95,7 @@ def finish(
 ) -> None:
     """Prove targets by enumeration, one above another, as far as ``relaxation.upper``.
 
-    The number of labels grows exponentially with the target. So the first targets cost next to
-    nothing, they say how far the labels allowed will reach, and each of them is a bound. Nothing
-    happens where enumeration is `refused`.
+    Each target is a bound. Nothing happens where enumeration is `refused`.
     """
     if relaxation.graph is None or relaxation.closed or refused(relaxation):
         return

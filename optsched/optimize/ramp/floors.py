@@ -37,8 +37,7 @@ _CELLS, _ENTRIES = 1 << 16, 1 << 24
 def _of_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
     """Return the number of multisets of weights from ``low`` on, by total in units.
 
-    A multiset has at most ``limit[w - low]`` weights of at least w. The count is incomplete if the
-    stop flag has been set.
+    At most ``limit[w - low]`` weights are w or more. A set stop flag leaves the count incomplete.
     """
     table = np.zeros((width + 1, cells + 1))
     table[0, 0] = 1.0

@@ -32,8 +32,7 @@ class Interrupted(Exception):
 def sweep_backward(graph: Leaving, value: Cells) -> Cells:
     """Return the least cost from each node to the end.
 
-    Places are unsigned here and below: else numba asks of each whether it counts from the end, and
-    a sweep takes three times as long.
+    Places are unsigned here and below: signed ones take three times as long.
     """
     arc_start, arc_target, arc_label, _ = graph
     nodes = arc_start.shape[0] - 1
@@ -83,7 +82,7 @@ class Latency(NamedTuple):
 def nodes_by_total(
     graph: Leaving, value: Cells, backward: Cells, latency: Latency, low: int, high: int
 ) -> Ints:
-    """Return on how many nodes the best path has the total latency low, low + 1, ..., high - 1.
+    """Return on how many nodes the best path has the total latency low, ..., high - 1.
 
     Latencies are rounded up, and those below ``low`` count as ``low``.
     """
@@ -103,9 +102,7 @@ def nodes_by_total(
 def pruned(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[Leaving, Cells]:
     """Return the graph without nodes and arcs through which every path exceeds the cutoff.
 
-    There must be a path up to the cutoff. Labels keep all of their kinds. Arcs that are deleted do
-    not count for the cost from the root. They do not matter: where such an arc is on the cheapest
-    way to a node, the node is deleted, too.
+    There must be a path up to the cutoff. Labels keep all of their kinds.
     """
     arc_start, arc_target, arc_label, loop = graph
     nodes = loop.shape[0]

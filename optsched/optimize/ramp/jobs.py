@@ -72,12 +72,9 @@ class Jobs:
 
 
 def periods(instance: Instance) -> list[Jobs]:
-    """Divide the requests into busy periods that can be bounded one by one.
+    """Divide the requests into busy periods, the blocks of `optsched.bounds.blocks`.
 
-    A period is a block of `optsched.bounds.blocks`. The bounds of the periods add up: a schedule's
-    latency is the sum over the periods, and the part of each period is a schedule of its requests
-    alone. The best schedules of the periods together are a schedule of the instance if each ends
-    within its `Jobs.rounds`.
+    Their bounds add up, and so do the best schedules if each ends within its `Jobs.rounds`.
     """
     order = np.argsort(instance.release_times, kind="stable")
     block = blocks_of(instance).of[order]
@@ -104,9 +101,6 @@ def needed_clock(jobs: Jobs) -> int:
 
 
 def max_completed_by(jobs: Jobs, last: int) -> NDArray[np.int64]:
-    """Return how many requests can have completed by each round.
-
-    Arrivals and the token-rounds of the requests limit the number; see the module's text.
-    """
+    """Return how many requests can have completed by each round, by arrivals and token-rounds."""
     ready = jobs.arrival + jobs.output
     return max_completed(ready, jobs.volume, np.ones_like(ready), jobs.capacity, last)

@@ -59,8 +59,7 @@ def prove(
 ) -> Proof:
     """Bound one busy period from both sides until the bounds meet or time is up.
 
-    `threads`: with 2 or more and a deadline, a second thread looks for schedules unless annealing
-    is soon done.
+    With 2 `threads` and a deadline, one looks for schedules unless annealing is soon done.
     """
     if jobs.rounds > _MAX_ROUNDS:
         line = in_line(jobs)
@@ -201,11 +200,7 @@ def prove_all(
     threads: int = 1,
     tuning: Tuning = MEASURED,
 ) -> list[Proof]:
-    """Bound every busy period of an instance in rounds. The sums are those of the instance.
-
-    `instance`: in rounds. Its limits on batches are ignored: the bounds hold, but schedules may
-    break them.
-    """
+    """Bound every busy period of an instance in rounds, whose limits on batches are ignored."""
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     deadline = work_time() + time_limit_s
     rng, proofs = np.random.default_rng(seed), []

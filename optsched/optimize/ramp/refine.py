@@ -246,10 +246,9 @@ class Refinement:
         return float(growth.below(relaxation.upper, relaxation.graph_bound))
 
     def _lower(self, nodes: float, growth: Growth) -> bool:
-        """Lower the target until the next graph will have at most ``nodes``.
+        """Lower the target until the next graph has at most ``nodes``; return whether it pays.
 
-        Return whether it pays. It does not if enumeration of the present graph should reach the
-        target in the time that is left.
+        It does not if enumeration of the present graph should reach the target in the time left.
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
@@ -265,10 +264,7 @@ class Refinement:
         return True
 
     def _further(self, last: int, factor: float) -> int:
-        """Return the target for ``factor`` times the nodes that the target ``last`` has taken.
-
-        It is above what is proved: the second thread may have gone on meanwhile.
-        """
+        """Return the target for ``factor`` times the nodes of ``last``, above what is proved."""
         value, relaxation = self.session.annealing.value, self.climb.relaxation
         sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])
         nodes = factor * sizes[last - 1 - relaxation.bound]

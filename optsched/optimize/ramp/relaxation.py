@@ -1,62 +1,27 @@
 """The reverse-time ramp relaxation: lower bounds on total latency in rounds, up to optimality.
 
-**The walk.** Look at a schedule of uninterrupted runs from its end backward, round by round. A
-request appears in the round of its completion with its peak of p = s + o tokens (in cached
-accounting s + o - 1). It loses one token per step, and vanishes after it has held its floor of
-f = s + 1 tokens (cached: s). The tokens of the live requests never exceed M. Let m be the number of
-requests met so far. Every step back from round t to t - 1 passes one round in which exactly those m
-have not completed earlier. So sum C_i is the sum of m over all steps, and TEL = sum C_i - sum a_i.
-Once a request is placed, only its (tokens, floor) matter. So a schedule is a path from (0, {}) to
-(n, {}) through states (m, multiset of live items) that places every request once.
+The proof is in docs/formulations.md, "Ramp relaxation": a schedule, read from its end backward, is
+a path from (0, {}) to (n, {}) through states (m, multiset of live items). m counts the requests met
+so far, and an item is (tokens, floor), with the peak p = s + o tokens at a completion and the floor
+f = s + 1 (in cached accounting one less). A path may place any n requests. One placed c_i times
+costs pi_i (1 - c_i) more, for an integer multiplier pi_i. What the page leaves out:
 
-**The relaxation.** Drop "every request once". A path may place any n requests, and a request placed
-c_i times costs pi_i (1 - c_i) more, for an integer multiplier pi_i. A schedule has all c_i = 1, so
-the cheapest path is a lower bound for every pi. Multipliers and costs are integers over a common
-denominator, so the bound is exact. TEL is an integer, so the bound is rounded up.
-
-**Classes.** Give each request a floor f'_i >= f_i at which it vanishes. Then its tokens fall to
-zero earlier, and less is live at every step. So every schedule is still a path, of the same cost.
-(With f'_i > p_i the request must fit when it completes, but is never in the state.) For each class
-of floors and each weight w, a state also holds at most as many items of weight >= w as the class
-has requests with peak >= w. Every schedule satisfies this.
-
-**Arrivals.** A request can complete in round t only if a_i + o_i <= t. Rounds after T0 have no
-clock, and their states are (m, multiset). At any point a path may join the states (t, m, multiset)
-at t = T0; from there it steps down to 0. With T0 = max(a_i + o_i) nothing is lost. A smaller T0
-forgets arrivals in the rounds after it, which only allows more paths.
-
-In the part with a clock, the n - m requests not yet met complete by round t. Each has
-a_i + o_i <= t. All of their token-rounds lie in rounds 1 to t, so they sum to at most M t. So n - m
-is at most the number of requests with a_i + o_i <= t whose volumes, the smallest first, sum to at
-most M t. Runs are uninterrupted, so a completion that is late enough means a start that is not
-before the arrival. Without arrivals there is no clock and no horizon.
+**Clock.** In the part with a clock, the n - m requests not yet met complete by round t, so all of
+their token-rounds lie in rounds 1 to t. So n - m is at most the number of requests with
+a_i + o_i <= t whose volumes, the smallest first, sum to at most M t.
 
 **Loops.** In the part without a clock, a round from the empty state changes nothing and costs
 m >= 0. A path without such rounds costs no more, so sweeps ignore them. A state that is empty in a
 coarse graph may not be empty in a finer one, so the product follows such rounds (`Graph.loop`).
 
-**Refinement.** A graph is an automaton over steps ("round", "place kind k", ...). Take its product
-with another automaton, a tracker, that accepts every schedule. The product accepts every schedule
-too, and each fine node has its coarse node. Let a fine node (u, state) be reached at cost F and
-continue by an arc of cost c to the coarse node v. Let B be the coarse graph's cost to the end. Then
-every path through this arc costs at least F + c + B(v). If that exceeds a cutoff, the arc is
-deleted.
+**Targets.** A cutoff z - 1 need not belong to the value z of a schedule: with a lower z, which is
+called a target, the graphs are far smaller. Once floors are exact, schedules are enumerated
+(`optsched.optimize.ramp.finish`). Similar kinds of requests are merged if there are too many
+(`optsched.optimize.ramp.kinds`).
 
-Let the cutoff be z - 1 for an integer z. If no path is left, OPT >= z. Else the cheapest path left
-gives a bound, which counts up to z. z need not be the value of a schedule: with a lower z, which is
-called a target, the graphs are far smaller.
-
-Trackers are multisets with finer floors. Once floors are exact, schedules are enumerated
-(`optsched.optimize.ramp.finish`), so that refinement ends at the optimum.
-
-Similar kinds of requests are merged if there are too many (`optsched.optimize.ramp.kinds`).
-
-Limits on batches and a ban on hybrid batching only rule schedules out, so the bound stays valid
-under them. It also holds for schedules with restarts: the last run of each request is
-uninterrupted, and the other runs only take room.
-
-Busy periods far apart (`optsched.optimize.ramp.jobs.periods`) are bounded one by one. No array is
-as long as the time axis.
+Limits on batches and a ban on hybrid batching only rule schedules out. Of a request that restarts,
+the last run is uninterrupted, and the others only take room. So the bound holds there, too. No
+array is as long as the time axis: busy periods far apart are bounded one by one.
 """
 
 from __future__ import annotations
@@ -94,10 +59,9 @@ _PARTS = 8
 class Growth(NamedTuple):
     """How the nodes on paths below a target are expected to grow in the next graph.
 
-    The fewer paths are left, the less do their nodes grow. Measured: with x = (target - bound) /
-    (value - bound), the logarithm of the growth is about (x (2 - x))^bend of that of all paths,
-    ``factor``, where ``value`` is that of the known schedule. The bend is 1, or less where the
-    growth was larger.
+    Measured: with x = (target - bound) / (value - bound), ``value`` that of the known schedule, the
+    logarithm of the growth is about (x (2 - x))^bend of that of all paths, ``factor``. The bend is
+    1, or less where the growth was larger.
     """
 
     factor: float = 1.0
@@ -222,10 +186,7 @@ class Relaxation:
         return other
 
     def below(self, target: int, like: Relaxation | None = None) -> Relaxation:
-        """Return a copy that is cut down to the paths below a target, with multipliers of its own.
-
-        On fewer paths other multipliers are best. They show more, and delete more.
-        """
+        """Return a copy with only the paths below a target, where other multipliers are best."""
         part = self.fork()
         part.improved, part.bound, part.levels = None, min(self.graph_bound, self.bound), []
         part.cut(target, like)
@@ -355,10 +316,7 @@ class Relaxation:
             self.offer(total)
 
     def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> Ints:
-        """Return the starts of a schedule that is given by completions before its end.
-
-        The end is as early as arrivals and outputs allow.
-        """
+        """Return the starts of a schedule given by completions before its earliest end."""
         back = np.empty(self.jobs.n, dtype=np.int64)
         order = np.argsort(kinds, kind="stable")
         back[np.argsort(self.kind_of, kind="stable")] = np.asarray(steps)[order]
@@ -371,9 +329,9 @@ class Relaxation:
     ) -> None:
         """Improve the multipliers, and with them the bound, on the present graph.
 
-        If `prune` has deleted something since the last call, the graph counts as a new level of the
-        chain. The ascent also ends when the stop flag is set. On a large graph it begins on the
-        part with the cheapest paths.
+        If `prune` has deleted something since the last call, it is a new level of the chain. On a
+        large graph it begins on the part with the cheapest paths. It also ends when the stop flag
+        is set.
         """
         if self.graph is None or self.closed:
             return
@@ -424,8 +382,7 @@ class Relaxation:
     def _ascend_on_part(self) -> None:
         """Improve the multipliers on the nodes of the cheapest paths, then take them if they pay.
 
-        Multipliers are valid whatever they come from, and this part has most of the paths that
-        become cheapest.
+        This part has most of the paths that become cheapest.
         """
         part = self.fork()
         part.improved, part.bound = None, self.graph_bound

@@ -35,16 +35,9 @@ _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 class Found:
     """The best bound and schedule that a search has found so far, and its limits.
 
-    `gap`: Relative gap at which the search stops.
-    `bound`: No schedule has a smaller total latency, in rounds.
-    `origin`: The name of the bound.
-    `starts` (shape (n,)): The starts of the best schedule, in the instance's time.
-    `objective`: The best schedule's total latency, in rounds.
-    `prices`: The prices with the largest dual value.
-    `proved`: The dual value of ``prices``. A certificate can carry it. It is at most ``bound``.
-    `first_bound_s`, `dual_s`, `search_s`: Seconds until the first bound, until the end of the dual,
-    and in all.
-    `steps`: Steps of the large-neighbourhood search.
+    `bound`, from `origin`, is on the total latency `objective` of `starts` (shape (n,), in the
+    instance's time). `proved` is the dual value of `prices`, which a certificate can carry. Seconds
+    are those until the first bound, until the end of the dual, and in all.
     """
 
     instance: Instance

@@ -163,8 +163,7 @@ def _sort(out, size):  # type: ignore[no-untyped-def]
 def _put_back(requests, capacity, use, starts, length, out, size, limit):  # type: ignore[no-untyped-def]
     """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
 
-    The search for starts begins at the first start that was removed. Earlier starts are seldom
-    possible, and looking for them costs more than it gains (`compact` does so now and then).
+    The search begins at the first start that was removed, since earlier ones are seldom possible.
     """
     end = length - 1
     since = out[0].start % length
@@ -206,10 +205,7 @@ def _put_back(requests, capacity, use, starts, length, out, size, limit):  # typ
 
 @njit(nogil=True)
 def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
-    """Make steps. Return by how much the sum of starts fell.
-
-    `late`: the places in the order of the requests that wait.
-    """
+    """Make steps; `late` has the places of who waits. Return the fall of the sum of starts."""
     requests, capacity, use, starts, length = machine
     out = np.zeros(_MAX_OUT, _OUT)
     marked = np.zeros(len(starts), np.bool_)
@@ -261,13 +257,8 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
 class Search:
     """A schedule that the search improves.
 
-    `starts` (shape (n,)): A feasible schedule with the gaps cut out. It is copied.
-    `homes` (shape (n,)): The worker of each request. Default: one worker.
-    `starts` (shape (n,)): The present schedule, on the axis.
-    `best`, `homes` (shape (n,)): The starts and the workers of the best schedule seen between two
-    chunks.
-    `value`, `best_value`: Their total latencies, in rounds.
-    `steps`: Steps made.
+    `starts` and `homes` (shape (n,)), workers, are feasible without gaps, and on one axis; `best`
+    those of the best schedule seen between two chunks.
     """
 
     def __init__(

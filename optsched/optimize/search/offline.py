@@ -52,15 +52,12 @@ def improve(
     admit: Callable[[Evaluation], bool] | None = None,
     workers: int = 1,
 ) -> tuple[Schedule, str]:
-    """Return the best schedule found within the time, and its origin.
+    """Return the best schedule found within the time, by default 60 s, and its origin.
 
-    `budget`: default: 60 s. Once it is over, no further candidate starts. The policies begin and
-    the first candidate runs whatever it is. Its callback receives every improvement.
-    `objective`: the rule was made for total latency. For ``slo_attainment`` and for percentiles of
-    latency and TTFT the search is that of `optsched.optimize.search.on_time`. No other maximized
-    objective is searched for.
-    `workers`: number of equal workers. With several, policies run behind each router as long as a
-    share of the time is left, and requests move from one worker to another.
+    The policies begin and the first candidate runs whatever the budget, whose callback receives
+    every improvement. For ``slo_attainment`` and percentiles of latency and TTFT it is the search
+    of `optsched.optimize.search.on_time`; the rule was made for total latency. With several
+    workers, policies run behind each router, and requests move from one worker to another.
     """
     if instance.in_rounds:
         raise UsageError(
@@ -124,8 +121,7 @@ def _shorten_tail(
 ) -> None:
     """Look for schedules in which as many requests are quick as a percentile needs.
 
-    If so many are within a time, the percentile is at most this time. Bisection starts below the
-    best value known, with the requests that were let go before.
+    Bisection starts below the best value known, with the requests that were let go before.
     """
     instance = best.instance
     share, column = best.objective.name[1:].split("_")

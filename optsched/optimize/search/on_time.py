@@ -87,11 +87,8 @@ _HOPELESS = 0.01
 class Served(NamedTuple):
     """What a run of the scheduler gave.
 
-    `good` (shape (n,)): Who is within all SLOs.
-    `waited` (shape (n,)): Seconds from arrival to the first batch.
-    `gone` (shape (n,)): Who was let go.
-    `way`: How the scheduler ran.
-    `home` (shape (n,)): The worker of each request.
+    By request (shape (n,)): who is within all SLOs (`good`), seconds until the first batch
+    (`waited`), who was let go (`gone`), and the worker (`home`).
     """
 
     schedule: Schedule
@@ -108,10 +105,7 @@ class Served(NamedTuple):
 
 
 def quick_to_search(instance: Instance) -> bool:
-    """Whether the output tokens are so few that one candidate of a search takes some seconds.
-
-    A candidate cannot be interrupted.
-    """
+    """Whether a candidate, which cannot be interrupted, takes some seconds at most."""
     return int(instance.output_tokens.sum()) <= _MAX_TOKENS
 
 
@@ -129,10 +123,8 @@ def serve_in_time(
 ) -> Served | None:
     """Return the schedule with the most requests within their SLOs that was found.
 
-    `enough`: the search ends when so many are in time. It does not begin small changes if far fewer
-    are.
-    `start`: what was found for the same requests and as many workers at another rate: who is let go
-    at first, and who is where.
+    The search ends when `enough` are in time, and has no small changes if far fewer are. `start` is
+    what was found at another rate: who is let go at first, and who is where.
     """
     if not quick_to_search(instance):
         return None
@@ -202,10 +194,7 @@ class _Search:
         return self.budget.over or (self.best is not None and self.best.total >= self.enough)
 
     def serve(self, gone: Flags, way: int, home: Ints | None = None) -> Served | None:
-        """Run the scheduler, and keep what is best. None if it finds no schedule.
-
-        Without a worker for each request, a router chooses them.
-        """
+        """Run the scheduler, and keep what is best. None if it finds no schedule."""
         told = self.told
         moved = replace(told, arrival=np.where(gone, self.end, told.release_times), known=None)
         rules = replace(self.rules, **_WAYS[way])
@@ -244,8 +233,7 @@ class _Search:
     def relax(self, ways: Iterable[int]) -> None:
         """Let those go whom a machine without batches would, at a few factors of the work.
 
-        The way that is better at the first factor goes on. Then each stretch of requests takes the
-        factor at which most of it are in time.
+        Then each stretch of requests takes the factor at which most of it are in time.
         """
         runs: list[Served] = []
         ways = list(ways)

@@ -33,8 +33,7 @@ def _took_up(of: Floats, after: Floats, m: int, deadline: float, clock: float) -
 def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray[np.bool_]) -> int:
     """Serve all by earliest deadlines, and let go whoever is too much; return how many.
 
-    After one is let go the clock is set back by what was done of it. That may be too far, since
-    work may then come before its release: the next pass sees to it.
+    The clock is then set back by what was done of it, perhaps too far: the next pass sees to it.
     """
     n, jobs = len(gone), len(release)
     rest = work.copy()
@@ -109,11 +108,7 @@ def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray
 def let_go(
     release: Floats, first_due: Floats, last_due: Floats, prefill: Floats, decodes: Floats
 ) -> NDArray[np.bool_]:
-    """Return whom to let go so that earliest deadlines serve all others in time.
-
-    `first_due`, `last_due` (shape (n,)): when the first token and the last are due; infinite for no
-    limit.
-    """
+    """Return whom to let go so that earliest deadlines, or infinity, serve all others in time."""
     n = len(release)
     both = np.concatenate((release, release))
     due, work = np.concatenate((first_due, last_due)), np.concatenate((prefill, decodes))

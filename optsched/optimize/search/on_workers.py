@@ -31,10 +31,7 @@ _PATIENCE = 40
 
 
 class OnWorkers:
-    """The workers of requests, the parameters of the rule, and the completions they lead to.
-
-    `best`: It receives what is found.
-    """
+    """The workers of requests, the parameters of the rule, and the completions they lead to."""
 
     def __init__(self, best: Best, workers: int, seed: int) -> None:
         self.best, self.workers, self.seed = best, workers, seed

@@ -32,9 +32,8 @@ _LONG = 150
 def _soonest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
-    It works as `optsched.optimize.search.placement.earliest`, but checks each run from its peak
-    backward. So the first conflict found asks for the longest jump. This is twice as fast if many
-    requests are live.
+    Unlike `optsched.optimize.search.placement.earliest` it checks each run from its peak backward,
+    so that the first conflict asks for the longest jump: twice as fast if many are live.
     """
     k = start
     while True:
@@ -66,10 +65,7 @@ def move(order: Ints, a: int, b: int) -> None:
 def serial(
     order: Ints, arrival: Ints, first_kv: Ints, output: Ints, room: int, used: Ints, starts: Ints
 ) -> int:
-    """Place the requests in order, each at its earliest feasible start. Return the sum of ends.
-
-    ``used`` is all zero before and after, and longer than any schedule.
-    """
+    """Place the requests in order, each at its earliest feasible start. Return the sum of ends."""
     total = end = 0
     for i in order:
         starts[i] = k = _soonest(used, room, first_kv[i], output[i], arrival[i])
@@ -93,12 +89,9 @@ class Requests(NamedTuple):
 class Kept(NamedTuple):
     """What is known of an order that `place_backward` has placed.
 
-    `used`: Scratch space: the KV in use in each round, all zero, longer than any schedule.
-    `moment` (shape (n,)): When the request at each position of the order is placed, in rounds
-    before the end.
-    `window` (shape (windows, longest output)): The KV in use before every `step`-th request is
-    placed, from the moment of the last one on.
-    `trial` (shape (n,)): Scratch space: the moments of an order that is not kept.
+    `moment` (shape (n,)) is when each is placed, in rounds before the end, and `window` the KV in
+    use before every `step`-th, from the moment of the last one on. `used` (KV in use, all zero) and
+    `trial` are scratch space.
     """
 
     used: Ints
@@ -134,12 +127,9 @@ def place_backward(
     with all later ones. This breaks no limit, since those that move hold less in each round, and
     the others are further away.
 
-    The requests before the position ``first`` are where the order that is kept has them. Once the
-    requests behind ``last`` find the same KV in use as there, they follow in the same distances.
-
-    `first`, `last`: the first and the last position at which it differs from the order that is
-    kept.
-    `keep`: whether to keep this order from now on.
+    Before the position `first` the order is the kept one. Once the requests behind `last` find the
+    same KV in use as there, they follow in the same distances. With `keep` this order is kept from
+    now on.
     """
     used, moment, window, trial = kept
     arrival, first_kv, output, capacity = requests
@@ -208,10 +198,7 @@ def place_backward(
 
 @njit(nogil=True)
 def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
-    """Move each request to its earliest feasible start. Return the rounds gained.
-
-    ``order`` is that of completion, the last first, before and after.
-    """
+    """Move each request to its earliest feasible start. Return the rounds gained."""
     arrival, first_kv, output, capacity = requests
     gain = 0
     for i in order:
@@ -271,9 +258,9 @@ def _anneal_orders(
     kept: Kept,
     rng: np.random.Generator,
 ) -> _Reached:
-    """Try more orders, beginning at the present ``order``, changed in place. Return the state.
+    """Try more orders from the present ``order``, changed in place. Return the state.
 
-    Where an order is taken, its requests are advanced. The order of this schedule is the next one.
+    Where an order is taken, its requests are advanced, which gives the next one.
     """
     placed, best, tried = reached
     starts, trial = np.empty_like(order), order.copy()
@@ -314,10 +301,7 @@ def _anneal_orders(
 
 
 class Annealing:
-    """An annealing search that runs in slices and always has its best starts ready.
-
-    `starts`: A feasible schedule to begin from.
-    """
+    """An annealing search from feasible starts, in slices; its best starts are always ready."""
 
     def __init__(self, jobs: Jobs, rng: np.random.Generator, starts: Ints | None = None) -> None:
         self.jobs, self.rng = jobs, rng
@@ -359,9 +343,8 @@ class Annealing:
     ) -> None:
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
-        `hot`: the first temperature in rounds. With 0, it is about half the mean latency divided by
-        the square root of n.
-        `fresh`: whether to begin from a random order instead, with small volumes roughly first.
+        `hot` is the first temperature in rounds; 0: about half the mean latency over the root of n.
+        `fresh` begins from a random order instead, with small volumes roughly first.
         """
         jobs = self.jobs
         if jobs.n == 1:

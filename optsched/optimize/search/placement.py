@@ -20,12 +20,8 @@ MAX_ROUNDS = 1 << 27
 class Room:
     """What placement needs of an instance, in rounds with the gaps between blocks cut out.
 
-    `model`: With one round per unit.
-    `arrival`, `output`, `base` (shape (n,)): ``base + j`` tokens are held in the j-th round of a
-    run.
-    `deadline` (shape (n,)): The round by which a run must have ended, so that it does not reach the
-    next block.
-    `capacity`: KV capacity, in tokens.
+    ``base + j`` tokens are held in the j-th round of a run, which must have ended by its
+    `deadline`, so that it does not reach the next block.
     """
 
     model: Model
@@ -105,10 +101,7 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
-    """Fill in each request's earliest feasible start on any worker, and this worker.
-
-    ``use`` has a row for each worker. ``homes`` is all zero.
-    """
+    """Fill in each request's earliest feasible start on any worker, and this worker."""
     top = 0
     for i in order:
         starts[i] = max(top, arrival[i])  # there everything placed has ended

@@ -68,11 +68,7 @@ _STATE = (
 
 
 class Server:
-    """An instance that can be served repeatedly, under different orders and brakes.
-
-    `instance`: In seconds.
-    `by_arrival` (shape (n,)): The requests in order of arrival.
-    """
+    """An instance in seconds that can be served repeatedly, under different orders and brakes."""
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
         self._requests = new_requests(instance, _FIELDS)
@@ -88,10 +84,8 @@ class Server:
     def run(self, rank: Ints, brakes: Floats, enough: float) -> float:
         """Serve all requests. Return the sum of their completion times, in seconds.
 
-        `rank` (shape (n,)): each request's place in the order.
-        `brakes` (shape (5, n)): the brakes of each request, in the order of `BRAKES`.
-        `enough`: the run ends, and the sum is infinite, as soon as the sum exceeds this value or a
-        prompt does not fit into the limits.
+        `rank` (shape (n,)) is the order, and `brakes` (shape (5, n)) are in the order of `BRAKES`.
+        The sum is infinite once it exceeds `enough`, or if a prompt does not fit into the limits.
         """
         for name, values in zip(BRAKES, brakes, strict=True):
             self._requests[name] = values

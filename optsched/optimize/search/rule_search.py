@@ -55,10 +55,7 @@ _PATIENCE = 400
 
 @dataclass(eq=False)
 class Best:
-    """The best schedule so far, and the arguments of `improve`.
-
-    `budget`: Its callback receives every improvement.
-    """
+    """The best schedule so far, and the arguments of `improve`."""
 
     instance: Instance
     cost: CostModel
@@ -91,11 +88,9 @@ class Best:
 
 
 class Candidate(NamedTuple):
-    """Parameters of the rule, and the completions that they lead to.
+    """Parameters of the rule, and the completions that they lead to, infinite before a run.
 
-    `parameters` (shape (6, n)): q, r, c, d, p and the weight of the decode steps' work, for each
-    request.
-    `finish` (shape (n,)): In seconds, and infinite before a run.
+    `parameters` (shape (6, n)): q, r, c, d, p and the weight of the decode steps' work.
     """
 
     parameters: Floats

@@ -61,16 +61,10 @@ class SolveOptions:
     log_path : path, optional
         File for the solver's log.
     warm_start : Schedule, optional
-        A schedule to start from.
     progress : callable, optional
         Called with a `Progress` now and then, from the solver's threads.
     stop : threading.Event, optional
         Set it to interrupt the solve. Incumbent and bound are kept.
-
-    Raises
-    ------
-    InputError
-        The time limit, gap, seed or number of threads is out of range.
     """
 
     time_limit_s: float | None = 60.0
@@ -116,10 +110,6 @@ class SolveOptions:
         ----------
         seconds : float
             What to subtract from the time limit, which does not fall below 0.
-
-        Returns
-        -------
-        SolveOptions
         """
         if self.time_limit_s is None:
             return self
@@ -134,24 +124,9 @@ class LinearModel:
     Minimize ``cost @ x`` subject to ``lower <= x <= upper`` and
     ``row_lower <= A @ x <= row_upper``. A is stored in compressed sparse columns.
 
-    Parameters
-    ----------
-    cost : ndarray of float64, shape (columns,)
-        Coefficients of the objective.
-    lower, upper : ndarray of float64, shape (columns,)
-        Bounds of the columns.
-    integrality : ndarray of int32, shape (columns,)
-        1 if the column is an integer, else 0.
-    start : ndarray of int32, shape (columns + 1,)
-        Where each column's entries begin.
-    index : ndarray of int32, shape (entries,)
-        The row of each entry.
-    value : ndarray of float64, shape (entries,)
-        The coefficient of each entry.
-    row_lower, row_upper : ndarray of float64, shape (rows,)
-        Bounds of the rows.
-    integral_objective : bool
-        Whether every solution's objective is an integer, so that a bound may be rounded up.
+    `integrality` (shape (columns,)): 1 if the column is an integer, else 0.
+    `integral_objective`: whether every solution's objective is an integer, so that a bound may be
+    rounded up.
     """
 
     cost: NDArray[np.float64]
@@ -221,20 +196,7 @@ def run_interruptibly(
     thread, Ctrl-C would wait for it. A second Ctrl-C gives up waiting. It is ignored if it follows
     the first one at once, since ``timeout -s INT`` sends two.
 
-    Parameters
-    ----------
-    work : callable
-        Its exceptions are raised here.
-    cancel : callable
-        Asks ``work`` to end. It is called repeatedly until ``work`` ends.
-    stop : threading.Event, optional
-    deadline : float
-        A time of `work_time`.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        A second Ctrl-C came.
+    `cancel`: asks ``work`` to end. It is called repeatedly until ``work`` ends.
     """
     failure: list[BaseException] = []
     interrupted: float | None = None
@@ -275,23 +237,10 @@ def run_interruptibly(
 def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Found:
     """Run a search that looks at its budget, and return what it returns.
 
-    Parameters
-    ----------
-    options : SolveOptions
-        The budget has their time limit and progress. It is stopped by their ``stop`` and by Ctrl-C
-        (`run_interruptibly`).
-    search : callable
-        ``search(budget)`` returns the best that it has found once `Budget.over` is true. Its
-        exceptions are raised here.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    KeyboardInterrupt
-        A second Ctrl-C came.
+    `options`: the budget has their time limit and progress. It is stopped by their ``stop`` and by
+    Ctrl-C (`run_interruptibly`).
+    `search`: ``search(budget)`` returns the best that it has found once `Budget.over` is true. Its
+    exceptions are raised here.
     """
     stop = threading.Event()
     budget = Budget(options.time_limit_s, stop=stop, progress=options.progress)
@@ -302,17 +251,9 @@ def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Foun
 
 
 def round_up_bound(bound: float) -> int:
-    """Return the integer bound that a floating-point bound on an integral objective proves.
+    """Return the integer bound that a solver's bound on an integral objective proves.
 
-    Parameters
-    ----------
-    bound : float or int
-        The solver's bound. A float may exceed the true bound by `BOUND_TOLERANCE`, relative to
-        max(1, |bound|). An integer is exact.
-
-    Returns
-    -------
-    int
+    A float may exceed it by `BOUND_TOLERANCE`, relative to max(1, |bound|). An integer is exact.
     """
     if isinstance(bound, (int, np.integer)):
         return int(bound)
@@ -330,24 +271,8 @@ def settle_status(
 ) -> Status:
     """Return the status that objective and bound prove, whatever the solver calls it.
 
-    A solver's "optimal" may mean a gap of 1e-4, or the gap asked for. On the other hand, a limit
-    may have ended the solve just after the gap closed.
-
-    Parameters
-    ----------
-    native : Status
-        The solver's own status, mapped to ours.
-    objective, bound : float or None
-        The incumbent's objective and the bound of a minimization.
-    integral_objective : bool
-        Whether the bound may be rounded up.
-    slack : float, optional
-        By how much an objective that is not integral may exceed the bound. Default:
-        `BOUND_TOLERANCE` of it, which is what a solver in floats can tell.
-
-    Returns
-    -------
-    Status
+    A solver's "optimal" may mean a gap of 1e-4, or a limit may come just after the gap closed.
+    `slack` is by how much an objective may exceed the bound, by default `BOUND_TOLERANCE` of it.
     """
     if native in (Status.INFEASIBLE, Status.ERROR):
         return native

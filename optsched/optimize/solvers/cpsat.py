@@ -40,11 +40,9 @@ _WITHOUT_WRONG_RULES = {
 def solve_cp_model(
     model: Any, options: SolveOptions, *, read: list[Any], known: int | None = None
 ) -> RawOutcome:
-    """Minimize a CP-SAT model, whose objective is an integer.
+    """Minimize a CP-SAT model with an integer objective; the values of `read` are the outcome's.
 
-    `read`: their values are the ``values`` of the outcome, in this order.
-    `known`: the model has a solution of at most this objective. After a proof that contradicts it
-    the model is solved once more, without presolve.
+    If a proof contradicts a `known` objective, it is solved once more, without presolve.
     """
     first = _run(model, options, read, {})
     if not _contradicts(first, known):

@@ -98,8 +98,7 @@ def _solve(model: LinearModel, options: SolveOptions, start: Floats | None) -> R
 def highs_options(options: SolveOptions, integral_objective: bool) -> dict[str, Any]:
     """Return the options of HiGHS by name.
 
-    The absolute gap is 0 unless the objective is integral. If it is, a gap below 1 proves the
-    incumbent optimal, since the bound may be rounded up.
+    For an integral objective a gap below 1 is a proof, since the bound may be rounded up.
     """
     values: dict[str, Any] = {
         "mip_rel_gap": float(options.mip_rel_gap),

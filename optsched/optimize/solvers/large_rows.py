@@ -97,10 +97,7 @@ def easier(model: LinearModel, rows: dict[int, LargeRow]) -> LinearModel:
 def cuts_of(
     model: LinearModel, rows: dict[int, LargeRow], values: NDArray[np.float64]
 ) -> list[Cut] | None:
-    """Return cuts that exclude a solution, none if it satisfies the large rows.
-
-    None if a row that it violates has columns that are not binary.
-    """
+    """Return cuts that exclude a solution, if any; None if a row that it breaks is not binary."""
     chosen, cuts = np.rint(values).astype(np.int64), dict[tuple[int, ...], Cut]()
     for number, row in rows.items():
         if int((row.value * chosen[row.column]).sum()) <= row.upper:

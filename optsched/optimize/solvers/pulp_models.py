@@ -27,11 +27,8 @@ def solve_pulp_problem(
 ) -> RawOutcome:
     """Minimize a PuLP problem by HiGHS. Its variables get the values of the incumbent, if any.
 
-    PuLP's own ``solve`` takes no start, no stop and no callback for progress, and its HiGHS does
-    not keep the time limit.
-
-    `start`: a solution to start from. Variables that are left out are 0, and variables that the
-    problem does not use are ignored.
+    PuLP's own ``solve`` takes no start, no stop and no progress, and does not keep the time limit.
+    Variables that a start leaves out are 0, and others are ignored.
     """
     budget = options.budget()
     variables = problem.variables()
@@ -96,8 +93,7 @@ def _rows_of(problem: Any) -> list[Any]:
 def write_problem(problem: Any, format_name: str, path: str | Path) -> None:
     """Write a PuLP problem as an LP or MPS file.
 
-    PuLP writes 12 significant digits. Rows of integers must not lose any: a limit of 10^12 + 1
-    would become one of 10^12. Costs in milliseconds are rounded to these digits.
+    PuLP writes 12 significant digits. Rows of integers must not lose any; costs are rounded.
     """
     for row in _rows_of(problem):
         for number in (*row.values(), row.constant):

@@ -84,17 +84,7 @@ BATCH = record(
 
 
 class Columns(NamedTuple):
-    """The schedule as it grows. `STATE` says how much of each column is filled.
-
-    Attributes
-    ----------
-    batches : ndarray of `BATCH`
-        A record per batch.
-    entries : ndarray of int32, shape (2, k)
-        Rows `REQUEST` and `TOKENS`.
-    evicted : ndarray of int64
-        Evicted requests, in order.
-    """
+    """The schedule as it grows. `STATE` says how much of each column is filled."""
 
     batches: Any
     entries: Ints
@@ -118,7 +108,7 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
 def new_columns(instance: Instance) -> Columns:
     """Return empty columns, long enough for a schedule with few evictions and split prefills.
 
-    An array that grows is copied, and its pages are new each time. That costs more than the loop.
+    Copying an array that grows, to new pages each time, costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
     return Columns(
@@ -168,8 +158,7 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
 def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
     """Run a compiled loop to its end, and look at the job's budget now and then.
 
-    A compiled loop can be interrupted only by itself. It counts its turns down, returns after the
-    last one, and goes on from its state when it is called again.
+    A compiled loop can be interrupted only by itself: it returns after some turns, and goes on.
     """
     turns = _FIRST_TURNS
     while True:
@@ -189,10 +178,9 @@ Step = Callable[[int, Any, Ints, Columns, float], Columns]
 
 
 def direct(function: Any) -> Callable[..., Any]:
-    """Return a compiled function that is called again and again with arguments of the same types.
+    """Return a compiled function for many calls with arguments of the same types.
 
-    numba looks at the types of all arguments in every call. For a loop that runs from one arrival
-    to the next, this takes longer than the loop.
+    numba looks at the types in every call. From one arrival to the next this outlasts the loop.
     """
     if not hasattr(function, "overloads"):
         return function  # numba is switched off
@@ -213,20 +201,7 @@ def direct(function: Any) -> Callable[..., Any]:
 
 
 class Compiled(Fleet):
-    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
-
-    Parameters
-    ----------
-    job : Job
-    mode : {"restart", "recompute"}
-    requests : ndarray of records
-    states : list of ndarray
-        A state for each worker.
-    step : callable
-        See `Step`.
-    split : bool
-        Whether prefills may be split.
-    """
+    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker."""
 
     def __init__(
         self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool

@@ -26,13 +26,7 @@ from optsched.workloads.predict import estimates, forecast_of
 
 
 class Online(Runner):
-    """A runner that asks a policy object before every batch.
-
-    Parameters
-    ----------
-    policy : Policy
-        The object with ``batch(view)``.
-    """
+    """A runner that asks a policy object before every batch."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -45,8 +39,7 @@ class Online(Runner):
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. Each of several workers asks a copy of the object.
 
-        `Fleet.advance` raises a `PolicyError` if the object raises, names an unknown request or
-        answers anything but a valid batch.
+        `Fleet.advance` raises a `PolicyError` for anything but a valid batch.
         """
         if workers == 1:
             return _Loop(self.policy, job, job.seed)

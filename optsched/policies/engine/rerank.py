@@ -278,10 +278,7 @@ def run(
     lines: Ints,
     until: float,
 ) -> Columns:
-    """Run the policy until every request has finished, or up to a time.
-
-    `by_arrival`: the requests assigned so far. More may be when the loop is called again.
-    """
+    """Run the policy until the requests assigned so far have finished, or up to a time."""
     n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]

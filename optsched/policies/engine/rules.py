@@ -337,9 +337,8 @@ def _held(r: np.record, s: np.record, settings: Settings) -> bool:
 def _time_left(requests: Records, s: np.record, running: Ints, settings: Settings) -> float:
     """Return how long a batch may take such that nobody who runs falls behind its pace.
 
-    A request that is held needs the time of a token for the next batch. Where less than a lump is
-    left, some batches have no prefills, and then one may take a lump in any case, so that who is
-    behind cannot stop all prefills.
+    A held request needs a token's time for the next batch. Where less than a lump is left, some
+    batches have no prefills, and then one may take a lump in any case, so that prefills never stop.
     """
     left, lump = np.inf, 0.0
     for k in range(s.running):
@@ -585,10 +584,7 @@ def decide(
     cost: Floats,
     random: Generator,
 ) -> Sums:
-    """Form the next batch after the evictions that precede it; return its sums.
-
-    Its entries and the evictions come to the two columns, whose lengths the state counts.
-    """
+    """Form the next batch after the evictions that precede it; return its sums."""
     heap, running = lines[0], lines[1]
     if settings.overflow != EVICT_LATEST or settings.promote:
         _leave(requests, s, lines, usage, evicted, settings, random)
@@ -663,10 +659,7 @@ def run(
     usage: Ints,
     until: float,
 ) -> tuple[Columns, Ints]:
-    """Run a scheduler until every request has finished, or up to a time.
-
-    `by_arrival`: the requests assigned so far. More may be when the loop is called again.
-    """
+    """Run a scheduler until the requests assigned so far have finished, or up to a time."""
     n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]

@@ -131,10 +131,6 @@ def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | No
     instance : Instance
         An instance in seconds.
     cost : BatchCost
-
-    Returns
-    -------
-    ndarray of float64, shape (n,), or None
     """
     try:
         with warnings.catch_warnings():  # about the cost model's range, since no claim is made here

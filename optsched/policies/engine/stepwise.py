@@ -24,11 +24,7 @@ LASTING = ("estimate", "peak", "promoted", "band", "key", "place", "first_at")
 class Stepwise:
     """A policy object that answers what rules say.
 
-    Parameters
-    ----------
-    rules : Rules
-    job : Job
-        The requests that are known so far, and the cost model.
+    `job`: the requests that are known so far, and the cost model.
     """
 
     def __init__(self, rules: Rules, job: Job) -> None:
@@ -89,10 +85,7 @@ class Stepwise:
         return Batch(tokens, evicted)
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
-        """Write into the records what a view shows.
-
-        Returned are the running requests in order, and the KV that they hold in the next batches.
-        """
+        """Write into the records what a view shows; return those that run, and their later KV."""
         from optsched.judge.memory import project, take
         from optsched.policies.engine import common
 

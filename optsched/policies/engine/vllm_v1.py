@@ -247,11 +247,9 @@ def run(
     lines: Ints,
     until: float,
 ) -> Columns:
-    """Run the policy until every request has finished, or up to a time.
+    """Run the policy until the requests assigned so far have finished, or up to a time.
 
-    `by_arrival`: the requests assigned so far. More may be when the loop is called again.
-    `lines` (shape (2, n + 1)): room for the queue, and for the running requests in the order of
-    admission.
+    `lines` (shape (2, n + 1)) is room for the queue, and for the running ones by admission.
     """
     n = by_arrival.shape[0]
     s = state[0]

@@ -1,7 +1,8 @@
-"""Figures. Each function draws on the axes that it is given; it runs nothing and opens no window.
+"""Figures. Each function draws on the axes ``ax`` or on new ones, and returns them.
 
-All functions share a palette that colour-blind readers can tell apart (`optsched.show.plot.style`).
-Where there is too much to draw, they aggregate. matplotlib is loaded on first use.
+None runs anything or opens a window. All share a palette that colour-blind readers can tell apart
+(`optsched.show.plot.style`). Where there is too much to draw, they aggregate. matplotlib is loaded
+on first use.
 """
 
 from optsched.show.plot.curves import (

@@ -31,7 +31,7 @@ def plot_capacity(
     xlabel: str = "rate, as a multiple of the instance's",
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot the share of requests within their SLOs against the rate, by policy.
+    """Draw the share of requests within their SLOs against the rate, by policy.
 
     Parameters
     ----------
@@ -48,11 +48,6 @@ def plot_capacity(
     xlabel : str
         The words under the axis of rates or workers.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (8.0, 4.5))
     curves(ax, policies, ms=4, lw=1.4)
@@ -85,7 +80,7 @@ def plot_load(
     ylabel: str = "mean latency [s]",
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot a mean over the rate by policy, with the region below a bound.
+    """Draw a mean over the rate by policy, with the region below a bound.
 
     Parameters
     ----------
@@ -98,11 +93,6 @@ def plot_load(
     xlabel, ylabel : str
         The words at the axes, which are logarithmic.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (8.0, 4.8))
     curves(ax, policies, ms=4)
@@ -127,7 +117,7 @@ def plot_tradeoff(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot mean TTFT over mean latency: policies, and the region where no schedule can be.
+    """Draw mean TTFT over mean latency: policies, and the region where no schedule can be.
 
     Parameters
     ----------
@@ -138,11 +128,6 @@ def plot_tradeoff(
         Those of the smallest latencies have a marker and a name of their own, if no such marker
         is there already.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (8.0, 5.0))
     ranked = sorted(policies, key=lambda row: row[1])
@@ -188,7 +173,7 @@ def plot_progress(
     *,
     ylabel: str = "objective",
 ) -> Axes:
-    """Plot incumbent and bound over solving time.
+    """Draw incumbent and bound over solving time.
 
     Parameters
     ----------
@@ -196,13 +181,8 @@ def plot_progress(
         `optsched.Result.progress`, or the columns ``elapsed_s``, ``incumbent`` and ``bound`` of
         a result file.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
     ylabel : str
         Words for the objective, with its unit.
-
-    Returns
-    -------
-    Axes
     """
     import pandas as pd
 
@@ -232,7 +212,7 @@ def plot_progress(
 
 
 def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
-    """Plot the price of one KV token over time.
+    """Draw the price of one KV token over time.
 
     Parameters
     ----------
@@ -240,11 +220,6 @@ def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
         The first round and the price of each piece, as `optsched.bounds.shadow.shadow_prices`
         returns them. A price is in rounds of total latency for one token during one round.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax)
     rows = np.asarray(prices, dtype=np.float64).reshape(-1, 2)
@@ -258,7 +233,7 @@ def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
 
 
 def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
-    """Plot predicted against measured times in milliseconds, with one colour per operator.
+    """Draw predicted against measured times in milliseconds, with one colour per operator.
 
     Filled marks are measurements that were held out, pale marks those that were fitted. On the
     line the two times are equal.
@@ -266,13 +241,7 @@ def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     fit : Fit
-        A fitted cost model with its measurements.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (6.0, 5.0))
     low, high = float("inf"), 0.0

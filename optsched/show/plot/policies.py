@@ -32,7 +32,6 @@ def plot_distribution(
     metric : {"latency", "ttft", "tpot"}
         The quantity. Requests of one output token have no TPOT and are left out of it.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
 
     Returns
     -------
@@ -87,7 +86,7 @@ def plot_comparison(
     unit: str = "rounds",
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot the total latency of policies with the best known value and a bound.
+    """Draw the total latency of policies with the best known value and a bound.
 
     Parameters
     ----------
@@ -103,11 +102,6 @@ def plot_comparison(
     unit : str
         The unit of the latencies.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ranked = sorted(policies, key=lambda row: row[1])
     ax = axes(ax, (8.0, 1.4 + 0.32 * len(ranked)))

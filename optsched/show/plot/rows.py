@@ -28,28 +28,7 @@ def points(
     over: object = None,
     labels: Labels | None = None,
 ) -> Series:
-    """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series.
-
-    Parameters
-    ----------
-    rows : sequence of mappings
-        Rows without a value in ``x`` or ``y`` are left out.
-    x : str
-        The column of the horizontal axis, or of the groups of bars.
-    y : str or sequence of str
-        The columns whose values are drawn.
-    series : str, optional
-        A column each of whose values is a series. Without it, each column of ``y`` is one.
-    over : object, optional
-        A series by whose means the values of the others are divided.
-    labels : mapping, optional
-        Words for values of ``series`` and for columns.
-
-    Returns
-    -------
-    dict
-        For each series' label, the values of all rows by ``x``.
-    """
+    """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series."""
     words, columns = labels or {}, _listed(y)
     found: dict[Any, dict[Any, list[float]]] = {}
     for row in rows:
@@ -89,7 +68,7 @@ def plot_lines(
     reference: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot columns of rows against a parameter, with a line through the means of each series.
+    """Draw columns of rows against a parameter, with a line through the means of each series.
 
     Where several rows share a point, a band shows their range from min to max.
 
@@ -113,11 +92,6 @@ def plot_lines(
     reference : mapping of str to float, optional
         Horizontal lines at values that a paper states, by their words.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax, found = axes(ax), points(rows, x, y, series=series, over=over, labels=labels)
     places_of = list(order or found)
@@ -150,7 +124,7 @@ def plot_bars(
     published: Mapping[Any, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot means of columns as horizontal bars, in a group for each value of ``x``.
+    """Draw means of columns as horizontal bars, in a group for each value of ``x``.
 
     Parameters
     ----------
@@ -165,11 +139,6 @@ def plot_bars(
     published : mapping, optional
         The values that a paper publishes, by value of ``x``. They are drawn as bars of their own.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax, words = axes(ax), labels or {}
     found = points(rows, x, y, series=series, over=over, labels=labels)
@@ -213,7 +182,7 @@ def plot_histogram(
     bins: int = 30,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot a histogram of each column, all with the same bins.
+    """Draw a histogram of each column, all with the same bins.
 
     Parameters
     ----------
@@ -228,11 +197,6 @@ def plot_histogram(
     bins : int
         Number of bins.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax)
     values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in _listed(columns)}
@@ -255,7 +219,7 @@ def plot_histogram(
 def plot_claims(
     claims: Sequence[tuple[str, float, float]], *, within: float = 0.15, ax: Axes | None = None
 ) -> Axes:
-    """Plot the quotients of measured and published values, with a row for each statement.
+    """Draw the quotients of measured and published values, with a row for each statement.
 
     Parameters
     ----------
@@ -264,11 +228,6 @@ def plot_claims(
     within : float
         Max relative difference at which a statement counts as met. It is drawn as a band.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     shown = [c for c in claims if c[1] * c[2] > 0]
     ax = axes(ax, (8.5, 1.4 + 0.28 * len(shown)))

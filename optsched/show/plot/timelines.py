@@ -51,7 +51,7 @@ def _time_axis(timeline: Timeline, ax: Axes) -> Axes:
 
 
 def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
-    """Plot the phases of every request over time, in a row for each request by arrival.
+    """Draw the phases of every request over time, in a row for each request by arrival.
 
     With more than `ROWS_APART` requests, a row is a group of requests that arrived one after
     another. Its colour is the phase that most of the requests present are in. It is stronger the
@@ -60,13 +60,7 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     from matplotlib.patches import Patch
 
@@ -127,18 +121,12 @@ def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: 
 
 
 def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
-    """Plot the number of requests in each phase over time, stacked.
+    """Draw the number of requests in each phase over time, stacked.
 
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (9.0, 4.0))
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
@@ -156,7 +144,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
 def plot_kv(
     timeline: Timeline, ax: Axes | None = None, *, groups: int = 10, worker: int | None = None
 ) -> Axes:
-    """Plot the KV memory held over time in tokens, stacked by request, and the capacity M.
+    """Draw the KV memory held over time in tokens, stacked by request, and the capacity M.
 
     With many requests, groups of requests that arrived one after another are stacked. With several
     workers there is a line for each of the first 32, unless one worker is asked for.
@@ -164,17 +152,11 @@ def plot_kv(
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
     groups : int
         Number of groups, where there are too many requests to stack each.
     worker : int, optional
         The worker to draw, counted from 0.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (9.0, 4.0))
     capacity, grouped = timeline.instance.kv_capacity, False
@@ -214,22 +196,16 @@ def _shades(count: int) -> list[str]:
 
 
 def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
-    """Plot the tokens of prefill, decode and refill that each batch processes, stacked.
+    """Draw the tokens of prefill, decode and refill that each batch processes, stacked.
 
     With many batches, each step of time shows the mean over the batches that start in it.
 
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
     worker : int
         The worker to draw, counted from 0.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (9.0, 3.5))
     edges, runs = timeline.batch_bins(_STEPS // 3, worker)
@@ -253,7 +229,7 @@ def _stack(ax: Axes, times: NDArray[np.float64], layers: Mapping[str, ArrayLike]
 
 
 def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0) -> Axes:
-    """Plot the time of each batch, in milliseconds or rounds, over the time of the schedule.
+    """Draw the time of each batch, in milliseconds or rounds, over the time of the schedule.
 
     With many batches, each step of time shows the mean over the batches that start in it, and a
     band from the shortest to the longest.
@@ -261,15 +237,9 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
     Parameters
     ----------
     timeline : Timeline
-        The schedule over time, as `optsched.timeline` returns it.
     ax : Axes, optional
-        The axes to draw on. By default new ones are made.
     worker : int
         The worker to draw, counted from 0.
-
-    Returns
-    -------
-    Axes
     """
     ax = axes(ax, (9.0, 3.0))
     scale, unit = (1.0, "rounds") if timeline.instance.in_rounds else (1000.0, "ms")

@@ -73,10 +73,7 @@ def capacity_figure(drawn: Mapping[str, Any], name: str) -> str:
 
 
 def _svg(canvas: Figure, name: str, words: Mapping[str, list[str]] | None = None) -> str:
-    """Return a figure as an SVG element, with titles for the parts of the artists in ``words``.
-
-    The name is in the identifiers of what its parts share, so that no figure uses another's.
-    """
+    """Return a figure as an SVG element with titles; identifiers have its name, to be unique."""
     import matplotlib as mpl
 
     stream = io.StringIO()

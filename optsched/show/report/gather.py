@@ -68,8 +68,7 @@ class Section:
     def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
         """The largest bound that a certificate proves on the objective of a result or comparison.
 
-        Certificates are for one worker, so none is about a result for several. In seconds only
-        those count that are for its cost model, or for the given one.
+        It is one for one worker, and in seconds for the result's cost model or the given one.
         """
         from optsched.bounds.certificate import same_cost_model
 
@@ -105,10 +104,7 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The sections of a report, one per instance, and the origin of each file.
-
-    An origin has the file's name, format and digest, and what the file says about how it was made.
-    """
+    """The sections of a report, one per instance, and the origin of each file."""
 
     sections: list[Section]
     origins: list[dict[str, Any]]

@@ -91,13 +91,7 @@ def predictor(name: str, summary: str) -> Callable[[Callable[..., Guess]], Calla
 
 
 def predictors() -> dict[str, PredictorInfo]:
-    """Return every registered predictor.
-
-    Returns
-    -------
-    dict of str to PredictorInfo
-        By name, sorted.
-    """
+    """Return every registered predictor, sorted by name."""
     return _REGISTRY.all()
 
 
@@ -114,17 +108,6 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         name. An array of shape (n,) holds one prediction per request, in tokens.
     seed : int or numpy.random.Generator
         Seed of the generator that the predictor draws from, or the generator.
-
-    Returns
-    -------
-    Instance
-
-    Raises
-    ------
-    InputError
-        The predictor or a parameter is unknown, the function raises an error or returns no
-        predictions, or the predictions do not fit the instance (see `optsched.Instance`). The
-        error names the predictor and, where there is one, the request.
     """
     if not isinstance(seed, Generator):
         # A stream of its own. With the stream of `generate`, errors would depend on the lengths,
@@ -152,18 +135,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
 
 
 def check_predictor(spec: str) -> None:
-    """Check that a specification names a predictor and gives it valid parameters.
-
-    Parameters
-    ----------
-    spec : str
-        ``"name:key=value,..."``.
-
-    Raises
-    ------
-    InputError
-        The predictor or a parameter is unknown, or a value is not allowed.
-    """
+    """Check that a specification names a predictor and gives it valid parameters."""
     _guess(spec)
 
 
@@ -209,27 +181,11 @@ def estimates(
 ) -> tuple[NDArray[np.int64], str]:
     """Return predicted output tokens as policies see them, and where they come from.
 
-    Parameters
-    ----------
-    instance : Instance
-    lengths : {"predicted", "lower", "upper", "hindsight"}
-        Which predictions to use. The first kind that the instance has is taken:
-
-        - ``"predicted"``: ``predicted``, the forecast before a request starts, the upper end of
-          the interval;
-        - ``"lower"`` or ``"upper"``: that end of the interval, ``predicted``, the forecast;
-        - ``"hindsight"``: ``predicted``, the forecast.
-
-        If it has none of them, the true output tokens are taken (the oracle).
-    margin : int
-        Tokens to add to each prediction.
-
-    Returns
-    -------
-    predicted : ndarray of int64, shape (n,)
-        Rounded up, and capped so that the request's peak fits into the KV capacity. Read-only.
-    source : {"predicted", "forecast", "predicted_lower", "predicted_upper", "oracle"}
-        The kind that was taken.
+    The first kind that the instance has is taken. For ``"predicted"`` this is ``predicted``, the
+    forecast before a request starts, or the upper end of the interval; for ``"lower"`` or
+    ``"upper"`` that end, ``predicted``, or the forecast; for ``"hindsight"`` ``predicted`` or the
+    forecast. An instance with none of them has its true output tokens (the oracle).
+    They are rounded up, and capped so that a request's peak fits into the KV capacity. Read-only.
     """
     order = {
         "predicted": ("predicted", "forecast", "predicted_upper"),

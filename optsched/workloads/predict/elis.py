@@ -33,16 +33,6 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
     decay : float
         Factor of the error per window, in (0, 1].
 
-    Returns
-    -------
-    Guess
-        Its predictions are a `Forecast`.
-
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
-
     Notes
     -----
     The errors are fitted to two figures of the paper for its predictor, over all prompts and

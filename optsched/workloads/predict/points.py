@@ -21,12 +21,7 @@ COLUMNS = ("predicted", "predicted_lower", "predicted_upper")
 
 @predictor("oracle", "the true output")
 def oracle() -> Guess:
-    """Return the predictor of the true output tokens.
-
-    Returns
-    -------
-    Guess
-    """
+    """Return the predictor of the true output tokens."""
     return lambda instance, _: instance.output_tokens
 
 
@@ -38,15 +33,6 @@ def interval(*, low: int = 1, high: int = 1000) -> Guess:
     ----------
     low, high : int
         Ends of the interval, in tokens: 1 <= low <= high.
-
-    Returns
-    -------
-    Guess
-
-    Raises
-    ------
-    InputError
-        The ends are out of range.
     """
     if not 1 <= low <= high:
         raise InputError(f"low, high: found {low}, {high}; expected 1 <= low <= high")
@@ -64,15 +50,6 @@ def classes(*, width: int = 100) -> Guess:
     ----------
     width : int
         Width w of a class in tokens, >= 1.
-
-    Returns
-    -------
-    Guess
-
-    Raises
-    ------
-    InputError
-        The width is below 1.
     """
     if width < 1:
         raise InputError(f"width: found {width}; expected an integer >= 1")
@@ -94,15 +71,6 @@ def relative(*, x: float = 0.1) -> Guess:
     ----------
     x : float
         Relative half-width of the interval, from 0 to 1.
-
-    Returns
-    -------
-    Guess
-
-    Raises
-    ------
-    InputError
-        ``x`` is out of range.
     """
     if not 0 <= x <= 1:
         raise InputError(f"x: found {x}; expected 0 <= x <= 1")
@@ -133,11 +101,6 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
     Guess
         It raises an `InputError` for an instance whose outputs allow no such errors.
 
-    Raises
-    ------
-    InputError
-        ``mae`` is below ``abs(bias)``.
-
     Notes
     -----
     The mean and the spread of the normal error are chosen such that the predictions *after* the
@@ -162,20 +125,7 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
 
 @predictor("column", "columns of a CSV file with a header: predicted, predicted_lower, ...")
 def column(*, file: str) -> Guess:
-    """Return the predictor that reads predictions from a CSV file.
-
-    Parameters
-    ----------
-    file : str
-        A file with a header and one row per request, in the instance's order. It has one or more
-        columns of `COLUMNS`; others are ignored.
-
-    Returns
-    -------
-    Guess
-        It raises an `InputError` if the file cannot be read, has none of the columns, or holds
-        an entry that is not a number.
-    """
+    """Return the predictor that reads `COLUMNS` of a CSV file, with a row per request in order."""
 
     def guess(instance: Instance, _: Generator) -> Columns:
         text = read_text(file, "a table of predictions")

@@ -26,21 +26,9 @@ BINS, LONGEST = 10, 512
 
 
 def transition(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
-    """Return the filter's transition matrix T.
+    """Return the filter's transition matrix T, with lengths uniform within a bin of width w.
 
-    Lengths are taken as uniform within a bin of width w, so that each token moves one length in w
-    to the bin below. A length that leaves the lowest bin has ended and needs no prediction.
-
-    Parameters
-    ----------
-    bins : int
-    longest : float
-        Tokens that the bins cover.
-
-    Returns
-    -------
-    ndarray of float64, shape (bins, bins)
-        ``T[i, j]`` is the probability that a token leads from bin j to bin i.
+    Each token moves one length in w to the bin below, or from the lowest bin to the end.
     """
     out = bins / longest
     return np.diag(np.full(bins, 1 - out)) + np.diag(np.full(bins - 1, out), 1)
@@ -51,22 +39,8 @@ def refine_probabilities(
 ) -> NDArray[np.float64]:
     """Return the filter's posterior after every token of one request.
 
-    Parameters
-    ----------
-    probabilities : array_like, shape (tokens, bins)
-        p(t): the classifier's probabilities after t = 0, 1, ... tokens.
-    longest : float
-        Tokens that the bins cover.
-    feedback : bool
-        Whether the next prior is T times the last *posterior*, as the paper's text says. If not,
-        it is T times the last prior, as the paper's equation says, which forgets every p(t) but
-        the first.
-
-    Returns
-    -------
-    ndarray of float64, shape (tokens, bins)
-        q(t): q(0) is p(0), and later q(t) is prior(t) p(t), normalised. Where that product is 0
-        in every bin, q(t) is p(t).
+    With `feedback` the next prior is T times the last *posterior*, as the paper's text says; else T
+    times the last prior, as its equation says, which forgets every p(t) but the first.
     """
     p = np.asarray(probabilities, dtype=np.float64)
     matrix = transition(p.shape[1], longest)
@@ -182,16 +156,6 @@ def trail(
         Tokens that the bins cover.
     refine, feedback : bool
         Whether the filter is applied, and its prior; see `refine_probabilities`.
-
-    Returns
-    -------
-    Guess
-        Its predictions are a `Forecast`.
-
-    Raises
-    ------
-    InputError
-        A parameter is out of range.
 
     Notes
     -----

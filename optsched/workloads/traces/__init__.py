@@ -82,13 +82,7 @@ class TraceReport:
 
 
 def trace_formats() -> dict[str, str]:
-    """Return every trace format.
-
-    Returns
-    -------
-    dict of str to str
-        One line on each format, by name, sorted.
-    """
+    """Return one line on each trace format, by name, sorted."""
     return {name: found.summary for name, found in FORMATS.all().items()}
 
 
@@ -145,11 +139,6 @@ class TraceOptions:
         Name of the instance; None: the name of the file.
     progress : callable, optional
         Called with the number of rows read so far.
-
-    Raises
-    ------
-    InputError
-        A value is out of range.
     """
 
     offset: int = 0
@@ -229,10 +218,6 @@ def read_trace(format: str, path: str | Path, **options: Any) -> Instance:
     **options
         See `TraceOptions`.
 
-    Returns
-    -------
-    Instance
-
     Warns
     -----
     TraceWarning
@@ -267,11 +252,6 @@ def read_trace_report(
         The file, which may be compressed with gzip.
     **options
         See `TraceOptions`.
-
-    Returns
-    -------
-    instance : Instance
-    report : TraceReport
 
     Raises
     ------

@@ -81,8 +81,7 @@ def find_columns(
 ) -> dict[str, int]:
     """Return the index of each field's column, ignoring case, spaces, hyphens and underscores.
 
-    `wanted`: names that the column of each field may have, of which the first that is there counts.
-    An exact match takes precedence.
+    Of the `wanted` names the first that is there counts, an exact match before others.
     """
     have = ", ".join(map(repr, found))
     have = have if len(have) <= 200 else have[:200] + "..."
@@ -116,9 +115,7 @@ def read_delimited(
 ) -> Iterator[Fields]:
     """Yield the rows in a window of a file with a header, without blank lines.
 
-    Fields are separated by commas, semicolons or tabs, whichever the header has most of.
-
-    `source`: a row of the window with another number of fields is told to its findings.
+    Commas, semicolons or tabs separate fields, whichever the header has the largest number of.
     """
     path = source.path
     with open_bytes(path) as stream:

@@ -75,11 +75,7 @@ class Fields:
         }
 
     def whole_numbers(self, field: str, skip: Mask | None = None) -> NDArray[np.int64]:
-        """Return a field as integers.
-
-        Rows of the mask `skip` are not read and get 0, such as failed requests that have no such
-        value.
-        """
+        """Return a field as integers, 0 where `skip` says that a request need not have one."""
         right = f"an integer of at most {MAX_TOKENS}"
         return self._column(field, skip, exact_whole, lambda _: right)
 

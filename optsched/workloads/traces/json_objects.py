@@ -234,8 +234,8 @@ def read_objects(
 ) -> Iterator[Fields]:
     """Yield the objects in the window of a file as rows.
 
-    `optional`: fields that an object may lack. They then read as null. Of those that begin with a
-    question mark, a block has only the ones that stand in it.
+    Fields that are `optional` read as null where they lack. Of those with a question mark a block
+    has only the ones that stand in it.
     """
     names = {field: found[0] for field, found in wanted.items()}
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}

@@ -14,10 +14,9 @@ from optsched.workloads.traces.base import words
 def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str], int]:
     """Return the function that counts the tokens of a text.
 
-    `tokenizer`: none counts words, as Jaillet et al. 2025 do, and characters of scripts without
-    spaces. A function, or one named as ``file.py:NAME``, takes a text and returns its tokens or
-    their number. Any other text is a ``tokenizer.json`` or a name on Hugging Face, for the package
-    tokenizers.
+    Without a tokenizer words count, as in Jaillet et al. 2025, and characters of scripts without
+    spaces. It is a function, or ``file.py:NAME``, from a text to its tokens or their number, or
+    else a ``tokenizer.json`` or a name on Hugging Face, for the package tokenizers.
     """
     if tokenizer is None:
         return words

@@ -24,20 +24,10 @@ for the least possible J >= batches needed and n_p >= prefill batches needed. Th
 
 For the other objectives the bound is the sum of each request's min own times.
 
-**What is left out.** Each of these rules changes an optimal schedule into one that is no worse.
-Their repeated use ends, since each lowers (refills, sum of batch numbers of all tokens, minus the
-sum of those of evictions) in lexicographic order.
-
-- A refill in place is an eviction and a prefill in one batch. It is replaced by a decode, if that
-  is no more work, beside a decode. The same holds if all prefills of the batch are refills in place
-  and decode_base <= prefill_base.
-- An eviction without which the batch would still fit is put off by a batch. If the next batch
-  refills the request, it becomes a refill in place.
-- For makespan only: let a request with one token left idle in a batch of its phase into which it
-  fits. Its token moves to this batch, the request is gone sooner, and its former batch gets
-  shorter.
-
-A state with fewer tokens produced, or with more, does not dominate.
+**What is left out.** docs/formulations.md, "The CSP", has the three rules and why they end. A
+refill in place is replaced by a decode also if all prefills of the batch are refills in place and
+decode_base <= prefill_base. An eviction that is put off becomes one if the next batch refills the
+request. A state with fewer tokens produced, or with more, does not dominate.
 """
 
 from __future__ import annotations
@@ -195,9 +185,7 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
 def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by A*.
 
-    HiGHS ends within its tolerances: a schedule that is better by less than 1e-6 ms is out of its
-    sight. A* searches for one that is better at all. If there is none, the claim is proved. If A*
-    does not end, the claim is a schedule and a bound.
+    Within its tolerances HiGHS cannot see a schedule that is better by less than 1e-6 ms.
     """
     none_below = claim.status is Status.INFEASIBLE and prob.cutoff is not None
     if claim.status is not Status.OPTIMAL and not none_below:
@@ -221,10 +209,7 @@ def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans
 
 
 class _Search:
-    """The compiled search and its arrays, grown as needed.
-
-    `known`: The level of a known plan. Only better plans are searched for.
-    """
+    """The compiled search and its arrays, for plans better than that of the level `known`."""
 
     def __init__(self, prob: Problem, known: Fraction | None) -> None:
         from optsched.optimize.formulations.batches import astar_kernel as core

@@ -36,18 +36,12 @@ those that prefill."""
 class Tables(NamedTuple):
     """A network of V nodes and A arcs, and an objective.
 
-    `arc_start` (shape (V + 1,)): Where each node's arcs begin.
-    `arcs` (shape (A, 10)): What one request on an arc adds to a batch, and the arc's target and
-    kind. ``REFILLS`` counts the refills that a decode could replace at no more cost.
-    `limits` (shape (8,)): What a batch may hold of each quantity.
-    `node` (shape (V, 5)): Own bound, tokens left, rate of the objective, KV held, and 1 if one
-    token is left, so that the request may finish at once.
-    `fixed` (shape (4,)): base, decode_base, prefill_base, and the cost of a decode batch that
-    refills save.
-    `weights` (shape (D, V)): The weight of a request in each node, in each bound on the number of
-    batches.
-    `largest` (shape (D, 2)): The max sum of each weight in a batch, and the weight's role.
-    `makespan`, `hybrid`: Whether the objective is the makespan, and whether a batch may mix phases.
+    Arcs from node v begin at ``arc_start[v]``; `arcs` (shape (A, 10)) has what one request adds to
+    a batch, the target and the kind. ``REFILLS`` counts refills that a decode could replace at no
+    more cost. `node` (shape (V, 5)): own bound, tokens left, rate of the objective, KV held, and 1
+    if the request may finish at once. `fixed`: base, decode_base, prefill_base, and the cost of a
+    decode batch that refills save. `weights` (shape (D, V)) and `largest` (shape (D, 2)), the max
+    sum in a batch and the role, bound the number of batches. `limits` are those of a batch.
     """
 
     arc_start: Ints
@@ -62,13 +56,10 @@ class Tables(NamedTuple):
 
 
 class Search(NamedTuple):
-    """States found so far.
+    """States found so far, by request or by node.
 
-    `rows`, `cost`, `parent`: Each state's requests, its least cost so far, and the state before it.
-    `table`: A hash table of the rows.
-    `heap` (shape (H, 3)): A binary heap of (cost + bound, - cost, state).
-    `numbers`: Counters. ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
-    `by_request`: Whether a row lists the requests' nodes, or counts the requests of every node.
+    `table` is a hash table of the `rows`, `heap` (shape (H, 3)) a binary heap of (cost + bound, -
+    cost, state). Of the `numbers`, ``BEST`` is the incumbent's cost, and ``GOAL`` its state or -1.
     """
 
     rows: Ints
@@ -392,10 +383,7 @@ def _rate(counts: Ints, node: Ints, makespan: bool) -> Any:
 
 @njit
 def step(before: Ints, after: Ints, price: int, tables: Tables) -> Any:
-    """Return a batch, by arc, from one state to another that costs at most ``price``.
-
-    Batches are not stored. This one is found again among the batches of the first state.
-    """
+    """Return a batch, by arc, between two states at ``price``, found again since none is stored."""
     arcs, limits, fixed = tables.arcs, tables.limits, tables.fixed
     slots = np.zeros((arcs.shape[0] + 1, 14), np.int64)
     counts, found = np.empty_like(before), np.zeros(arcs.shape[0], np.int64)

@@ -48,10 +48,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
 
 def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOutcome]:
-    """Solve for one objective after the other, as long as each is proved.
-
-    Progress is reported for the first objective only.
-    """
+    """Solve for one objective after the other, as long as each is proved."""
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model, read = built.model, built.read()
@@ -77,10 +74,7 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
 
 
 def _starts(prob: Problem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
-    """Return the chosen starts in seconds since the first arrival.
-
-    None if the earliest starts are as good.
-    """
+    """Return the chosen starts in seconds since the first arrival; None if the earliest do."""
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
     levels, early = (prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None))

@@ -24,10 +24,9 @@ _STEPS = 10_000_000
 
 
 def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Times | None]:
-    """Return a task's problem, and the best of the greedy plans and a given one with its times.
+    """Return a task's problem, whose budget begins now, and the best plan with its times.
 
-    The problem's budget begins now. Once it is over, the best plan so far counts.
-    A given schedule that the problem rules out (evictions, chunks) is ignored.
+    It is the best of the greedy plans and of a given one, unless the problem rules that out.
     """
     prob, given = problem(task, options.budget()), options.warm_start
     per_plan = prob.n * sum(prob.output)
@@ -73,13 +72,9 @@ def _admitted(prob: Problem, schedule: Schedule) -> bool:
 
 
 class _Rule(NamedTuple):
-    """The options of `_greedy`.
+    """The options of `_greedy`: how admission goes, decodes beside prefills, and a max number.
 
-    `reserve`: Whether to admit only requests that fit at their peaks, so that nothing is ever
-    evicted.
-    `waves`: Whether to admit only when nothing runs.
-    `mixed`: Whether to decode beside prefills if that fits.
-    `cap`: The max number of running requests.
+    With `reserve` all peaks fit, so that nothing is ever evicted; `waves` admit when nothing runs.
     """
 
     reserve: bool

@@ -20,10 +20,7 @@ from optsched.optimize.plan import method_in_seconds
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
-    """Return what the models rule out and the judge does not.
-
-    They take chunked prefill as off where the instance does not say, and schedulers may choose.
-    """
+    """Return what the models rule out and the judge does not: chunks that nobody asked for."""
     split = {"split_prefills"} if task.instance.chunked_prefill is None else set()
     return frozenset(split | ({"evictions"} if task.extras.get("eviction_free") else set()))
 

@@ -62,10 +62,8 @@ class Arc(NamedTuple):
 class Network:
     """Nodes and arcs of a problem.
 
-    `sizes`: By class.
-    `counts`: Requests by class.
-    `nodes`: Class k starts in node k.
-    `arcs`: In order of node; within a node, idling or pausing is first and eviction last.
+    Class k has requests of ``sizes[k]``, starts in node k, and counts ``counts[k]``. Arcs are in
+    order of node; within a node, idling or pausing is first and eviction last.
     """
 
     prob: Problem
@@ -110,9 +108,8 @@ class Network:
     def functions(self) -> list[tuple[Callable[[int], int], int]]:
         """Pairs (weight of a KV size, max sum of weights in one batch), the strongest first.
 
-        They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth, and the
-        rounding of Fekete and Schepers), and the limits on running requests and tokens. In every
-        batch, the weights of its requests sum to at most the second of the pair.
+        They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth, the
+        rounding of Fekete and Schepers), and the limits on running requests and tokens.
         """
         room, prob = self.prob.capacity, self.prob
         items = sorted({z for v in range(len(self.sizes)) for z in self.productions(v)})
@@ -148,8 +145,7 @@ class Network:
     def weights(self) -> list[tuple[list[int], int]]:
         """Pairs (weight by node, largest): ceil(sum of weights / largest) batches are needed.
 
-        The weight of a node is the sum, over the batches that still produce its tokens, of the
-        weights of `functions`.
+        A node has the sum of the weights of `functions` over the batches that still produce tokens.
         """
         found = []
         for weight, largest in self.functions:
@@ -193,12 +189,7 @@ class Network:
         return max(*bounds, *(o for _, o in self.sizes)), bounds[1]
 
     def plan(self, steps: list[dict[int, int]]) -> list[Batch]:
-        """Return the batches that numbers of requests on arcs mean.
-
-        Within a class it does not matter which request takes which arc.
-
-        `steps`: for each batch, the number of requests on each arc. Idle arcs may be left out.
-        """
+        """Return the batches that numbers of requests on arcs mean; idle ones may be left out."""
         where: dict[int, deque[int]] = {v: deque() for v in range(len(self.nodes))}
         for v, members in enumerate(self.prob.classes):
             where[v].extend(members)

@@ -30,9 +30,8 @@ SEARCHED = (*_MEANS, *TAIL.objectives)
 def solve_offline(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found and the best bound known. It is optimal if the two meet.
 
-    The schedule obeys the formulation. Prefills are in one piece unless the instance allows chunks,
-    and there are no evictions if the task forbids them. Without a time limit the search ends after
-    a number of candidates without an improvement.
+    The schedule obeys the formulation. Without a time limit the search ends after a number of
+    candidates without an improvement.
     """
     from optsched.optimize.interval import Interval
     from optsched.optimize.search.offline import improve

@@ -26,8 +26,7 @@ Plan = list[Batch]
 class Requests:
     """The state of every request between two batches.
 
-    `cached`, `produced`: KV tokens cached (0 once it has finished) and tokens produced, by request.
-    `ready`: Whether all of the input is cached, so that the next step decodes.
+    `cached` is 0 once it has finished. `ready`: the next step decodes, since all input is cached.
     """
 
     def __init__(self, prob: Problem) -> None:
@@ -77,8 +76,7 @@ class Requests:
 def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Times:
     """Return the exact times of decisions that the judge accepts.
 
-    `start`: starts in seconds since the first arrival. Default: each batch starts as early as it
-    may.
+    `start` has starts in seconds since the first arrival; None: each batch as early as may be.
     """
     now = Requests(prob)
     first: dict[int, Fraction] = {}
@@ -180,13 +178,11 @@ UNITS = Scale(Fraction(1), True)
 
 
 class Claim(NamedTuple):
-    """What a method claims to have found.
+    """What a method claims to have found, in the models' unit.
 
-    `status`: What the method proved in integers. With ``OPTIMAL`` the bound is the objective.
-    `plan`: The incumbent.
-    `bound`: The bound on the first objective's level, in the models' unit.
-    `start`: Starts in seconds since the first arrival, if they are not the earliest ones.
-    `level`: The incumbent's level as the method computes it. `answer` checks it.
+    `status` is what it proved in integers; with ``OPTIMAL`` the bound is the objective. `level` is
+    that of the incumbent `plan`, which `answer` checks, and `start` its starts if not the earliest
+    ones.
     """
 
     status: Status
@@ -207,9 +203,8 @@ def answer(
 ) -> Answer:
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
-    `claim`: what the method claims. If it proved nothing, the larger one counts of its bound and
-    the bound from own work and the batches needed.
-    `fallback`: a known plan. It is the incumbent if the method was stopped before it found one.
+    If nothing was proved, the bound from own work and the batches needed counts, too. `fallback` is
+    the incumbent if the method was stopped before it found one.
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
@@ -303,10 +298,7 @@ def _least_level(prob: Problem) -> int:
 
 
 def known_level(prob: Problem, times: Times | None) -> int | None:
-    """Return a level that the models' integers reach, from the times of a known schedule.
-
-    Without ``below``, which may exclude that schedule.
-    """
+    """Return a level that the models' integers reach, from a known schedule, without ``below``."""
     if times is None or prob.cutoff is not None:
         return None
 
@@ -316,18 +308,10 @@ def known_level(prob: Problem, times: Times | None) -> int | None:
 def max_batches(prob: Problem, best: Times | None) -> int:
     """Return a number of batches J that some optimal schedule does not exceed.
 
-    **Without chunks**, every processed entry produces a token, and a batch holds at least one
-    entry. So no schedule has more than sum o batches, whatever the objective.
-
-    **With chunks**, the chunks of a prefill that is evicted halfway can be left out: times and KV
-    only fall, and a batch left empty is dropped. A completed prefill of s + k tokens has at most
-    s + k chunks. So at most sum_i sum_{k < o_i} (s_i + k) batches are needed.
-
-    **A schedule of value U is known**, and the first objective is makespan, TPS or TEL. Then U
-    bounds the last completion F of better schedules. For TEL, F <= U minus the min latencies of all
-    requests but the last to finish. J batches take at least the sum of three terms:
-    J (base + min(decode_base, prefill_base)); n_prefill max(0, prefill_base - decode_base), where
-    n_prefill = ceil(sum s / min(C, P, M)); and the own work of all requests.
+    docs/formulations.md, "The CSP", proves the three numbers of which the least counts: sum o
+    without chunks, sum_i sum_{k < o_i} (s_i + k) with them, and what fits before the last
+    completion F of a schedule that is better than a known one. For TEL, F <= U minus the min
+    latencies of all requests but the last to finish.
     """
     largest = sum(prob.output)
     if prob.chunked:

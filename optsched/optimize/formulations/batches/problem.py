@@ -77,10 +77,10 @@ ARRIVAL_S = Fraction(1, 10**12)
 class Costs:
     """Prices of a cost model in exact integers, from the same functions as the judge's floats.
 
-    `values`: The coefficients in the order of `BatchCost.array`, whose first entry is not used.
-    `unit_s`: The length of a unit in seconds.
-    `divisor`: What a request or a coefficient costs is divided by it and rounded down, which is a
-    relaxation. Whole works are rounded, not their coefficients, so each loses less than a unit.
+    `values` are in the order of `BatchCost.array`, whose first entry is not used, in units of
+    `unit_s`. What a request or a coefficient costs is divided by `divisor` and rounded down, which
+    is a relaxation. Whole works are rounded, not their coefficients, so each loses less than a
+    unit.
     """
 
     values: tuple[int, ...]
@@ -115,8 +115,7 @@ class Costs:
     def prefill_in_chunks(self, tokens: int, batches: int = 1) -> int:
         """Return a lower bound on the own work of a prefill in at least so many batches.
 
-        In chunks of one token the squares shrink to the tokens. Other terms are left out, since
-        coefficients are not negative.
+        In chunks of one token the squares shrink to the tokens. Other terms are left out.
         """
         each = self["token"] + self["prefill_token"] + self["prefill_square"]
         return each * tokens + self["prefill_request"] * batches
@@ -143,10 +142,7 @@ class Batch(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of every request's first token and finish, and its largest gap, in exact units.
-
-    The gap is the largest time between two tokens in succession; 0 for a single token.
-    """
+    """Every request's first token, finish, and largest gap between tokens or 0, in exact units."""
 
     first: Sequence[Fraction]
     finish: Sequence[Fraction]
@@ -154,21 +150,13 @@ class Times(NamedTuple):
 
 
 class Problem:
-    """An instance with its exact costs and the objectives, checked by `problem`.
+    """An instance in seconds with its exact costs and the objectives, the most important first.
 
-    `instance`: In seconds.
-    `objectives`: Names of metrics, the most important first.
-    `eviction_free`: Whether evictions are forbidden.
-    `below`: If given, only schedules count whose first objective is better than this value, in the
-    units of the instance.
-    `slos` (shape (n,)): The SLOs by name, in seconds, where requests within them are counted.
-    `budget`: The time for plans and models, at which all that builds them looks.
-    `prompt`, `output`, `sizes`: s, o and (s, o), by request.
-    `n`, `capacity`, `offset`: The number of requests, M, and the KV tokens of a running request
-    beyond its cached ones.
-    `batch_tokens`, `prefill_tokens`, `running`: C, min(P, C) and R_max.
-    `hybrid`, `chunked`: Whether a batch may hold prefills and decodes, and whether a prefill may be
-    split.
+    If `below` is given, only schedules count whose first objective is better. `slos` (shape (n,))
+    are by name, where requests within them are counted. `budget` is the time for plans and models.
+    `prompt` (s), `output` (o) and `sizes` (both) are by request, `capacity` is M, and `offset` the
+    KV tokens of a running request beyond its cached ones. `batch_tokens` is C, `prefill_tokens`
+    min(P, C), and `running` R_max.
     """
 
     def __init__(
@@ -216,9 +204,9 @@ class Problem:
     def since_first(self) -> list[Fraction]:
         """Arrivals in seconds since the first one: the judge's floats as short decimals.
 
-        For example, 0.3 s is 0.2 s after 0.1 s, although the floats differ by 0.19999999999999998.
-        If the difference of the decimals is another float than the judge's (time stamps with too
-        few digits), the judge's float counts.
+        0.3 s is 0.2 s after 0.1 s, although the floats are not. But if the difference of the
+        decimals is another float than the judge's (time stamps with too few digits), the judge's
+        counts.
         """
         first = _decimal(self.instance.first_arrival)
         found = []
@@ -294,10 +282,7 @@ class Problem:
         return sum(self.own_work(s, k) for s, o in self.sizes for k in range(o))
 
     def least_span(self, s: int, k: int) -> int:
-        """Return the min time of the batches that lead from token k to token k + 1 of a request.
-
-        These are the batch of a decode, or the batches of a refill, which all come after token k.
-        """
+        """Return the min time of a request's batches, of a decode or a refill, after token k."""
         c, size = self.costs, s + k
         batches = -(-size // min(self.prefill_tokens, self.capacity))
         work = c.prefill_in_chunks(size, batches) if self.chunked else c.prefill(size)
@@ -372,10 +357,7 @@ class Problem:
         return sum(rates, Fraction(0)) if name == "mean_tpot" else max(rates)
 
     def within(self, slo: str, i: int) -> Fraction | None:
-        """Return a limit of a request in exact units, with 1e-9 of it to spare, or None.
-
-        TPOT is a limit on the time from the first token to the last.
-        """
+        """Return a limit in exact units, with 1e-9 of it to spare; TPOT's is on all decodes."""
         limit, output = float(self.slos[slo][i]), self.output[i]
         if math.isinf(limit) or (slo in ("slo_tpot", "slo_gap") and output == 1):
             return None

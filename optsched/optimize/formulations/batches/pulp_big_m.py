@@ -401,10 +401,9 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
-    """Solve the paper's program by PuLP's HiGHS, or by another of its solvers.
+    """Solve the paper's program by PuLP's HiGHS, or by the solver ``extras["solver"]`` of PuLP.
 
-    ``extras["solver"]`` names another solver of PuLP. Such a solver reports no progress, has no
-    bound before a proof, and gets no schedule to start from.
+    That one reports no progress, has no bound before a proof, and gets no schedule to start from.
     """
     prob, start, times = begun(task, options)
     try:

@@ -124,14 +124,8 @@ class _Model:
     def separation(self) -> None:
         """Separate the completions of two requests whose peaks exceed the capacity together.
 
-        Let c be the completion and p the peak, which is s + o in generated and s + o - 1 in cached
-        accounting. Claim: if c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M).
-
-        Proof. Either j starts at c_i or later; then c_j - c_i >= o_j. Or j runs in round c_i. In
-        that round i holds p_i, and j holds p_j - (c_j - c_i), since a run gains one token per round
-        up to its peak. Together they hold at most M.
-
-        The argument only uses the capacity, so it stays valid under further limits.
+        If c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M) (docs/formulations.md, "Round
+        model"). This uses the capacity alone, so it stays valid under further limits.
         """
         data, add = self.data, self.model.add
         peak, output = data.instance.peak_tokens.tolist(), data.output.tolist()
@@ -149,9 +143,7 @@ class _Model:
     def twins(self) -> None:
         """Order the starts of requests with equal prompt and output by arrival, then by index.
 
-        No optimum is lost. Suppose that i arrives no later than j but starts after it. Then the two
-        can exchange their starts, since a_i <= a_j <= start_j and a_j <= start_j < start_i. Every
-        round runs the same requests up to their names, and the total latency stays the same.
+        No optimum is lost: docs/formulations.md, "Round model".
         """
         data = self.data
         if self.present:  # one of the two may be left out

@@ -37,9 +37,7 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
 def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     """Return a placement of the requests and a bound, without a search.
 
-    For total latency they are `serial_schedule` and `volume_bound`; for requests in time the best
-    of some placements, and what each request alone can reach. ``auto`` falls back on this method if
-    an exact model would not fit into memory.
+    ``auto`` falls back on this method if an exact model would not fit into memory.
     """
     begin = work_time()
     if task.names[:1] == ("slo_attainment",):
@@ -60,10 +58,8 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
 def _leaves_out(task: Task) -> frozenset[str]:
     """Return the kinds of schedules that may beat every choice of uninterrupted runs.
 
-    A run without interruption that ends with the last run of a request holds no more KV in any
-    round, and holds it in no further round. So pauses and split prefills gain nothing for total
-    latency, unless a limit counts what requests process or forbids to mix phases. The first token
-    may come earlier with a pause after it, so they may serve more requests within SLOs.
+    For total latency pauses and split prefills gain nothing, unless a limit counts what requests
+    process or forbids to mix phases. With a pause after the first token, more may be within SLOs.
     """
     instance, kinds = task.instance, set[str]()
     limited = instance.limits.max_batch_tokens or instance.limits.max_prefill_tokens

@@ -26,14 +26,9 @@ _SRPT_LIMIT = 300
 class RoundData:
     """An instance in rounds as exact models need it, without the long gaps between arrivals.
 
-    `arrival` (shape (n,)): Arrival minus `shift`, in rounds.
-    `shift` (shape (n,)): A start of the model plus the shift is a start of the instance (see
-    `round_data`).
-    `block` (shape (n,)): The number of the request's busy period, from 0 in order of time.
-    `deadline` (shape (n,)): The round by which the request's block has ended in every optimal
-    schedule.
-    `first_kv` (shape (n,)): KV tokens held while the first token is produced. A run holds one more
-    in each later round.
+    A start of the model plus `shift` (shape (n,)) is a start of the instance. A request's `block`
+    has ended by its `deadline` in every optimal schedule. `first_kv` tokens are held while the
+    first token is produced, and one more in each later round.
     """
 
     instance: Instance
@@ -75,23 +70,10 @@ class RoundData:
 def round_data(instance: Instance) -> RoundData:
     """Return what exact models read, after checking that they can model the instance.
 
-    The gaps between the blocks of `optsched.bounds.blocks` are cut out of time. Let A be the round
-    by which the earlier requests can have run one after another.
-
-    **Claim.** Every optimal schedule has finished the earlier requests by A, with the gap and
-    without it.
-
-    **Proof.** By induction, the blocks before the latest one have ended by its first arrival.
-    Suppose that a schedule has not finished the latest block by A. Consider what the schedule does
-    with the requests so far. After the block's last arrival it uses at most (sum of the block's
-    outputs) rounds, and it ends after A. So some round between is idle. Everything that starts
-    after that round can start one round earlier, which is feasible and cheaper (see
-    `start_windows`). So this part costs more than the best schedule of the requests so far alone.
-    That schedule has ended by A and can replace this part. It does not meet the later requests,
-    since they start at A or later. This contradicts optimality.
-
-    If each block has ended before the next one begins, a schedule costs the same with the gaps and
-    without them. If such a schedule is feasible without the gaps, it is feasible with them.
+    The gaps between the blocks of `optsched.bounds.blocks` are cut out of time.
+    docs/formulations.md, "How far to look", proves that every optimal schedule has finished a block
+    before the next begins. A schedule that has costs the same with the gaps and without them, and
+    is feasible with them if it is without.
     """
     if not instance.in_rounds:
         raise UsageError(
@@ -121,9 +103,8 @@ def serial_schedule(instance: Instance) -> Schedule:
 def serial_starts(data: RoundData) -> Ints:
     """Return starts in the model's time: each request in turn at its earliest feasible one.
 
-    Three orders are tried: by arrival; by output, then arrival; by KV volume, then arrival. The
-    schedule of min total latency is returned. It is feasible under all limits, since a request
-    alone on the machine breaks no limit that `round_data` accepts.
+    It is the best of the orders by arrival, output and KV volume. It is feasible under all limits,
+    since a request alone on the machine breaks none that `round_data` accepts.
     """
     index, arrival = np.arange(data.instance.n), data.arrival
     keys = (arrival,), (arrival, data.output), (arrival, data.instance.volume)
@@ -133,8 +114,7 @@ def serial_starts(data: RoundData) -> Ints:
 def place(data: RoundData, order: ArrayLike) -> Ints:
     """Start each request at its earliest feasible start, block by block in the given order.
 
-    Each block ends by its deadline, since a request starts no later than its arrival or the end of
-    the requests placed before it, whichever is later.
+    Each starts at the end of those placed before it at the latest, so blocks keep deadlines.
     """
     from optsched.optimize.search.placement import MAX_ROUNDS, place_in_order
 
@@ -236,11 +216,7 @@ class Machine:
 
 
 def without_idle(data: RoundData, starts: Ints) -> Ints:
-    """Return the starts with the idle rounds after the last arrival cut out.
-
-    If the given starts are feasible, so are the returned ones, and none is later. The reason is
-    that whole rounds move, and what starts after the last arrival does not move before it.
-    """
+    """Return the starts without the idle rounds after the last arrival; whole rounds move."""
     moved = starts.copy()
     busy_until, cut = int(data.arrival.max()), 0
     for i in np.argsort(starts, kind="stable").tolist():
@@ -254,13 +230,8 @@ def without_idle(data: RoundData, starts: Ints) -> Ints:
 def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     """Return a lower bound on the total latency of the requests, or of all but one, in rounds.
 
-    The bound is the larger one of the sum of outputs and the volume bound (`docs/formulations.md`).
-
-    **The volume bound.** A schedule uses at most M tokens of KV per round. Take a machine that does
-    M token-rounds per round, and make each request a preemptive job of length vol_i, released at
-    its arrival. On that machine every request can complete no later than in the schedule. Shortest
-    remaining work first minimizes the sum of completion times there (Schrage 1968). The bound is
-    computed in integers, with time in units of 1/M rounds.
+    It is the larger one of the sum of outputs and of the volume bound
+    (`optsched.bounds.simple.srpt`), in integers, with time in units of 1/M rounds.
     """
     capacity = data.instance.kv_capacity
     release = [a * capacity for a in data.arrival.tolist()]
@@ -279,31 +250,17 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
 def start_windows(data: RoundData, upper_bound: int | None = None) -> Ints:
     """Return the last start of each request that an optimal schedule can need.
 
-    **Claim.** Every schedule of min total latency starts each request i at or before
-    last_i = min(F_i, U_i), where
+    Every schedule of min total latency starts request i at or before min(F_i, U_i), as
+    docs/formulations.md, "How far to look", proves:
 
-    - F_i = D_i - o_i holds unconditionally. D_i is the deadline of the block of i, which is
-      max_j a_j + sum_j o_j over the requests j of the block (`round_data`).
-    - U_i = a_i - o_i + UB - LB_i. UB is the total latency of some feasible schedule, and LB_i is a
-      lower bound on the total latency of the other requests.
+    - F_i = D_i - o_i, where D_i is the deadline of the block of i, max_j a_j + sum_j o_j over the
+      requests j of the block (`round_data`).
+    - U_i = a_i - o_i + UB - LB_i. UB is the total latency of some feasible schedule, and LB_i a
+      lower bound on that of the other requests: `volume_bound`, or for more than 300 requests the
+      sum of the others' outputs, which takes O(n).
 
-    **Proof of F_i.** By `round_data` later blocks do not matter, so let the block of i be the last
-    one. Let T be the last arrival. An optimal schedule has no idle round t > T before its end.
-    Suppose that it had one. The requests that started before t have ended before t. All others
-    could start one round earlier. Their starts would stay >= T, so at or after their arrivals.
-    Whole rounds would move, so the limits on KV, tokens and requests and the separation of phases
-    would hold as before. The total latency would fall, a contradiction. So every round after T up
-    to the end runs a request. It is one of the block, since the earlier blocks have ended. There
-    are at most sum_j o_j such rounds. So i ends by T + sum_j o_j = D_i and starts by F_i.
-
-    **Proof of U_i.** A feasible schedule without i is a feasible schedule of the other requests, so
-    their latencies sum to at least LB_i. If i starts at k, the total is at least
-    k + o_i - a_i + LB_i. This exceeds UB if k > U_i, but an optimal schedule costs at most UB.
-
-    LB_i is `volume_bound` without i. For more than 300 requests it is the sum of the others'
-    outputs, which takes O(n). The makespan of a greedy schedule would *not* be safe, since an
-    optimal schedule may end later than a greedy one. Symmetry breaking that permutes equal requests
-    keeps every window, since it changes neither totals nor idle rounds.
+    Symmetry breaking that permutes equal requests keeps every window, since it changes neither
+    totals nor idle rounds.
     """
     last = data.deadline - data.output
     if upper_bound is not None:

@@ -1,16 +1,8 @@
 """The hindsight-optimal integer program of the round model, as arrays.
 
-The program is that of Jaillet et al. 2025, sections 2 and 3.
-
-Symbols of the paper: a_i ``arrival``, s_i ``prompt``, o_i ``output``, M ``kv_capacity``, and
-x_it = 1 if request i starts in round t::
-
-    min  sum_i sum_t (t + o_i - a_i) x_it
-    s.t. sum_t x_it = 1                                                        for all i   (once)
-         sum_i sum_{k = t - o_i}^{t-1} (s_i + t - k + offset - 1) x_ik <= M    for all t   (memory)
-
-with t from a_i to the last start that an optimal schedule can need (`start_windows`). The offset is
-1 for "generated" and 0 for "cached" KV. An instance's own limits add, for every round t,
+docs/formulations.md, "Round model", writes it out: x_it = 1 if request i starts in round t, with
+rows "once" by request and "memory" by round, for t from a_i to the last start that an optimal
+schedule can need (`start_windows`). An instance's own limits add, for every round t,
 
 - running: at most R_max requests run in t;
 - batch: the requests whose first round is t count s_i each, other running requests count 1 each,
@@ -19,11 +11,9 @@ with t from a_i to the last start that an optimal schedule can need (`start_wind
 - phase (hybrid batching off): a column y_t in [0, 1] with x_{i,t-1} <= y_t for every i and
   sum_{k = t - o_i}^{t-2} x_ik <= 1 - y_t for every i: a prefill in t rules out decodes in t.
 
-*The most requests within their SLOs* (`slo_attainment`): starts in time are columns, "once" is at
-most 1, and the sum of all x_it is maximized (`optsched.optimize.formulations.rounds.on_time`).
-
-Rows that no choice of starts can violate are left out. ``chunked_prefill`` has no meaning here:
-a prompt is processed in one round.
+For the most requests within their SLOs, starts in time are columns, "once" is at most 1, and the
+sum of all x_it is maximized (`optsched.optimize.formulations.rounds.on_time`). Rows that no choice
+of starts can violate are left out.
 """
 
 from __future__ import annotations
@@ -51,13 +41,10 @@ ENTRY_BYTES = 50
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What every method starts from: the data, the windows of starts, and a feasible schedule.
+    """What every method starts from, in the model's time.
 
-    `last` (shape (n,)): Last start of each request that a schedule of min total latency can need,
-    in the model's time. Nothing is said about other objectives but that of ``on_time``.
-    `warm` (shape (n,)): Starts of a feasible schedule, in the model's time. They are within the
-    windows unless ``on_time``.
-    `on_time`: Whether the requests are counted that start by ``last``, and others may be left out.
+    `last` (shape (n,)) is the last start that a schedule of min total latency can need, or with
+    `on_time` that in time. Starts `warm` of a feasible schedule are within it unless `on_time`.
     """
 
     data: RoundData
@@ -89,11 +76,7 @@ class Program:
 def program(
     instance: Instance, *, warm_start: Schedule | None = None, windows: bool = True
 ) -> Program:
-    """Return the data of the integer program.
-
-    `windows`: whether to use the schedule's value for shorter windows. If not, only the
-    unconditional horizon counts.
-    """
+    """Return the data of the integer program, with windows from the schedule's value if wanted."""
     data = horizon.round_data(instance)
     candidates = [horizon.serial_starts(data)]
 
@@ -137,8 +120,8 @@ def _ordered_twins(data: RoundData, starts: Ints) -> Ints:
 def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """Return the integer program as arrays.
 
-    The columns are x_it by request and start, then y_t by round if hybrid batching is off. The rows
-    are "once" by request, then by round the families of the module's text that are needed.
+    Columns are x_it by request and start, then y_t by round if hybrid batching is off. Rows are
+    "once" by request, then by round the families that are needed.
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
@@ -287,10 +270,9 @@ class _Families:
 
 
 def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
-    """Return the max that all requests together can use in each of the rounds 0..end.
+    """Return the max that all requests can use in each of the rounds 0..end, to leave rows out.
 
-    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens. A row whose
-    max use is within its limit can be left out.
+    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens.
     """
     data = prog.data
     kv, running, tokens, prefill = np.zeros((4, end + 1), dtype=np.int64)

@@ -24,8 +24,7 @@ STEPS, STEPS_PER_REQUEST = 20_000, 8_000
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found, the bound proved and its certificate.
 
-    With a time limit the search goes on until the limit, or until bound and schedule meet. Without
-    one it ends after 20,000 steps and another 8,000 per request.
+    Without a time limit it ends after 20,000 steps and another 8,000 per request.
     """
     if task.workers > 1:
         return _on_workers(task, options)

@@ -1,18 +1,9 @@
 """The most requests within their SLOs in rounds: which starts are in time, and who is served late.
 
-*Runs have no pauses* in the hindsight program, so every gap and every TPOT is one round. A request
-is within its SLOs if it starts by its last start in time (`last_on_time`). The models have a column
-or a presence for such starts only, and maximize their number.
-
-*Late or dropped.* A schedule serves every request. One that drops requests serves as many in time:
-what it drops can run alone, one after another, when all others have finished. So both have the
-same optimum, and `with_late` adds who is left.
-
-*Gaps between blocks.* `round_data` cuts them out of time. Some schedule with the most requests in
-time is as the model has it. Of such a schedule take the requests in time that arrive before a gap.
-If they are not done by its beginning A, a round after their last arrival and before A is idle, as
-they have at most as many rounds as lie between. What starts after that round can start one round
-earlier, and stays in time. So they are done by A in the end, before later requests arrive.
+docs/formulations.md, "Round model", says why runs have no pauses, why it does not matter whether
+late requests are served or dropped (`with_late` adds them), and why gaps between blocks can be cut
+out. A request is in time if it starts by its last start in time (`last_on_time`). The models have a
+column or a presence for such starts only.
 """
 
 from __future__ import annotations
@@ -41,10 +32,7 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> Ints:
 
 
 def with_late(data: RoundData, starts: Ints, last: Ints) -> tuple[Schedule, int]:
-    """Return a schedule that adds those who are left out, each at its earliest feasible start.
-
-    Who does not fit into its block runs alone after all others.
-    """
+    """Return a schedule that adds those who are left out, in their block or after all others."""
     on_time = starts <= last
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
     for i in np.flatnonzero(on_time).tolist():

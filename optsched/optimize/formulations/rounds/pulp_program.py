@@ -27,10 +27,8 @@ def pulp_problem(
 ) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
-    Every family of rows in `optsched.optimize.formulations.rounds.integer_program` is one loop
-    here. Every row is present, even if it cannot be violated. The rows' names are ``once_i``,
-    ``memory_t``, ``running_t``, ``batch_t``, ``prefill_t``, ``phase_prefill_i_t`` and
-    ``phase_decode_i_t``.
+    Every family of rows of `optsched.optimize.formulations.rounds.integer_program` is one loop
+    here, with all of its rows, which are named after it: ``memory_t``, ``phase_prefill_i_t``.
     """
     import pulp
 

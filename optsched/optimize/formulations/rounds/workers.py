@@ -21,10 +21,7 @@ from optsched.problem.schedule import Schedule, runs_on
 
 
 def solve_on_workers(task: Task, options: SolveOptions) -> Answer:
-    """Solve the hindsight program on several workers, by HiGHS.
-
-    `task`: in rounds. Each request runs without a pause on one worker, whichever the router.
-    """
+    """Solve the hindsight program on several workers, by HiGHS, whatever the router."""
     from optsched.optimize.solvers.highs import solve_linear_model
 
     budget = options.budget()
