@@ -476,7 +476,7 @@ def test_a_tree_of_branches_is_refused_by_name() -> None:
     leaf = prices_leaf(Prices(np.array([1]), np.array([0]), 1))
     children = [{"from": 0, "to": None, "tree": leaf}]
     tree = {"branch": 0, "children": children}
-    with pytest.raises(Rejected, match="expected 'prices' or 'ramp'"):
+    with pytest.raises(Rejected, match="found a branch, which nothing writes any more"):
         check_certificate(SIX, make_certificate(SIX, tree, value=20))
 
 

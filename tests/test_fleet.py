@@ -195,3 +195,38 @@ def test_releases_are_the_arrivals() -> None:
     judged = evaluate(rounds, optsched.from_starts([3, 1], rounds))
     assert (judged.release_times.tolist(), judged.clock.release.tolist()) == ([3, 1], [2, 0])
     assert judged.release_times.dtype == judged.clock.release.dtype == np.int64
+
+
+def test_bounds_of_the_instance_do_not_cover_a_schedule_on_a_larger_machine() -> None:
+    # One request holds 9 + 8 = 17 of 20 tokens, so the six of them run one after another. A machine
+    # of 102 tokens runs them at once, in 8 rounds each.
+    instance = Instance([0] * 6, [9] * 6, [8] * 6, kv_capacity=20)
+    large = Machine(102)
+    at_once = optsched.Schedule("starts", starts=np.zeros(6, dtype=np.int64))
+    for schedule in (simulate(instance, "fcfs", large), at_once):
+        found = evaluate(instance, schedule, large)
+        assert found.metrics["tel"] == 6 * 8
+        assert "another KV capacity" in (found.outside_reason or "")
+        assert "peak_kv 102 of 102 tokens" in repr(found)
+    on_own = evaluate(instance, simulate(instance, "fcfs"), Machine(20))
+    assert on_own.covered_by_hindsight
+
+
+@pytest.mark.parametrize(
+    ("machines", "said"),
+    [
+        ([3], "machine 0: found int; expected an optsched.Machine"),
+        (np.array([Machine(30), None]), "machine 1: found NoneType"),
+        ([Machine(30), Machine(30)], "found 2 for a schedule of starts; expected one"),
+    ],
+)
+def test_what_is_no_machine_or_too_many_is_refused(machines: object, said: str) -> None:
+    instance = Instance([0, 0], [2, 2], [2, 2], kv_capacity=30)
+    starts = optsched.Schedule("starts", starts=np.zeros(2, dtype=np.int64))
+    with pytest.raises((InputError, UsageError), match=said):
+        evaluate(instance, starts, machines)  # type: ignore[arg-type]
+
+
+def test_limits_of_a_machine_are_limits() -> None:
+    with pytest.raises(InputError, match="limits: found None; expected"):
+        Machine(30, limits=None)  # type: ignore[arg-type]

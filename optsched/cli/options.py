@@ -87,7 +87,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     is an argument, or an option that must be given if it has names. Rules stand in its annotation.
     Instead of ``slos`` the command has an option for each SLO, and gets those given as a dict.
     """
-    summary, _, own = inspect.cleandoc(function.__doc__ or "").partition("\nParameters:\n")
+    if function.__doc__ is None:
+        raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
+
+    summary, _, own = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")
     texts, hints = {**_texts(_SHARED), **_texts(own)}, get_type_hints(function, include_extras=True)
     parameters = []
     for name, one in inspect.signature(function).parameters.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -42,6 +42,9 @@ class Machine:
             roles = ", ".join(get_args(Role))
             raise InputError(f"machine: role: found {self.role!r}; expected one of {roles}")
 
+        if not isinstance(self.limits, Limits):
+            raise InputError(f"machine: limits: found {self.limits!r}; expected an optsched.Limits")
+
         capacity = whole_number(self.kv_capacity, "machine: kv_capacity", 1, INT64_MAX)
         object.__setattr__(self, "kv_capacity", capacity)
 
@@ -56,20 +59,33 @@ class Machine:
         return UnitCost() if given is None else given
 
 
-Hardware = CostModel | str | Path | Sequence[Machine] | None
+Hardware = CostModel | str | Path | Machine | Sequence[Machine] | None
 """A cost model, or the name or file of one; or the machine of each worker."""
+
+
+def are_machines(given: Hardware) -> bool:
+    """Whether machines are given, and not a cost model, which all workers have."""
+    return isinstance(given, Machine) or (
+        isinstance(given, Iterable) and not isinstance(given, (str, Path, BatchCost))
+    )
 
 
 def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
     """Return the machine of each worker, or the instance's one, which all workers have."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        return (Machine(instance.kv_capacity, cost_for(instance, given), instance.limits),)
+    if not are_machines(given):
+        cost = cost_for(instance, given)  # type: ignore[arg-type]
+        return (Machine(instance.kv_capacity, cost, instance.limits),)
 
-    machines = tuple(given)
+    machines: tuple[Machine, ...] = (
+        (given,) if isinstance(given, Machine) else tuple(given)  # type: ignore[arg-type]
+    )
     if not machines:
         raise UsageError("machines: found none; expected one or more")
 
     for w, machine in enumerate(machines):
+        if not isinstance(machine, Machine):
+            found = type(machine).__name__
+            raise UsageError(f"machines: machine {w}: found {found}; expected an optsched.Machine")
         if machine.role != "mixed":
             raise UsageError(
                 f"machines: machine {w}: found role {machine.role!r}; expected 'mixed'"

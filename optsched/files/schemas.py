@@ -323,9 +323,7 @@ class CertificateFile(_Open):
     ticks_per_second: Annotated[int, Field(ge=1)] | None = _null(
         "in seconds: the value is an integer number of ticks"
     )
-    tree: SkipValidation[dict[str, Any]] = Field(
-        description="a leaf names its relaxation; a branch splits the starts of one request"
-    )
+    tree: SkipValidation[dict[str, Any]] = Field(description="a leaf, which names its relaxation")
     schedule: SkipValidation[dict[str, Any] | None] = _null(
         "a schedule file with that value, if the claim is optimal"
     )

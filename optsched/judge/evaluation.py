@@ -102,7 +102,7 @@ class Evaluation:
         return (
             f"<Evaluation {self.instance.name!r}: tel {metrics['tel']} {unit}, makespan "
             f"{metrics['makespan']} {unit}, peak_kv {metrics['peak_kv']} of "
-            f"{self.instance.kv_capacity} tokens, {metrics['evictions']} evictions>"
+            f"{self.kv_capacity} tokens, {metrics['evictions']} evictions>"
         )
 
     def _repr_html_(self) -> str:
@@ -116,7 +116,7 @@ class Evaluation:
         below = (
             f"total latency {number(metrics['tel'])} {unit}, makespan "
             f"{number(metrics['makespan'])} {unit}, peak KV {number(metrics['peak_kv'])} of "
-            f"{self.instance.kv_capacity:,} tokens, {number(metrics['batches'])} batches, "
+            f"{self.kv_capacity:,} tokens, {number(metrics['batches'])} batches, "
             f"{number(metrics['evictions'])} evictions"
         )
         title = f"Evaluation on {self.instance.name}"
@@ -191,6 +191,20 @@ class Evaluation:
         return int(self.pauses.sum() + self.evictions.sum())
 
     @property
+    def kv_capacity(self) -> int:
+        """The KV tokens that the largest machine holds at any time."""
+        return max(machine.kv_capacity for machine in self.machines)
+
+    @property
+    def on_other_machines(self) -> bool:
+        """Whether some machine has another KV capacity or other limits than the instance's."""
+        instance = self.instance
+        return any(
+            machine.kv_capacity != instance.kv_capacity or machine.limits != instance.limits
+            for machine in self.machines
+        )
+
+    @property
     def outside_reason(self) -> str | None:
         """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
 
@@ -202,6 +216,8 @@ class Evaluation:
             return "the instance is in seconds"
         if self.workers > 1:
             return f"it uses {self.workers} workers"
+        if self.on_other_machines:
+            return "it runs on a machine with another KV capacity or other limits"
         if self.pauses.any():
             return "it pauses running requests, which the round model's optimum may not do"
 

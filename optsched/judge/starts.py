@@ -21,6 +21,12 @@ def judge_starts(
     Every running request gains a token per round, so KV rises between two completions and is
     largest at a completion. Tokens per round are largest where a prefill starts.
     """
+    if len(machines) > 1:
+        raise InputError(
+            f"machines: found {len(machines)} for a schedule of starts; expected one, since such a "
+            "schedule is on one worker"
+        )
+
     first = _check_starts(instance, starts)
     prompt, output = instance.prompt_tokens, instance.output_tokens
     starts = starts - first

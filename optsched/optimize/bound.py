@@ -22,7 +22,7 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InfeasibleError, InputError, UsageError
+from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -363,5 +363,5 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     if name == "ramp":
         prove(interval, budget, "ramp", seed=seed)
     else:
-        with suppress(InfeasibleError, UsageError):  # not for these limits or sizes
+        with suppress(OptschedError):  # such as: not for these limits or sizes
             solve_hindsight(interval, seed, name)

@@ -152,6 +152,8 @@ class Fleet:
         """Let workers decide about all batches that begin before a time, or up to an event.
 
         The next event is returned, after which no worker has decided about a later batch, or None.
+        Watch for the same kinds in every call: what has been seen keeps its kind. A request that
+        is restarted has a first token again.
         """
         if not watch:
             for worker in range(self.workers):

@@ -1,11 +1,12 @@
-"""Several equal workers behind a router that sends every request to one of them as it arrives.
+"""Several workers behind a router that sends every request to one of them as it arrives.
 
 Any policy takes ``workers=N`` and ``router=NAME`` in its specification::
 
     vllm:workers=4,router=least-requests
 
-Each worker has the KV capacity and the limits of the instance, and runs the policy by itself. A
-request stays on its worker.
+Each worker has the KV capacity and the limits of the instance, or a machine of its own, and runs
+the policy by itself. A request stays on its worker. Routers that weigh work do so with the first
+machine's cost model.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def check_workers(workers: object) -> int:
 
 
 class Routed(Runner):
-    """Equal workers behind a router, each of which runs one scheduler.
+    """Workers behind a router, each of which runs one scheduler.
 
     `workers`: number of workers. With one, schedules are those of the scheduler itself.
     """
@@ -140,7 +141,8 @@ class Routed(Runner):
             names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
             raise UsageError(
                 f"router {self.router.name!r}: found a scheduler that runs only whole "
-                f"instances, {job.name!r}; expected router={names} with it"
+                f"instances, {job.name!r}; expected router={names} with it, in Python "
+                "Routed(policy, workers, router)"
             )
 
         self._route(job, fleet, order, weights)

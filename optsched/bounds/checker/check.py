@@ -1,8 +1,8 @@
 """Independent check of certificates in exact integer arithmetic, which trusts no solver.
 
-The checker shares no code with what makes certificates. It computes with Python integers, or with
-64-bit ones where it has first shown that nothing that matters exceeds them. It counts its steps,
-and refuses a certificate that needs too many.
+The checker imports nothing from what makes certificates; some of that calls its loops. It computes
+with Python integers, or with 64-bit ones where it has first shown that nothing that matters exceeds
+them. It counts its steps, and refuses a certificate that needs too many.
 
 What a certificate proves is what its only leaf does: prices of KV memory (`prices`), or a chain of
 the ramp relaxation (`ramp`). Certificates in seconds are described in
@@ -104,6 +104,8 @@ def _leaf(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> 
     if kind == "prices":
         return _prices(columns, leaf, unit, budget)
 
+    read = "branch" not in leaf
+    expect(read, "tree: found a branch, which nothing writes any more; expected one leaf")
     expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected 'prices' or 'ramp'")
     from optsched.bounds.checker.ramp import check_ramp
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost
-from optsched.costs.machine import Hardware, machines_of
+from optsched.costs.machine import Hardware, are_machines, machines_of
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
@@ -107,7 +107,7 @@ def simulate(
 
     # The schedule is one of the instance without the predictions and the SLOs that were given.
     job = Job(told, instance, machines[0].cost, seed, name, budget)
-    if not isinstance(cost_model, Sequence) or isinstance(cost_model, str):
+    if not are_machines(cost_model):
         return runner.run(job)
 
     if not isinstance(runner, Routed):
