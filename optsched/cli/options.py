@@ -79,6 +79,11 @@ def _texts(text: str) -> dict[str, tuple[list[str], str]]:
     return {head.split()[0]: (head.split()[1:], words) for head, words in parts}
 
 
+@functools.cache
+def _shared() -> dict[str, tuple[list[str], str]]:
+    return _texts(_SHARED)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function as a command, whose options its signature and its docstring declare.
 
@@ -91,7 +96,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
 
     summary, _, own = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")
-    texts, hints = {**_texts(_SHARED), **_texts(own)}, get_type_hints(function, include_extras=True)
+    texts, hints = {**_shared(), **_texts(own)}, get_type_hints(function, include_extras=True)
     parameters = []
     for name, one in inspect.signature(function).parameters.items():
         if name == "slos":

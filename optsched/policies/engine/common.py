@@ -412,7 +412,7 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     s.batches += 1
 
 
-@njit
+@njit(allocates=False)
 def note(r: Any, s: Any) -> bool:
     """Note the time of a token that the batch produced. Return whether it is the request's last."""
     if r.produced == 1:

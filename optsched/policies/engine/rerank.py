@@ -56,7 +56,7 @@ class Settings(NamedTuple):
     seats: int
 
 
-@njit
+@njit(allocates=False, forceinline=True)
 def _rank(r: np.record, i: int, settings: Settings, offsets: Ints, remaining: Floats) -> None:
     """Rank a request by the tokens that it is predicted to have left."""
     if settings.refine:
