@@ -423,6 +423,8 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
     files = counted_files()
     for name in (
         "judge/evaluate.py",
+        "costs/devices.toml",
+        "workloads/generators.toml",
         "studies/parts.py",
         "models/llama2-70b-tp2-a100-derived.toml",
     ):
@@ -430,9 +432,10 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
     assert any(name.startswith("instances/") for name in files)
     assert not any(name.startswith(("cli/", "show/")) for name in files)
     assert version_of(files) == code_version()
-    changed = tmp_path / "evaluate.py"
-    changed.write_bytes(files["judge/evaluate.py"].read_bytes() + b"\n")
-    assert version_of({**files, "judge/evaluate.py": changed}) != code_version()
+    for name in ("judge/evaluate.py", "costs/devices.toml"):
+        changed = tmp_path / Path(name).name
+        changed.write_bytes(files[name].read_bytes() + b"\n")
+        assert version_of({**files, name: changed}) != code_version()
     assert version_of({k: v for k, v in files.items() if "judge" not in k}) != code_version()
 
 
