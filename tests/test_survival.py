@@ -548,6 +548,15 @@ def test_functions_of_a_script_run_only_in_it() -> None:
     assert run_experiment(replace(SURVIVAL, run=run), {"size": 1}).ran == 1
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_functions_that_cannot_be_pickled_run_only_here(tmp_path: Path, jobs: int) -> None:
+    inner = replace(SURVIVAL, run=lambda trial: {"tel": 1})
+    with refused("cannot be pickled .*expected one at the top level of a module", UsageError):
+        run_experiment(inner, {"size": 1}, jobs=jobs, isolate=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # and no failed trials are stored
+    assert run_experiment(inner, {"size": 1}).rows[0]["tel"] == 1
+
+
 def test_a_script_needs_no_guard_against_being_imported(tmp_path: Path, log: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
