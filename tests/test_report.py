@@ -402,6 +402,27 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     assert not [a for _, attrs in tags.seen for a in attrs if a.startswith("on")]
 
 
+def test_characters_that_xml_forbids_are_shown_as_a_mark(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    # XML 1.0 has no form for them, not even an escape; and the font lacks the last two.
+    bad = "a\u00010\x02\ufffe 日本"
+    instance = Instance([0, 0], [9, 9], [2, 3], kv_capacity=99, id=[bad, "b"])
+    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    shown = "a\ufffd0\ufffd\ufffd 日本"
+    assert f"<title>{shown}: " in figures.timeline_figure(found, "t")
+    assert f">{shown}</text>" in figures.distribution_figure({bad: found, "other": found}, "d")
+    files = [tmp_path / "instance.json", tmp_path / "result.json"]
+    write_instance(instance, files[0])
+    write_schedule(optsched.simulate(instance, "fcfs"), tmp_path / "schedule.json")
+    result = optsched.solve(instance).to_dict()
+    result.update(method=bad, schedule=str(tmp_path / "schedule.json"))
+    files[1].write_text(json.dumps(result))
+    report.write_report(files, tmp_path / "r.html")
+    assert shown in parsed(tmp_path / "r.html").text
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
 # --- Errors ---------------------------------------------------------------------------------------
 
 

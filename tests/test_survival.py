@@ -423,6 +423,8 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
     files = counted_files()
     for name in (
         "judge/evaluate.py",
+        "costs/devices.toml",
+        "workloads/generators.toml",
         "studies/parts.py",
         "models/llama2-70b-tp2-a100-derived.toml",
     ):
@@ -430,9 +432,10 @@ def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
     assert any(name.startswith("instances/") for name in files)
     assert not any(name.startswith(("cli/", "show/")) for name in files)
     assert version_of(files) == code_version()
-    changed = tmp_path / "evaluate.py"
-    changed.write_bytes(files["judge/evaluate.py"].read_bytes() + b"\n")
-    assert version_of({**files, "judge/evaluate.py": changed}) != code_version()
+    for name in ("judge/evaluate.py", "costs/devices.toml"):
+        changed = tmp_path / Path(name).name
+        changed.write_bytes(files[name].read_bytes() + b"\n")
+        assert version_of({**files, name: changed}) != code_version()
     assert version_of({k: v for k, v in files.items() if "judge" not in k}) != code_version()
 
 
@@ -543,6 +546,15 @@ def test_functions_of_a_script_run_only_in_it() -> None:
     with refused("expected it in a module that other processes can import", UsageError):
         run_experiment(replace(SURVIVAL, run=run), {"size": 1}, jobs=2)
     assert run_experiment(replace(SURVIVAL, run=run), {"size": 1}).ran == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_functions_that_cannot_be_pickled_run_only_here(tmp_path: Path, jobs: int) -> None:
+    inner = replace(SURVIVAL, run=lambda trial: {"tel": 1})
+    with refused("cannot be pickled .*expected one at the top level of a module", UsageError):
+        run_experiment(inner, {"size": 1}, jobs=jobs, isolate=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # and no failed trials are stored
+    assert run_experiment(inner, {"size": 1}).rows[0]["tel"] == 1
 
 
 def test_a_script_needs_no_guard_against_being_imported(tmp_path: Path, log: Path) -> None:

@@ -21,7 +21,7 @@ from optsched.experiments.base import Row, Run
 from optsched.experiments.registry import load_studies
 from optsched.experiments.store import code_version
 from optsched.problem.errors import InputError, OptschedError, UsageError
-from optsched.problem.processes import DiedError, Processes, in_processes, unordered
+from optsched.problem.processes import AnswerError, DiedError, Processes, in_processes, unordered
 
 Answer = tuple[Row | None, str | None, float]
 """The result of a trial or why it has none, and the seconds that it took."""
@@ -103,11 +103,14 @@ def _beside(processes: Processes, run: Run, trial: Row) -> Answer:
     begin = time.perf_counter()
     try:
         return processes.call(attempt, run, trial)
+    except (AnswerError, DiedError) as error:
+        why = str(error)
     except OptschedError:
         raise
-    except Exception as error:  # its process has died, or cannot import the function
-        why = str(error) if isinstance(error, DiedError) else _text(error)
-        return None, why, time.perf_counter() - begin
+    except Exception as error:  # its process cannot import the function
+        why = _text(error)
+
+    return None, why, time.perf_counter() - begin
 
 
 def _begin(code: str) -> None:

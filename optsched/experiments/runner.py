@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -178,12 +179,23 @@ def _answers(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> Answ
 
 
 def _check_importable(experiment: Experiment, how: Options) -> None:
+    if how.here:
+        return
+
     home = getattr(getattr(experiment.run, "func", experiment.run), "__module__", None)
-    if home == "__main__" and not how.here:
+    if home == "__main__":
         raise UsageError(
             f"jobs: found the function of experiment {experiment.name} in a script or notebook; "
             "expected it in a module that other processes can import"
         )
+
+    try:
+        pickle.dumps(experiment.run)
+    except Exception as error:
+        raise UsageError(
+            f"jobs: found a function of experiment {experiment.name} that cannot be pickled "
+            f"({' '.join(str(error).split())}); expected one at the top level of a module"
+        ) from None
 
 
 def _drawn(

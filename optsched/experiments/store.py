@@ -53,10 +53,12 @@ _TABLES = f"""
 def counted_files() -> dict[str, Path]:
     """Return the files on which a trial's result may depend, by name.
 
-    They are the package's without `WITHOUT_EFFECT`, the studies, cost models and instances.
+    They are the package's code and tables without `WITHOUT_EFFECT`, the studies, cost models and
+    instances.
     """
     root, studies = Path(__file__).resolve().parents[1], studies_folder()
-    sources = {file.relative_to(root).as_posix(): file for file in root.rglob("*.py")}
+    files = [file for kind in ("*.py", "*.toml") for file in root.rglob(kind)]
+    sources = {file.relative_to(root).as_posix(): file for file in files}
     found = {name: f for name, f in sources.items() if not name.startswith(WITHOUT_EFFECT)}
     found |= {f"studies/{f.relative_to(studies).as_posix()}": f for f in studies.rglob("*.py")}
     found |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class OptschedError(Exception):
     """Base of every error that optsched raises on purpose.
@@ -91,3 +94,7 @@ class ViolationError(OptschedError):
         self.request = request
         self.value = value
         self.limit = limit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again from its arguments without keywords; the rest is its state.
+        return partial(type(self), rule=self.rule), self.args, vars(self)

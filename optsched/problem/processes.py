@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import queue
 import re
 import select
 import signal
@@ -33,6 +34,9 @@ R = TypeVar("R")
 ATTEMPTS = 2
 """How often a call is tried whose process dies, since it may have been ended from outside."""
 
+_IDLE_S = 300.0
+"""A process without a call for so long ends. Another is started when needed."""
+
 _LOOK_S = 0.1
 _ONE_THREAD = dict.fromkeys(
     ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
@@ -46,6 +50,10 @@ class DiedError(Exception):
 
 class AteError(DiedError):
     """A call used more memory than allowed, so that its process was ended."""
+
+
+class AnswerError(SolverError):
+    """What a call returned or raised cannot be pickled. Its process goes on."""
 
 
 def in_processes(
@@ -103,8 +111,9 @@ class Processes:
     def call(self, function: Callable[..., R], *args: Any) -> R:
         """Return or raise what a function does in the thread's process, or `DiedError`."""
         for _ in range(ATTEMPTS):
-            process = self._process()
+            process = None
             try:
+                process = self._process()
                 result: R = process.ask(self._limit, function, *args)
                 return result
             except AteError:
@@ -114,6 +123,8 @@ class Processes:
 
         if self._closed:  # then `close` ended the process, and not the call
             raise OptschedError("the work has ended")
+        if process is None:
+            raise SolverError(f"a process for trials does not start: it {died}")
 
         raise DiedError(f"its process {died}, {ATTEMPTS} times")
 
@@ -131,8 +142,9 @@ class Processes:
 
         try:
             own.ask(None, self._begin)
-        except DiedError as died:
-            raise SolverError(f"a process for trials does not start: it {died}") from None
+        except BaseException:
+            own.end()  # or each further call would leave a process behind
+            raise
 
         self._own.process = own
         return own
@@ -178,14 +190,22 @@ class _Process:
                     self.end()
                     raise AteError(f"more memory than the limit of {memory_text(limit)}")
 
-            value, error = pickle.load(self._answers)
+            answer: bytes | str = pickle.load(self._answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             status = self._process.wait()
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else ""
             raise DiedError(how or f"ended with status {status}") from None
 
-        if error is not None:
-            raise error
+        # Pickled twice as well: one that cannot be read leaves the next answers where they are.
+        if isinstance(answer, str):
+            raise AnswerError(answer)
+        try:
+            value, raised = pickle.loads(answer)
+        except Exception as error:
+            raise AnswerError(f"a process's answer cannot be unpickled: {_text(error)}") from None
+
+        if raised is not None:
+            raise raised
 
         return value
 
@@ -199,9 +219,10 @@ class _Process:
 
 
 def _serve(parent: int) -> None:
-    """Answer the calls that come through stdin, until it ends."""
+    """Answer the calls that come through stdin, until it ends or none comes for long."""
     if sys.platform == "linux":
-        # The end of stdin is not enough to end with the parent, since a call may take hours.
+        # The end of stdin is not enough to end with the parent, because compiled code may keep
+        # Python from seeing it for hours.
         set_death_signal = 1
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
         if os.getppid() != parent:
@@ -218,18 +239,45 @@ def _serve(parent: int) -> None:
     with suppress(OSError):  # when memory runs out, the system ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
 
-    answer: tuple[Any, BaseException | None]
-    with suppress(EOFError):
-        while True:
-            order = pickle.load(sys.stdin.buffer)
-            try:
-                function, *args = pickle.loads(order)
-                answer = function(*args), None
-            except BaseException as error:
-                answer = None, error
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    while True:
+        try:
+            order = orders.get(timeout=_IDLE_S)
+        except queue.Empty:
+            os._exit(0)
 
-            pickle.dump(answer, out)
-            out.flush()
+        pickle.dump(_answer(order), out)
+        out.flush()
+
+
+def _listen(orders: queue.SimpleQueue[bytes]) -> None:
+    """Pass on the calls from stdin. The end of stdin ends this process, even during a call."""
+    while True:
+        try:
+            orders.put(pickle.load(sys.stdin.buffer))
+        except BaseException:
+            os._exit(1)
+
+
+def _answer(order: bytes) -> bytes | str:
+    """Make a call, and pickle what it returned and raised, or say why that cannot be pickled."""
+    answer: tuple[Any, BaseException | None]
+    try:
+        function, *args = pickle.loads(order)
+        answer = function(*args), None
+    except BaseException as error:
+        answer = None, error
+
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:
+        found = "result" if answer[1] is None else _text(answer[1])
+        return f"a process's answer ({found}) cannot be pickled: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def memory_in_use(process: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SVG = "http://www.w3.org/2000/svg"
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def timeline_figure(found: Timeline, name: str) -> str:
@@ -78,15 +81,25 @@ def _svg(canvas: Figure, name: str, words: Mapping[str, list[str]] | None = None
 
     stream = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    with (
+        mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}),
+        warnings.catch_warnings(),
+    ):
+        # The browser has the glyph, since text is kept as text.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         canvas.savefig(stream, format="svg", metadata=metadata, dpi=200)
 
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ElementTree.fromstring(stream.getvalue())
+    root = ElementTree.fromstring(_xml(stream.getvalue()))
     for artist, titles in (words or {}).items():
         boxes = root.findall(f".//{{{_SVG}}}g[@id='{artist}']/{{{_SVG}}}path")
         for box, title in zip(boxes, titles, strict=True):
-            ElementTree.SubElement(box, f"{{{_SVG}}}title").text = title
+            ElementTree.SubElement(box, f"{{{_SVG}}}title").text = _xml(title)
 
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _xml(text: str) -> str:
+    """Return a text with a mark for each character that XML forbids, even where it is escaped."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

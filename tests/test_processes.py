@@ -1,0 +1,148 @@
+"""Processes for calls that may crash: what a call costs beyond itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optsched.experiments.engines import on_this_machine
+from optsched.experiments.store import code_version
+from optsched.problem import errors, processes
+from optsched.problem.errors import OptschedError, SolverError, ViolationError
+from optsched.problem.processes import AnswerError, DiedError, Processes
+
+Row = dict[str, Any]
+
+
+class NeedsNumberError(Exception):
+    """An error that cannot be made again from its text: that raises what a broken pipe raises."""
+
+    def __init__(self, number: object) -> None:
+        if not isinstance(number, int):
+            raise ValueError("expected a number")
+        super().__init__(f"found {number}")
+
+
+def needs_number() -> None:
+    raise NeedsNumberError(3)
+
+
+def violates() -> None:
+    raise ViolationError("batch 1: too much", rule="kv_capacity", batch=1, value=5.0, limit=4.0)
+
+
+def makes_function() -> Callable[[], int]:
+    return lambda: 1
+
+
+def started(file: str) -> list[str]:
+    """Note this process, and return all that have been noted."""
+    with Path(file).open("a") as log:
+        log.write(f"{os.getpid()}\n")
+    return Path(file).read_text().split()
+
+
+def refuses(file: str) -> None:
+    started(file)
+    raise OptschedError("found other code")
+
+
+def dies(file: str, times: int) -> None:
+    if len(started(file)) <= times:
+        os._exit(3)
+
+
+def trial(row: Row) -> Row:
+    return row if row["k"] else {"k": makes_function()}
+
+
+@pytest.fixture
+def own() -> Iterator[Processes]:
+    with closing(Processes()) as found:
+        yield found
+
+
+def all_errors() -> Iterator[OptschedError]:
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, OptschedError):
+            given = {"rule": "kv", "batch": 1, "request": 2, "value": 3.5, "limit": 3.0}
+            yield kind("one line", **given if issubclass(kind, ViolationError) else {})
+
+
+@pytest.mark.parametrize("error", list(all_errors()), ids=lambda error: type(error).__name__)
+def test_errors_survive_pickling(error: OptschedError) -> None:
+    error.add_note("of its own")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == ("one line", vars(error))
+
+
+def test_an_answer_that_cannot_be_pickled_costs_one_call(own: Processes) -> None:
+    first = own.call(os.getpid)
+    with pytest.raises(AnswerError, match=r"result.* cannot be pickled"):
+        own.call(makes_function)
+    with pytest.raises(AnswerError, match="cannot be unpickled: ValueError: expected a number"):
+        own.call(needs_number)
+    with pytest.raises(ViolationError, match="batch 1: too much") as caught:
+        own.call(violates)
+    assert (caught.value.rule, caught.value.value, caught.value.limit) == ("kv_capacity", 5.0, 4.0)
+    # The next answers are those of the next calls, from the same process.
+    assert [own.call(abs, k) for k in (-1, -2)] == [1, 2]
+    assert own.call(os.getpid) == first
+
+
+def test_a_trial_whose_result_cannot_be_pickled_has_failed() -> None:
+    todo = {k: {"k": k} for k in range(2)}
+    found = dict(on_this_machine(trial, todo, 1, code_version(), None))
+    assert "cannot be pickled" in str(found[0][1])
+    assert found[1][:2] == ({"k": 1}, None)
+
+
+def test_a_refused_start_leaves_no_process(tmp_path: Path) -> None:
+    file = tmp_path / "started"
+    with closing(Processes(partial(refuses, str(file)))) as own:
+        for _ in range(2):
+            with pytest.raises(OptschedError, match="found other code"):
+                own.call(abs, 1)
+        for process in file.read_text().split():
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(process), 0)
+
+
+def test_a_process_that_dies_while_it_starts_is_tried_again(tmp_path: Path) -> None:
+    with closing(Processes(partial(dies, str(tmp_path / "once"), 1))) as own:
+        assert own.call(abs, -1) == 1
+    with (
+        closing(Processes(partial(dies, str(tmp_path / "always"), 9))) as own,
+        pytest.raises(SolverError, match="does not start: it ended with status 3"),
+    ):
+        own.call(abs, -1)
+    assert len((tmp_path / "always").read_text().split()) == processes.ATTEMPTS
+
+
+def test_a_process_that_dies_in_a_call_is_replaced(own: Processes) -> None:
+    with pytest.raises(DiedError, match="its process ended with status 7, 2 times"):
+        own.call(os._exit, 7)
+    assert own.call(abs, -1) == 1
+
+
+def test_the_end_of_the_calls_ends_a_process_in_a_call() -> None:
+    # Where the system does not end it with its parent, here because the parent lives on.
+    words = [sys.executable, "-m", processes.__name__, str(os.getpid())]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(pickle.dumps((time.sleep, 600))))
+    process.stdin.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stdout is not None
+    assert process.stdout.read() == b""
