@@ -13,7 +13,6 @@ import os
 import pickle
 import queue
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from itertools import islice
+from multiprocessing.connection import wait as readable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -185,7 +185,8 @@ class _Process:
         try:
             self._calls.write(order)
             self._calls.flush()
-            while limit is not None and not select.select([self._answers], [], [], _LOOK_S)[0]:
+            # Unlike `select`, this takes file descriptors of any number.
+            while limit is not None and not readable([self._answers.fileno()], _LOOK_S):
                 if memory_in_use(self._process.pid) > limit:
                     self.end()
                     raise AteError(f"more memory than the limit of {memory_text(limit)}")
