@@ -127,9 +127,6 @@ def outside_reason(evaluation: Evaluation) -> str | None:
     if evaluation.instance.in_rounds:
         return evaluation.outside_reason
 
-    if evaluation.on_other_machines:
-        return "it runs on a machine with another KV capacity or other limits"
-
     return f"it uses {evaluation.workers} workers" if evaluation.workers > 1 else None
 
 
