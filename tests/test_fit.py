@@ -26,7 +26,8 @@ from optsched.costs.profiles.vidur import LAYER_OPERATORS
 from optsched.costs.tabulate import non_negative
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError
+from optsched.costs.table import CostTable, Grid
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.show.plot import plot_fit
 
@@ -496,6 +497,25 @@ def test_a_profile_without_layers_is_refused_always(good: Path) -> None:
     for partial in (False, True):
         with pytest.raises(InputError, match=r"found no layers; expected .*mlp\.csv$"):
             fit(good, partial=partial)
+
+
+@pytest.mark.parametrize("name", ["mlp.csv", "attention.csv"])
+def test_a_file_with_a_header_alone_is_one_line(
+    good: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = (good / name).read_text(encoding="utf-8").splitlines()[0]
+    (good / name).write_text(header + "\n", encoding="utf-8")
+    assert command("fit", good, "--partial") == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {good / name}: found a header and no rows; expected at least one\n"
+
+
+def test_a_tabulated_model_is_not_held_against_rows_of_operators(good: Path) -> None:
+    found = fit(good)
+    grids = [Grid({"tokens": [1, 8]}, [1.0, 8.0])]
+    tabulated = BatchCost("tabulated", 1, {"base": "1"}, table=CostTable(grids, [{"base": "1"}]))
+    with pytest.raises(UsageError, match="--against: found tabulated, which is tabulated"):
+        errors_of(found, [found.cost_model, tabulated])
 
 
 def test_command_reports_a_bad_profile_in_one_line(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from command_line import invoke, one_line_error
 
-from optsched.costs.fit import fit
+from optsched.costs.cost import BatchCost
+from optsched.costs.fit import errors_of, fit
 from optsched.engines import profiling
 from optsched.engines.profiling import COLUMNS, Shape, profile, shapes
 from optsched.problem.errors import InputError
@@ -73,6 +74,22 @@ def test_a_profile_gives_the_cost_model_of_its_batches(tmp_path: Path) -> None:
     assert {row["operator"] for row in found.rows()} == {"prefill", "decode", "both"}
     assert all(row["mean_error"] < 1e-4 for row in found.rows())
     assert cost.valid["max_decode_requests"] == 64
+
+
+@pytest.mark.parametrize("term", ["decode_base", "prefill_kv", "prefill_token", "prefill_request"])
+def test_another_model_is_priced_with_terms_that_a_profile_cannot_tell(
+    tmp_path: Path, term: str
+) -> None:
+    found = fit(write(tmp_path / "small", shapes(2048, 64, 4096)), hardware="cpu")
+    assert term not in found.cost_model.coefficients
+    alone = BatchCost("alone", 1, {"base": "1e-9", term: "0.5"})
+    bias = {row["operator"]: row["bias"] for row in errors_of(found, [alone])}
+    phase = term.partition("_")[0]
+    other = {"decode": "prefill", "prefill": "decode"}[phase]
+    # It prices nothing else, so predicted / measured - 1 is -1 without this phase, and more with it.
+    assert bias[other] == pytest.approx(-1, abs=1e-8)
+    assert bias["both"] > -0.999
+    assert bias[phase] > -0.999
 
 
 def test_noise_beyond_the_target_is_reported_and_no_range_is_sought_without_end(

@@ -17,7 +17,7 @@ from optsched.costs.profiles import Asked, read_profile
 from optsched.costs.profiles.tables import COLUMN, Bools, Profile, Rejected, Table
 from optsched.costs.table import CostTable, Floats, no_skew
 from optsched.costs.tabulate import interpolated, left_out, non_negative, tabulate
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, UsageError
 
 TARGET = 0.08
 """Mean relative error up to which `fit` accepts a range of validity."""
@@ -438,7 +438,17 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
         One per model and operator: ``model``, ``operator``, ``rows``, ``mean_error``,
         ``median_error``, ``p95_error`` and ``bias`` (the mean of predicted / measured - 1).
         Errors are relative.
+
+    Raises
+    ------
+    UsageError
+        If a model is tabulated: a row of one operator has no place in its tables.
     """
+    models = list(models)
+    for model in models:
+        if model.table is not None:
+            raise UsageError(f"--against: found {model.name}, which is tabulated; expected another")
+
     generator = np.random.default_rng(found.seed)
     chosen = []
     for table in found.profile.tables:

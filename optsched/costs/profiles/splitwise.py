@@ -62,7 +62,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     table = Table(
         "batch",
         np.append(prompt, token),
-        {term: columns[term] for term in (*IDENTIFIED, "prefill_base", "prefill_request")},
+        columns,
         limits,
         ladder=("min_prefill_chunk_tokens", np.where(c > 0, c, np.inf)),
         identified=IDENTIFIED,

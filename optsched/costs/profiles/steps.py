@@ -59,9 +59,10 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     table = Table(
         "batch",
         rows.times("time_us") / 1000,
-        {term: columns[term] for term in TERMS.split()},
+        columns,
         limits,
         ladder=("min_prefill_chunk_tokens", np.where(c > 0, c, np.inf)),
+        identified=tuple(TERMS.split()),
         operators=np.where(n == 0, "prefill", np.where(c == 0, "decode", "both")),
         whole_batch=True,
     )

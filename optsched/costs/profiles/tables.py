@@ -320,4 +320,7 @@ def read_table(path: Path, needed: Sequence[str]) -> Frame:
         columns = ", ".join(needed)
         raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns {columns}")
 
+    if frame.empty:
+        raise InputError(f"{path}: found a header and no rows; expected at least one")
+
     return frame.assign(line=np.arange(len(frame)) + first_line)
