@@ -23,10 +23,10 @@ from optsched.costs.hardware import kv_capacity
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import read_profile
 from optsched.costs.profiles.vidur import LAYER_OPERATORS
+from optsched.costs.table import CostTable, Grid
 from optsched.costs.tabulate import non_negative
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
-from optsched.costs.table import CostTable, Grid
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.show.plot import plot_fit
