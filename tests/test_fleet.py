@@ -95,6 +95,22 @@ def test_policies_run_on_machines_that_differ(spec: str) -> None:
     assert again.batch_kv.tolist() == found.batch_kv.tolist()
 
 
+def test_a_router_weighs_work_by_the_machine_that_does_it() -> None:
+    # Machine 0 takes 4 s for each token, machine 1 takes 1 s. Requests of 2 prompt tokens and one
+    # output arrive at once: 8 s or 2 s of work each. The loads before each are (0, 0), (8, 0),
+    # (8, 2), (8, 4) and (8, 6), so the first goes to 0 and all others to 1. By the first machine's
+    # cost every request weighed 8, and they would have taken turns.
+    machines = tuple(
+        Machine(100, BatchCost("linear", 1, {"base": "0.001", "token": str(ms)}))
+        for ms in (4000, 1000)
+    )
+    instance = Instance([0.0] * 5, [2] * 5, [1] * 5, kv_capacity=100, time_unit="second")
+    schedule = simulate(instance, "fcfs:workers=2,router=least-work,predictor=oracle", machines)
+    made = optsched.timeline(instance, schedule, machines)
+    assert made.batch_prefill[made.batch_worker == 0].sum() == 2
+    assert made.batch_prefill[made.batch_worker == 1].sum() == 8
+
+
 def test_machines_that_do_not_fit_are_refused() -> None:
     cost = each_batch(1.0)
     one, small = Machine(100, cost), Machine(2, cost)

@@ -15,6 +15,8 @@ from matplotlib.colors import to_rgb
 
 import optsched
 from instances import MODEL, evicting, in_seconds, two_workers
+from optsched.costs.cost import BatchCost
+from optsched.costs.machine import Machine
 from optsched.judge.timeline import PHASES, Timeline
 from optsched.problem.budget import History, Progress
 from optsched.problem.instance import Instance
@@ -411,3 +413,22 @@ def test_no_schedule_is_in_the_region_below_the_bound_at_any_load() -> None:
     assert corners[:, 1].max() == 4.0
     assert corners[:, 1].min() == ax.get_ylim()[0]
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+
+
+def test_kv_is_drawn_under_the_capacity_of_the_machines() -> None:
+    instance = Instance([0.0, 0.0], [3, 3], [2, 2], kv_capacity=50, time_unit="second")
+    cost = BatchCost("flat", 1, {"base": "1000"})
+    machines = (Machine(7, cost), Machine(9, cost))
+    schedule = optsched.simulate(instance, "fcfs:workers=2,router=round-robin", machines)
+    made = optsched.timeline(instance, schedule, machines)
+
+    def lines(worker: int | None) -> list[str]:
+        labels = plot.plot_kv(made, new_axes(), worker=worker).get_legend_handles_labels()[1]
+        return [label for label in labels if label.startswith("M = ")]
+
+    assert lines(None) == ["M = 7 tokens", "M = 9 tokens"]
+    assert lines(0) == ["M = 7 tokens"]
+    assert lines(1) == ["M = 9 tokens"]
+    alone = optsched.simulate(instance, "fcfs", machines[:1])
+    one = optsched.timeline(instance, alone, machines[:1])
+    assert plot.plot_kv(one, new_axes()).get_ylim()[1] < 50

@@ -5,8 +5,8 @@ Any policy takes ``workers=N`` and ``router=NAME`` in its specification::
     vllm:workers=4,router=least-requests
 
 Each worker has the KV capacity and the limits of the instance, or a machine of its own, and runs
-the policy by itself. A request stays on its worker. Routers that weigh work do so with the first
-machine's cost model.
+the policy by itself. A request stays on its worker. Routers that weigh work do so with the cost
+model of the worker's machine.
 """
 
 from __future__ import annotations
@@ -54,19 +54,24 @@ class Router:
         return self.load in ("turn", "key")
 
     def weights(self, job: Job) -> NDArray[np.float64]:
-        """Return what each request adds to the load of its worker while it is unfinished."""
+        """Return what each request adds to the load of its worker while it is unfinished.
+
+        There is a row for each machine, or one for all.
+        """
         instance = job.instance
         if self.load == "tokens":
-            return instance.prompt_tokens.astype(np.float64)
+            return instance.prompt_tokens[None].astype(np.float64)
         if self.load != "work":
-            return np.ones(instance.n)
+            return np.ones((1, instance.n))
         if not instance.has_predictions:
             raise InputError(
                 f"router {self.name!r}: found no predictions of output lengths; expected an "
                 "instance with them, or a predictor, such as predictor=oracle"
             )
 
-        return own_work(instance.prompt_tokens, estimates(instance)[0], job.cost)
+        costs = [machine.cost for machine in job.machines] or [job.cost]
+        predicted = estimates(instance)[0]
+        return np.stack([own_work(instance.prompt_tokens, predicted, cost) for cost in costs])
 
     def by_turn(self, instance: Instance, order: NDArray[np.int64], workers: int) -> list[int]:
         """Return the worker of each request where the choice is `fixed`.
@@ -166,7 +171,8 @@ class Routed(Runner):
             left = left[fleet.finish[left] > now]
             count = len(left)
             alive[:count] = left
-            loads = np.bincount(at[left], weights[left], workers)
+            own = weights[at[left] % len(weights), left]
+            loads = np.bincount(at[left], own, workers)
 
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())

@@ -135,7 +135,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
         "instance_sha256": instance.sha256,
         "time_unit": instance.time_unit,
         "scale": "1 round is shown as 1 ms" if instance.in_rounds else "seconds as they are",
-        "kv_capacity": instance.kv_capacity,
+        "kv_capacity": timeline.evaluation.kv_capacity,
         "pauses": "part of the phase around them" if merged else "slices of their own",
     }
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

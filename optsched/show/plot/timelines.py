@@ -146,6 +146,8 @@ def plot_kv(
 ) -> Axes:
     """Draw the KV memory held over time in tokens, stacked by request, and the capacity M.
 
+    On machines that differ there is a line for each capacity.
+
     With many requests, groups of requests that arrived one after another are stacked. With several
     workers there is a line for each of the first 32, unless one worker is asked for.
 
@@ -159,7 +161,9 @@ def plot_kv(
         The worker to draw, counted from 0.
     """
     ax = axes(ax, (9.0, 4.0))
-    capacity, grouped = timeline.instance.kv_capacity, False
+    machines, grouped = timeline.evaluation.machines, False
+    drawn = machines if worker is None or len(machines) == 1 else machines[worker : worker + 1]
+    capacities = sorted({machine.kv_capacity for machine in drawn})
     if worker is None and timeline.workers > 1:
         for k in range(min(timeline.workers, 32)):
             times, kv, _ = timeline.kv_by_group(groups, _STEPS, k)
@@ -172,9 +176,11 @@ def plot_kv(
         ax.step(times, kv.sum(axis=0), where="post", color=BLACK, lw=0.6)
         grouped = timeline.workers == 1 and len(labels) < timeline.instance.n
 
-    ax.axhline(capacity, color=RED, ls="--", lw=1.2, label=f"M = {capacity:,} tokens")
+    for capacity in capacities:
+        ax.axhline(capacity, color=RED, ls="--", lw=1.2, label=f"M = {capacity:,} tokens")
+
     legend(ax, 9, title="requests by arrival" if grouped else None, title_fontsize="small")
-    _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacity)
+    _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacities[-1])
     return ax
 
 
