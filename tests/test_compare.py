@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,19 @@ import pytest
 from brute_force import brute_force_tel
 
 from optsched.analysis.compare import best_of_policies, compare
+from optsched.analysis.comparison import PolicyRow
+from optsched.analysis.losses import Losses
 from optsched.bounds import lower_bound
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.plan import SIZES
 from optsched.optimize.solve import solve
+from optsched.policies import make_policy
+from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.metrics import LOST
+from optsched.workloads.predict import predict
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -68,7 +75,9 @@ def test_larger_instances_take_the_registry_of_bounds() -> None:
     for row in comparison.rows:
         # Where the optimum is not proved, its ratio lies between the two.
         assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
-    assert comparison.best_known == min(row.tel for row in comparison.rows)
+    # The rules that losses are held against count, too: least work first is better than both.
+    (least_work,) = compare(instance, ["least-work"], bound=False).rows
+    assert comparison.best_known == least_work.tel < min(row.tel for row in comparison.rows)
 
 
 def test_arrivals_far_apart_ask_no_solver() -> None:
@@ -285,3 +294,113 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
     for thing, words in found.items():
         assert repr(thing).startswith(words)
         assert len(repr(thing)) < 160
+
+
+# --- What intervals mean, and what is lost to what ------------------------------------------------
+
+
+def busy(**changes: Any) -> Instance:
+    rng = np.random.default_rng(4)
+    n = 60
+    instance = Instance(
+        np.cumsum(rng.exponential(0.02, n)),
+        rng.integers(20, 900, n),
+        rng.integers(2, 120, n),
+        kv_capacity=3000,
+        time_unit="second",
+        kv_accounting="cached",
+    )
+    return replace(instance, **changes)
+
+
+def tel(instance: Instance, policy: Any, **options: Any) -> float:
+    schedule = simulate(instance, policy, MODEL, **options)
+    return float(evaluate(instance, schedule, MODEL).metrics["tel"])
+
+
+def test_a_ratio_in_words_is_rounded_outwards() -> None:
+    def words(low: float | None, high: float | None) -> str | None:
+        return PolicyRow("x", ratio_to_best_known=low, ratio_to_bound=high).meaning
+
+    assert words(1.22, 1.4) == "at least 1.22 and at most 1.40 times the optimum"
+    assert words(1.2299, 1.4001) == "at least 1.22 and at most 1.41 times the optimum"
+    assert words(1.0048, 1.0052) == "at least 1.004 and at most 1.006 times the optimum"
+    assert words(16 / 11, 16 / 11) == "1.455 times the optimum"
+    assert words(1.5, None) == "at least 1.50 times the optimum"
+    assert words(None, None) is None
+
+
+def test_what_first_come_first_served_loses_is_the_order() -> None:
+    # KV holds one request at a time. The long one first: 5 + 6 rounds. The short one first: 1 + 6.
+    instance = Instance([0, 0], [1, 5], [5, 1], kv_capacity=6)
+    comparison = compare(instance, ["fcfs"])
+    (row,) = comparison.rows
+    assert (row.tel, comparison.best_known, comparison.bound) == (11, 7, 7)
+    assert row.losses == Losses(lengths=0, order=4, admission=0, batching=0, rest=0)
+    assert row.meaning == "1.571 times the optimum"
+    assert row.shares["known"] == row.shares["order"] == pytest.approx(4 / 11)
+
+
+def test_each_part_is_a_run_with_that_part_replaced() -> None:
+    instance = busy()
+    comparison = compare(instance, ["vllm-v1", "fcfs"], cost_model=MODEL, time_limit_s=2)
+    rows = rows_by_policy(comparison)
+    assert comparison.target.startswith("least work first, look-ahead, ")
+    by_work = tel(instance, "vllm-v1:policy=priority,priority=work")
+    assert rows["vllm-v1"].losses.order == rows["vllm-v1"].tel - by_work
+    # FCFS serves whole prompts, those that run first.
+    ordered, careful = Rules(order="work"), Rules(order="work", admission="lookahead")
+    lost = rows["fcfs"].losses
+    assert lost.order == rows["fcfs"].tel - tel(instance, ordered)
+    assert lost.admission == tel(instance, ordered) - tel(instance, careful)
+    # Both end at the same rules, from where the best known schedule takes the same.
+    assert lost.rest == rows["vllm-v1"].losses.rest >= 0
+    for row in rows.values():
+        assert sum(row.losses) == pytest.approx(row.tel - comparison.best_known)
+        parts = [row.shares[name] for name in Losses._fields]
+        assert sum(parts) == pytest.approx(row.shares["known"])
+        left = 1 - row.shares["known"] - row.shares["not_known"]
+        assert left == pytest.approx(comparison.bound / row.tel)
+
+
+def test_no_rules_of_a_comparison_are_better_than_those_that_losses_are_held_against() -> None:
+    for instance, cost in ((tiny(), None), (busy(), MODEL)):
+        comparison = compare(instance, cost_model=cost, time_limit_s=0.5)
+        found = [row for row in comparison.rows if row.losses is not None]
+        assert len(found) > 5
+        for row in found:
+            made = make_policy(row.policy)[0]
+            if isinstance(made, Rules) and made.on(instance)[0].ties == "arrival":
+                assert sum(row.losses[:4]) >= -1e-9
+
+
+def test_wrong_predictions_are_a_loss_of_their_own() -> None:
+    instance = predict(busy(), "noisy:mae=60", seed=1)
+    rows = rows_by_policy(compare(instance, ["mc-sf", "fcfs"], cost_model=MODEL, time_limit_s=1))
+    told = tel(instance, "mc-sf:predictor=oracle")
+    assert rows["mc-sf"].losses.lengths == rows["mc-sf"].tel - told != 0
+    assert rows["fcfs"].losses.lengths == 0  # it knows none
+
+
+def test_a_policy_without_such_parts_says_so() -> None:
+    (row,) = compare(tiny(), ["sorted-f"]).rows
+    assert row.losses is None
+    assert row.losses_missing == "it is not made of an order, an admission and batches"
+    assert set(row.shares) == {"known", "not_known"}
+
+
+def test_without_a_bound_or_time_nothing_is_split() -> None:
+    (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
+    assert (row.losses, row.losses_missing) == (None, None)
+    comparison = compare(busy(), ["fcfs"], cost_model=MODEL, time_limit_s=0)
+    assert comparison.target is None
+    assert comparison.rows[0].losses_missing == "no rules to hold it against had a schedule in time"
+
+
+def test_the_file_has_what_is_lost() -> None:
+    data = json.loads(json.dumps(compare(tiny(), ["mc-sf", "sorted-f"]).to_dict()))
+    mc_sf, sorted_f = data["policies"]
+    assert data["lost_target"]
+    assert set(mc_sf["lost"]) == set(LOST)
+    assert set(sorted_f["lost"]) == {"known", "not_known"}
+    assert mc_sf["meaning"].endswith(" times the optimum")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from optsched.analysis.comparison import Comparison, PolicyRow
+from optsched.analysis.losses import Ladder, Ladders
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
 from optsched.optimize import strategies
@@ -29,6 +30,8 @@ __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
 _MIN_SHARE = 0.5
 """The share of the time limit that bounds and searches have at least, after the policies."""
+_LOSS_SHARE = 0.1
+"""The share of the time limit that the runs with replaced parts may use, after the policies."""
 _BOUND_SHARE = 0.6
 """The share of the time limit that bounds may use. The rest is for better schedules."""
 
@@ -66,8 +69,10 @@ def compare(
         the hindsight program, and instances in seconds get an offline search.
     time_limit_s : float
         Seconds for all of the work. A policy may take half of the time left, the last one all of
-        it. The rest is for the bounds that search, the solver (in rounds) and the offline search
-        (in seconds), which have at least half of the limit, beyond it if need be.
+        it. A tenth of the limit is for what policies lose to their order, admission and batching
+        (`optsched.analysis.losses`). The rest is for the bounds that search, the solver (in rounds)
+        and the offline search (in seconds), which have at least half of the limit, beyond it if
+        need be.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         SLOs of every request, as for `optsched.evaluate`. Policies see them too.
     seed : int
@@ -143,6 +148,15 @@ def compare(
         rows.append(_measured_row(instance, measured, limits))
 
     notes: tuple[str, ...] = ()
+    ladders: Ladders | None = None
+    if bound and not interrupted:
+        part = Budget(_LOSS_SHARE * time_limit_s, stop=stop)
+        tels = {row.policy: row.tel for row in rows if row.tel is not None and not row.measured}
+        try:
+            ladders = Ladders(interval, tels, part, seed, limits)
+        except KeyboardInterrupt:
+            interrupted = True
+
     if bound and not interrupted:
         told = None if progress is None else lambda state: progress("solve", state)
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
@@ -153,7 +167,7 @@ def compare(
     best = interval.incumbent
     return Comparison(
         instance=instance,
-        rows=tuple(_with_ratios(row, interval.value, interval.bound) for row in rows),
+        rows=tuple(_with_ratios(row, interval.value, interval.bound, ladders) for row in rows),
         best_known=interval.value,
         best_known_origin=None if best is None else best.origin,
         bound=interval.bound,
@@ -164,6 +178,7 @@ def compare(
         best_schedule=None if best is None else best.schedule,
         notes=notes,
         scope=interval.scope,
+        target=None if ladders is None else ladders.target,
     )
 
 
@@ -261,7 +276,9 @@ def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]
     )
 
 
-def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) -> PolicyRow:
+def _with_ratios(
+    row: PolicyRow, best_known: float | None, bound: float | None, ladders: Ladders | None
+) -> PolicyRow:
     tel = row.tel
     if tel is None:
         return row
@@ -269,10 +286,13 @@ def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) 
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
 
+    ladder = Ladder() if ladders is None else ladders.of.get(row.policy, Ladder())
     return replace(
         row,
         ratio_to_best_known=None if not best_known else tel / best_known,
         ratio_to_bound=None if not bound else tel / bound,
+        losses=None if best_known is None else ladder.losses(best_known),
+        losses_missing=ladder.missing,
     )
 
 

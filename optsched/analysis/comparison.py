@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
+from optsched.analysis.losses import Losses
 from optsched.costs.cost import CostModel
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
@@ -45,6 +47,10 @@ class PolicyRow:
     schedule : Schedule or None
     measured : bool
         Whether the row holds times measured on a real server instead of a policy's.
+    losses : Losses or None
+        What its distance to the best known value is lost to, see `optsched.analysis.losses`.
+    losses_missing : str or None
+        Why there are no losses.
     """
 
     policy: str
@@ -58,6 +64,40 @@ class PolicyRow:
     error: str | None = None
     schedule: Schedule | None = None
     measured: bool = False
+    losses: Losses | None = None
+    losses_missing: str | None = None
+
+    @property
+    def meaning(self) -> str | None:
+        """What the ratios say, in words: ``at least 1.22 and at most 1.40 times the optimum``.
+
+        None where there is no ratio. Digits are rounded outwards, so that the words hold.
+        """
+        low, high = self.ratio_to_best_known, self.ratio_to_bound
+        if low is None:
+            return None
+        if low == high:
+            return f"{number(low)} times the optimum"
+
+        most = "" if high is None else f" and at most {_outwards(high, ceil)}"
+        return f"at least {_outwards(low, floor)}{most} times the optimum"
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the total latency that are lost, by what they are lost to.
+
+        ``known`` is what the best known schedule does without, ``lengths``, ``order``,
+        ``admission``, ``batching`` and ``rest`` are its parts where there are losses, and
+        ``not_known`` is the best known value less the bound. What has no ratio has no share.
+        """
+        low, high, total = self.ratio_to_best_known, self.ratio_to_bound, self.tel
+        shares = {} if low is None else {"known": 1 - 1 / low}
+        if self.losses is not None and total:
+            shares |= {name: value / total for name, value in self.losses._asdict().items()}
+        if low is not None and high is not None:
+            shares["not_known"] = 1 / low - 1 / high
+
+        return shares
 
     @property
     def tel(self) -> float | None:
@@ -75,10 +115,21 @@ class PolicyRow:
             "metrics": None if self.metrics is None else dict(self.metrics),
             "ratio_to_best_known": self.ratio_to_best_known,
             "ratio_to_bound": self.ratio_to_bound,
+            "meaning": self.meaning,
+            "lost": self.shares,
+            "lost_missing": self.losses_missing,
             "wall_s": self.wall_s,
             "notes": list(self.notes),
             "error": self.error,
         }
+
+
+def _outwards(value: float, rounded: Callable[[float], int]) -> str:
+    """Return a ratio with two decimals, or with three where it is close to 1."""
+    digits = 3 if value < 1.1 else 2
+    # A value that has these digits is not moved by the noise of its float.
+    near = round(value * 10**digits, 6)
+    return f"{rounded(near) / 10**digits:.{digits}f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +161,8 @@ class Comparison:
         Why no optimum was found, where none can be.
     scope : Scope
         The schedules for which the bound holds.
+    target : str or None
+        The rules whose order, admission and batching losses are held against.
     """
 
     instance: Instance
@@ -124,6 +177,7 @@ class Comparison:
     best_schedule: Schedule | None = None
     notes: tuple[str, ...] = ()
     scope: Scope = ONE_WORKER
+    target: str | None = None
 
     @property
     def gap(self) -> float | None:
@@ -154,6 +208,7 @@ class Comparison:
             "best_known_origin": self.best_known_origin,
             "gap": self.gap,
             "gap_definition": "(best_known - bound) / best_known",
+            "lost_target": self.target,
             "predictor": self.predictor,
             "seed": self.seed,
             "interrupted": self.interrupted,

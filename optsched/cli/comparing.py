@@ -9,11 +9,11 @@ from optsched.cli import output
 from optsched.cli.options import NO_SLOS, Seed, Slos, TimeLimit, read_checked
 from optsched.cli.output import number
 from optsched.problem.errors import NoIncumbentError
-from optsched.problem.metrics import COMPARED, TABLE
+from optsched.problem.metrics import COMPARED, LOST, TABLE
 from optsched.problem.objective import TOTAL_LATENCY
 
 if TYPE_CHECKING:
-    from optsched.analysis.compare import Comparison
+    from optsched.analysis.compare import Comparison, PolicyRow
 
 
 def compare(
@@ -76,6 +76,30 @@ def compare(
         raise NoIncumbentError(f"no policy found a schedule ({reasons})")
 
 
+def _show_losses(ranked: list[PolicyRow], target: str | None) -> None:
+    """Print what ratios mean, and what share of each total latency is lost to what."""
+    names = list(LOST)
+    if target is None:
+        names = ["known", "not_known"]
+    elif not any(row.shares.get("lengths") for row in ranked):
+        names.remove("lengths")
+
+    times = "times the optimum"
+    headers = ["policy", times, *(f"{LOST[name]}\n[%]" for name in names)]
+    rows = []
+    for row in ranked:
+        found = (row.shares.get(name) for name in names)
+        cells = (None if share is None else f"{100 * share:z.1f}" for share in found)
+        rows.append((row.policy, str(row.meaning).removesuffix(f" {times}"), *cells))
+
+    output.show_table(headers, rows, text_columns=(0, 1))
+    if target is not None:
+        words = f"lost: shares of each total latency, part by part, to the rules {target}"
+        print(f"{words}; rest: from these to the best known; not known: from there to the bound")
+
+    print()
+
+
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
     instance = comparison.instance
     times = output.unit(instance)
@@ -108,6 +132,9 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             print(f"clairvoyant: {', '.join(names) or 'none'}")
 
         print()
+        meant = [row for row in ranked if row.meaning is not None]
+        if meant and comparison.bound is not None:
+            _show_losses(meant, comparison.target)
 
     best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"
     if comparison.bound is not None:

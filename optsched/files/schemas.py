@@ -244,6 +244,12 @@ class ComparedPolicy(_Open):
     metrics: MetricsFile | None = None
     ratio_to_best_known: float | None = None
     ratio_to_bound: float | None = None
+    meaning: str | None = _null("both ratios in words")
+    lost: dict[str, float] | None = _null(
+        "shares of the total latency: known, its parts (lengths, order, admission, batching, "
+        "rest), and not_known"
+    )
+    lost_missing: str | None = _null("why the known loss has no parts")
     wall_s: float | None = None
 
 
@@ -253,6 +259,7 @@ class ComparisonFile(_Answer):
     format: Literal["optsched-comparison"]
     bound: float | None = None
     best_known: float | None = None
+    lost_target: str | None = _null("the rules to which order, admission and batching are lost")
     policies: list[ComparedPolicy]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +25,15 @@ Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
+
+ORDER_FIELDS = ("order", "ties", "requeue", "late_last")
+ADMISSION_FIELDS = (
+    *("lengths", "margin", "admission", "alpha", "overflow", "beta", "promote", "make_room"),
+    "evict_mode",
+)
+"""Fields of `Rules` that say who is served first, and who is let in and put out. The others say
+what a batch holds.
+"""
 
 
 @dataclass(frozen=True)
@@ -328,6 +337,22 @@ class Rules(Runner):
             return None
 
         return waiting_rank(order, instance, instance.output_tokens, cost)
+
+    def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner]:
+        """Return these rules with the order of a target, and then with its admission, too.
+
+        What an overflow or a wrong estimate leads to is part of the admission.
+
+        Parameters
+        ----------
+        target : Rules
+        instance : Instance
+        """
+        own = replace(self.on(instance)[0], in_rounds=None, wide=None)
+        ordered = replace(own, **{name: getattr(target, name) for name in ORDER_FIELDS})
+        return ordered, replace(
+            ordered, **{name: getattr(target, name) for name in ADMISSION_FIELDS}
+        )
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. The switches are those of the rules for the instance."""

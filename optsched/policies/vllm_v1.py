@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
+from optsched.policies.rules import Rules
 from optsched.policies.runner import Fleet, Job, Runner, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -117,6 +118,18 @@ class VllmV1(Runner):
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. A prompt may be too long unless prefills are split."""
         return too_long(instance) if instance.chunked_prefill is False else None
+
+    def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner] | None:
+        """See `Rules.towards`. With another admission it is rules with the engine's batches."""
+        if target.order not in get_args(Priority):
+            return None
+
+        seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        batches = replace(target, groups=("running", "waiting"), chunked=True, max_running=seats)
+        return (
+            replace(self, policy="priority", priority=cast("Priority", target.order)),
+            replace(batches, max_batch_tokens=tokens),
+        )
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64]:
         """See `Runner.waiting_rank`. The places are by true lengths."""

@@ -227,6 +227,15 @@ COMPARED = (
 """Names of the metrics that comparisons show for every scheduler, beside the objective."""
 
 
+LOST = {
+    "known": "lost",
+    **{name: name for name in ("lengths", "order", "admission", "batching", "rest")},
+    "not_known": "not known",
+}
+"""Shares of a total latency that comparisons show, in words: what is lost, its parts, and what is
+between the best known schedule and the bound."""
+
+
 def derive(judged: Any) -> dict[str, float | int | None]:
     """Return every metric by name."""
     return {name: metric.of(judged) for name, metric in TABLE.items()}

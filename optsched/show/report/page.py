@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.markup import number
-from optsched.problem.metrics import COMPARED, TABLE, time_words
+from optsched.problem.metrics import COMPARED, LOST, TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
@@ -164,6 +164,11 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(gap, (int, float)) and not isinstance(gap, bool):
         lines.append(("gap", f"{gap:.2%}"))
 
+    if data.get("lost_target"):
+        words = "shares of each total latency, part by part, to the rules"
+        rest = "rest: from these to the best known; not known: from there to the bound"
+        lines.append(("lost", f"{words} {data['lost_target']}; {rest}"))
+
     lines.append(("output lengths", str(data.get("predictor") or "–")))
     notes = [
         f"{row['policy']}: {note}"
@@ -239,6 +244,14 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
     def wall(row: dict[str, Any]) -> float | None:
         return None if row.get("wall_s") is None else 1000 * row["wall_s"]
 
+    def share(name: str) -> Callable[[dict[str, Any]], Cell]:
+        def cell(row: dict[str, Any]) -> Cell:
+            lost = row.get("lost")
+            value = lost.get(name) if isinstance(lost, dict) else None
+            return _cell("–") if value is None else _cell(value, f"{100 * value:z.1f}")
+
+        return cell
+
     total = metric(TOTAL_LATENCY.name)
     columns: list[Column] = [("policy", "", lambda row: row["policy"]), ("kind", "", kind), total]
     columns += [("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1]))]
@@ -247,7 +260,14 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
+    if any(row.get("meaning") for row in data["policies"]):
+        columns.append(("in words", "", lambda row: str(row.get("meaning") or "–")))
 
+    columns += [
+        (words, "%", share(name))
+        for name, words in LOST.items()
+        if any(share(name)(row)["numeric"] for row in data["policies"])
+    ]
     return [*columns, *map(metric, COMPARED), ("decisions", "ms", wall)]
 
 
