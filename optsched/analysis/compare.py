@@ -32,6 +32,8 @@ _MIN_SHARE = 0.5
 """The share of the time limit that bounds and searches have at least, after the policies."""
 _LOSS_SHARE = 0.1
 """The share of the time limit that the runs with replaced parts may use, after the policies."""
+_MIN_LOSS_S = 1.0
+"""The seconds that they have at least where there is a time limit above 0."""
 _BOUND_SHARE = 0.6
 """The share of the time limit that bounds may use. The rest is for better schedules."""
 
@@ -150,7 +152,8 @@ def compare(
     notes: tuple[str, ...] = ()
     ladders: Ladders | None = None
     if bound and not interrupted:
-        part = Budget(_LOSS_SHARE * time_limit_s, stop=stop)
+        loss_s = max(_LOSS_SHARE * time_limit_s, _MIN_LOSS_S) if time_limit_s > 0 else 0.0
+        part = Budget(loss_s, stop=stop)
         tels = {row.policy: row.tel for row in rows if row.tel is not None and not row.measured}
         try:
             ladders = Ladders(interval, tels, part, seed, limits)
