@@ -535,3 +535,24 @@ def test_the_browser_copes_with_twenty_thousand_requests(tmp_path: Path, browser
     assert browser.execute_script(count, "svg title") == 0  # no boxes, but an image of shares
     assert browser.execute_script(count, "svg image") >= 1
     assert browser.get_log("browser") == []
+
+
+def test_a_report_says_what_intervals_mean_and_what_is_lost(tmp_path: Path) -> None:
+    # KV holds one request at a time. The long one first: 5 + 6 rounds. The short one first: 1 + 6.
+    instance = Instance([0, 0], [1, 5], [5, 1], kv_capacity=6)
+    data = optsched.compare(instance, ["fcfs", "sorted-f"]).to_dict()
+    (tmp_path / "comparison.json").write_text(json.dumps(data), encoding="utf-8")
+    (section,) = page_sections([tmp_path / "comparison.json"])
+    (made,) = section["comparisons"]
+    headers = [header["text"] for header in made["headers"]]
+    fcfs, sorted_f = (
+        {h: c["text"] for h, c in zip(headers, row, strict=True)} for row in made["rows"]
+    )
+    assert fcfs["in words"] == "1.571 times the optimum"
+    assert (fcfs["lost"], fcfs["order"], fcfs["not known"]) == ("36.4", "36.4", "0.0")
+    assert sorted_f["order"] == "–"
+    assert "lost" in dict(made["lines"])
+
+
+def page_sections(files: list[Path]) -> list[dict[str, Any]]:
+    return [page._section(k, one) for k, one in enumerate(gather.gather(files).sections)]
