@@ -32,7 +32,7 @@ _MIN_SHARE = 0.5
 """The share of the time limit that bounds and searches have at least, after the policies."""
 _LOSS_SHARE = 0.1
 """The share of the time limit that the runs with replaced parts may use, after the policies."""
-_MIN_LOSS_S = 1.0
+_MIN_LOSS_S = 2.0
 """The seconds that they have at least where there is a time limit above 0."""
 _BOUND_SHARE = 0.6
 """The share of the time limit that bounds may use. The rest is for better schedules."""

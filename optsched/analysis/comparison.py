@@ -79,8 +79,8 @@ class PolicyRow:
         if low == high:
             return f"{number(low)} times the optimum"
 
-        most = "" if high is None else f" and at most {_outwards(high, ceil)}"
-        return f"at least {_outwards(low, floor)}{most} times the optimum"
+        upper = "" if high is None else f" and at most {_outwards(high, ceil)}"
+        return f"at least {_outwards(low, floor)}{upper} times the optimum"
 
     @property
     def shares(self) -> dict[str, float]:

@@ -32,6 +32,8 @@ from optsched.problem.instance import Instance
 
 BUDGETS = (128, 256, 512, 1024, 2048, 4096)
 """Tokens of a batch in chunks that the target may have, beside the instance's own limit."""
+_TARGET_SHARE = 0.5
+"""The share of the time in which the target is found."""
 _ORDERS = {"work": "least work first", "output": "shortest output first"}
 
 
@@ -96,7 +98,7 @@ class Ladders:
         seed: int,
         slos: Mapping[str, float | None],
     ) -> None:
-        self._interval, self._budget = interval, budget
+        self._interval, self._budget = interval, budget.part(_TARGET_SHARE)
         self._told: dict[str, Any] = {"seed": seed, "slos": slos, "predictor": "oracle"}
         self._values: dict[Runner, float | None] = {}
         found = [
@@ -106,6 +108,7 @@ class Ladders:
             )
             if (value := self._value(rules, words)) is not None
         ]
+        self._budget = budget
         target = min(found)[2:] if found else None
         self.target = None if target is None else target[0]
         none = Ladder(missing="no rules to hold it against had a schedule in time")
@@ -114,7 +117,7 @@ class Ladders:
     def _targets(self, ranked: Sequence[str]) -> Iterable[tuple[str, Rules]]:
         """Yield the rules of which the best is the target, and their words."""
         instance = self._interval.task.instance
-        most, made = instance.limits.max_batch_tokens, (make_policy(spec)[0] for spec in ranked)
+        limit, made = instance.limits.max_batch_tokens, (make_policy(spec)[0] for spec in ranked)
         for spec, rules in zip(ranked, made, strict=True):
             if isinstance(rules, Rules) and rules.on(instance)[0].ties == "arrival":
                 yield spec, replace(rules.on(instance)[0], in_rounds=None, wide=None)
@@ -127,7 +130,7 @@ class Ladders:
                 continue  # in rounds the bound is about whole prefills
 
             chunks = replace(whole, groups=DECODE_FIRST, chunked=True)
-            for tokens in (b for b in BUDGETS if most is None or b < most):
+            for tokens in (b for b in BUDGETS if limit is None or b < limit):
                 size = f"batches of {tokens} tokens"
                 yield f"{words}, look-ahead, {size}", replace(chunks, max_batch_tokens=tokens)
 
