@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.batch import COEFFICIENTS, EMPTY, add_prefill, batch_time
 from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
@@ -152,6 +152,26 @@ class BatchCost:
         array = np.array([self.layers, *map(self.__getitem__, COEFFICIENTS), *tail], np.float64)
         array.setflags(write=False)
         return array
+
+    @cached_property
+    def cheap_tokens(self) -> int | None:
+        """The tokens that a batch of prefills takes on at half the price of the largest, or less.
+
+        It is the largest batch whose tokens beyond the first take, each, at most half of the mean
+        time of a token in the largest batch of the tables. Kernels are made for whole tiles of
+        tokens, and small batches wait for the weights. None for linear models.
+        """
+        grids = () if self.table is None else self.table.grids
+        last = max(
+            (int(grid.axes["tokens"][-1]) for grid in grids if "tokens" in grid.axes), default=0
+        )
+        if last < 2:
+            return None
+
+        times = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in range(1, last + 1)]
+        tokens = np.arange(last)
+        cheap = np.array(times) - times[0] <= tokens * times[-1] / last / 2
+        return int(tokens[cheap][-1]) + 1
 
     def __getitem__(self, coefficient: str) -> float:
         """Return a coefficient in milliseconds per layer."""
