@@ -157,21 +157,20 @@ class BatchCost:
     def cheap_tokens(self) -> int | None:
         """The tokens that a batch of prefills takes on at half the price of the largest, or less.
 
-        It is the largest batch whose tokens beyond the first take, each, at most half of the mean
-        time of a token in the largest batch of the tables. Kernels are made for whole tiles of
+        It is the largest batch of the tables whose tokens beyond the first take, each, at most half
+        of the mean time of a token in the very largest. Kernels are made for whole tiles of
         tokens, and small batches wait for the weights. None for linear models.
         """
         grids = () if self.table is None else self.table.grids
-        last = max(
-            (int(grid.axes["tokens"][-1]) for grid in grids if "tokens" in grid.axes), default=0
-        )
-        if last < 2:
+        axes = [grid.axes["tokens"] for grid in grids if "tokens" in grid.axes]
+        if not axes:
             return None
 
-        times = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in range(1, last + 1)]
-        tokens = np.arange(last)
-        cheap = np.array(times) - times[0] <= tokens * times[-1] / last / 2
-        return int(tokens[cheap][-1]) + 1
+        tokens = np.unique(np.concatenate(axes)).astype(np.int64)
+        tokens = tokens[tokens >= 1]
+        time = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in (1, *tokens.tolist())]
+        more, share = np.array(time[1:]) - time[0], time[-1] / tokens[-1] / 2
+        return int(np.append(1, tokens[more <= share * (tokens - 1)])[-1])
 
     def __getitem__(self, coefficient: str) -> float:
         """Return a coefficient in milliseconds per layer."""

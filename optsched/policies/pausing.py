@@ -7,45 +7,31 @@ from dataclasses import replace
 from optsched.policies import policy
 from optsched.policies.base import Rules
 
+PIECE = 512.0
+"""A batch with prefills takes at most the time of so many decode steps."""
+TOKENS = 4096
+
 SPF = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
-GATE, PIECE, TOKENS = 1.0, 512.0, 8192
+BY_WORK = replace(SPF, order="work", admission="lookahead")
 
 
-def _pausing(
-    rules: Rules, gate: float, piece: float, tokens: int | None, max_running: int | None
-) -> Rules:
-    return replace(rules, gate=gate, piece=piece, max_batch_tokens=tokens, max_running=max_running)
+def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: bool) -> None:
+    """Register a policy that pauses prefills; both take the same parameters."""
+
+    @policy(name, summary, clairvoyant=clairvoyant)
+    def make(
+        *,
+        gate: float = usual,
+        piece: float = PIECE,
+        cheap: bool = False,
+        max_batch_tokens: int | None = TOKENS,
+        max_running: int | None = None,
+    ) -> Rules:
+        made = replace(rules, gate=gate, piece=piece, cheap=cheap)
+        return replace(made, max_batch_tokens=max_batch_tokens, max_running=max_running)
 
 
-@policy("spf", "shortest remaining prefill first, and long ones pause while others decode")
-def spf(
-    *,
-    gate: float = GATE,
-    piece: float = PIECE,
-    max_batch_tokens: int = TOKENS,
-    max_running: int | None = None,
-) -> Rules:
-    """Return rules that keep both short prompts and decodes from waiting behind a long prefill."""
-    return _pausing(SPF, gate, piece, max_batch_tokens, max_running)
-
-
-@policy(
-    "spf-work",
-    "least remaining work first, and long prefills pause while others decode",
-    clairvoyant=True,
+_pausing("spf", "shortest remaining prefill first; long ones pause for decodes", SPF, 0.5, False)
+_pausing(
+    "spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK, 1.0, True
 )
-def spf_work(
-    *,
-    gate: float = GATE,
-    piece: float = PIECE,
-    max_batch_tokens: int = TOKENS,
-    max_running: int | None = None,
-) -> Rules:
-    """Return the rules of `spf` with the predicted decodes counted in what is left."""
-    return _pausing(
-        replace(SPF, order="work", admission="lookahead"),
-        gate,
-        piece,
-        max_batch_tokens,
-        max_running,
-    )

@@ -341,7 +341,7 @@ class Rules(Runner):
 
         requests, settings, mode = self.prepared(job)
         lengths = (requests["estimate"], requests["second"], requests["output"])
-        span = 2 + max(int(column.max()) for column in lengths)
+        span = 3 + max(int(column.max()) for column in lengths)
         seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
         generators = [np.random.default_rng(seed) for seed in seeds]
         lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)

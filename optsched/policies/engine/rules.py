@@ -695,6 +695,23 @@ def decide(
 
 
 @njit(allocates=False)
+def _stand_still(
+    requests: Records, s: np.record, running: Ints, usage: Ints, limits: Limits
+) -> None:
+    """Let what is projected of prefills that the last batch did not complete come a batch later."""
+    now = s.batches - 1
+    for k in range(min(s.running, running.shape[0])):
+        r = requests[running[k]]
+        if r.decoding or r.gone:
+            continue
+
+        tokens, steps = r.prompt + r.produced - 1, r.estimate - r.produced
+        s.over += project(usage, now, tokens, steps, -1, limits)
+        s.over += project(usage, now, tokens, 1, 1, limits)
+        s.over += project(usage, now + 1, tokens, steps, 1, limits)
+
+
+@njit(allocates=False)
 def _process(
     requests: Records,
     s: np.record,
@@ -725,6 +742,7 @@ def _process(
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
+        _stand_still(requests, s, running if s.partial > 0 else running[:0], usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
     s.finished += finished
     if finished > 0:
