@@ -9,7 +9,7 @@ from optsched.policies.base import Rules
 
 PIECE = 512.0
 """A batch with prefills takes at most the time of so many decode steps."""
-TOKENS = 4096
+TOKENS = 8192
 
 SPF = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
 BY_WORK = replace(SPF, order="work", admission="lookahead")

@@ -700,7 +700,7 @@ def _stand_still(
 ) -> None:
     """Let what is projected of prefills that the last batch did not complete come a batch later."""
     now = s.batches - 1
-    for k in range(min(s.running, running.shape[0])):
+    for k in range(s.running if s.partial > 0 else 0):
         r = requests[running[k]]
         if r.decoding or r.gone:
             continue
@@ -742,7 +742,7 @@ def _process(
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
-        _stand_still(requests, s, running if s.partial > 0 else running[:0], usage, settings.limits)
+        _stand_still(requests, s, running, usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
     s.finished += finished
     if finished > 0:
