@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, View
 from optsched.policies.rules import Rules
-from optsched.policies.runner import latest_start, waiting_rank
+from optsched.policies.runner import latest_start, own_work, waiting_rank
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates
 
@@ -42,6 +42,8 @@ class Readable:
         self.after: dict[int, int] = {}  # KV of the last batch's requests after it
         self.drawn: dict[int, tuple[float, float]] = {}  # places in a line with random ties
         self.first_at: dict[int, float] = {}  # times of first tokens
+        self.finished: dict[int, int] = {}  # tokens of those that are no longer here
+        self.here: set[int] = set()
         self.without = 0  # batches without a prefill since the last with one
         self.instance = instance
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
@@ -58,6 +60,10 @@ class Readable:
         running = sorted(view.running, key=place.__getitem__)
         waiting = list(view.waiting)
         evicted: list[int] = []
+        for i in self.here.difference(running, waiting):
+            self.finished[i] = int(self.instance.output_tokens[i])
+
+        self.here = {*running, *waiting}
         generated = {i: int(view.generated[i]) for i in running + waiting}
 
         for i in running + waiting:
@@ -224,6 +230,9 @@ class Readable:
         alone = False
         limits = view.limits
         own_batch = rules.max_batch_tokens or INFINITE
+        if rules.cheap:
+            own_batch = min(own_batch, view.cost.cheap_tokens or INFINITE)
+
         own_prefill = rules.max_prefill_tokens or INFINITE
         hard_batch = limits.max_batch_tokens or INFINITE
         hard_prefill = limits.max_prefill_tokens or INFINITE
@@ -241,6 +250,11 @@ class Readable:
             if together:
                 candidates = sorted([*queue, *running], key=rank.__getitem__)
 
+            gate = INFINITE
+            if group == "prefill":
+                candidates = self._prefills(view, queue, running)
+                gate = self._gate(view, queue, running, generated)
+
             refused = False  # among all, a waiting request was: the running ones go on
             for i in candidates:
                 decoding = i in running and bool(view.decoding[i])
@@ -248,10 +262,12 @@ class Readable:
                 if alone or i in lost or i in held or (fresh and refused):
                     continue
                 if (group == "running_decode" and not decoding) or (
-                    group == "running_prefill" and decoding
+                    group in ("running_prefill", "prefill") and decoding
                 ):
                     continue
 
+                if group == "prefill" and self._alone(view, i)[0] > gate:
+                    break
                 if not self.hybrid and (prefill if decoding else decode):
                     refused = refused or fresh
                     continue
@@ -289,6 +305,9 @@ class Readable:
                     c = min(rest, own_batch - total, own_prefill - total, hard)
                     if rules.paced:
                         c = self._within(view, tokens, i, c, time_left)
+                    if rules.piece < INFINITE:
+                        time = rules.piece * self._decode_step(view)
+                        c = max(min(c, 1), self._within(view, tokens, i, c, time))
 
                     fits = c >= 1
                 else:
@@ -301,7 +320,7 @@ class Readable:
                     )
 
                 if not fits:
-                    if not together:
+                    if not together and not (group == "prefill" and fresh):
                         break
 
                     refused = refused or fresh
@@ -319,6 +338,54 @@ class Readable:
             self.without = 0 if prefill else self.without + 1
 
         return Batch(tokens=tokens, evict=evicted)
+
+    def _decode_step(self, view: View) -> float:
+        """Return the time of a batch that decodes one short request."""
+        return batch_time(view.cost.array, add_decode(EMPTY, 1))
+
+    def _alone(self, view: View, i: int) -> tuple[float, float]:
+        """Return the time of the rest of a prefill alone, and with the decodes to come."""
+        rest = int(view.prompt_tokens[i] + view.generated[i]) - int(view.cached[i])
+        alone = batch_time(view.cost.array, add_prefill(EMPTY, rest, int(view.cached[i])))
+        if self.rules.order != "work":
+            return alone, alone
+
+        one = np.ones_like(self.predicted)
+        both = [
+            own_work(self.instance.prompt_tokens, length, view.cost)[i]
+            for length in (self.predicted, one)
+        ]
+        return alone, alone + (both[0] - both[1])
+
+    def _prefills(self, view: View, queue: list[int], running: list[int]) -> list[int]:
+        """Return waiting requests, in their order, merged with prefills that have begun."""
+        begun = [i for i in running if not view.decoding[i]]
+        begun.sort(key=lambda i: self._alone(view, i)[1])
+        line, rest = [], list(queue)
+        while begun or rest:
+            left = [self._alone(view, side[0])[1] if side else INFINITE for side in (begun, rest)]
+            line.append((begun if left[0] <= left[1] else rest).pop(0))
+
+        return line
+
+    def _gate(
+        self, view: View, queue: list[int], running: list[int], generated: dict[int, int]
+    ) -> float:
+        """Return how many seconds of a prefill may run beside those that decode."""
+        decoding = [i for i in running if view.decoding[i]]
+        if not decoding or self.rules.gate == INFINITE:
+            return INFINITE
+
+        if self.rules.order == "work":
+            left = sum(max(1, self.estimate(view, i) - generated[i]) for i in decoding)
+            mean = left / len(decoding)
+        else:
+            seen = sum(self.finished.values()) + sum(generated[i] for i in running)
+            mean = seen / max(1, len(self.finished))
+
+        prefills = len(queue) + len(running) - len(decoding)
+        time = self.rules.gate * self._decode_step(view) * mean
+        return time * max(1, prefills / len(decoding))
 
     def _freed(self, view: View) -> int:
         """Return the KV of the requests that the last batch completed."""

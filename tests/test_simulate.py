@@ -50,6 +50,8 @@ VALUES = {
     "hold": ["1", "1.5", "9"],
     "catch_up": ["0.5", "0.9"],
     "lump": ["1", "2.5"],
+    "gate": ["0.05", "3"],
+    "piece": ["1", "2.5"],
     "by_slack": ["true"],
     "late_last": ["true", "false"],
     "factor": ["3"],

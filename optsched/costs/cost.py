@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.batch import COEFFICIENTS, EMPTY, add_prefill, batch_time
 from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
@@ -152,6 +152,25 @@ class BatchCost:
         array = np.array([self.layers, *map(self.__getitem__, COEFFICIENTS), *tail], np.float64)
         array.setflags(write=False)
         return array
+
+    @cached_property
+    def cheap_tokens(self) -> int | None:
+        """The tokens that a batch of prefills takes on at half the price of the largest, or less.
+
+        It is the largest batch of the tables whose tokens beyond the first take, each, at most half
+        of the mean time of a token in the very largest. Kernels are made for whole tiles of
+        tokens, and small batches wait for the weights. None for linear models.
+        """
+        grids = () if self.table is None else self.table.grids
+        axes = [grid.axes["tokens"] for grid in grids if "tokens" in grid.axes]
+        if not axes:
+            return None
+
+        tokens = np.unique(np.concatenate(axes)).astype(np.int64)
+        tokens = tokens[tokens >= 1]
+        time = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in (1, *tokens.tolist())]
+        more, share = np.array(time[1:]) - time[0], time[-1] / tokens[-1] / 2
+        return int(np.append(1, tokens[more <= share * (tokens - 1)])[-1])
 
     def __getitem__(self, coefficient: str) -> float:
         """Return a coefficient in milliseconds per layer."""

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
-from optsched.policies.runner import Fleet, Job, Order, Runner, latest_start, too_long, waiting_rank
+from optsched.costs.cost import BatchCost, CostModel
+from optsched.policies.runner import (
+    Fleet,
+    Job,
+    Order,
+    Runner,
+    latest_start,
+    own_work,
+    too_long,
+    waiting_rank,
+)
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode
@@ -21,7 +30,7 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
     from optsched.policies.engine.common import Columns
     from optsched.policies.engine.rules import Settings
 
-Group = Literal["waiting", "running", "running_decode", "running_prefill", "all"]
+Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
@@ -60,8 +69,11 @@ class Rules(Runner):
         Tokens added to every estimate, >= 0 (Jaillet et al. 2025, section 6).
     requeue : {"order", "back"}
         Where an evicted request waits: at its place in ``order``, or behind those that wait.
-    groups : tuple of {"waiting", "running", "running_decode", "running_prefill", "all"}
+    groups : tuple of {"waiting", "running", "running_decode", "running_prefill", "prefill", "all"}
         The groups of candidates, in order. Running requests are taken by (arrival, index).
+        ``"prefill"`` is the first waiting request and all prefills that have begun, in ascending
+        seconds of what is left of them: a long prefill pauses while shorter ones run. With the
+        order ``"work"``, the decodes to come, as predicted, count as well.
         ``"all"`` is allowed only alone: waiting and running requests then stand in one line, both
         by ``order``, and a request that does not fit is passed over. Once a waiting request is
         refused, only running ones go on.
@@ -108,6 +120,18 @@ class Rules(Runner):
         After ``2 lump - 1`` batches without a prefill, one may take the time of so many tokens at
         the largest limit, even if a request falls behind, >= 0.5. Fewer and larger prefills take
         less time in all. It needs ``paced``.
+    gate : float
+        Which prefills run beside decodes, > 0; it needs the groups ``"running_decode"`` and
+        ``"prefill"``. A prefill of w seconds delays k decodes by w each. Where it waits for them
+        instead, it and q - 1 others wait for D seconds, the mean time that they still need. So it
+        runs if ``w <= gate D max(1, q / k)``. D is the time of a decode step of one short request,
+        times the tokens that are left: by prediction with the order ``"work"``, else as many as
+        the tokens seen so far over the number of requests that have finished.
+    piece : float
+        A prefill ends where its batch has taken the time of so many of these steps, > 0. It needs
+        chunked prefill.
+    cheap : bool
+        Whether a batch holds at most the `BatchCost.cheap_tokens` of a tabulated cost model.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -145,6 +169,9 @@ class Rules(Runner):
     hold: float = math.inf
     catch_up: float = 1.0
     lump: float = 0.5
+    gate: float = math.inf
+    piece: float = math.inf
+    cheap: bool = False
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -162,6 +189,7 @@ class Rules(Runner):
         draws = self.order in ("output", "random") and at_rank and not (latest or line)
         plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
         fixed = not (self.promote or line or drawn)
+        split = groups == ("running_decode", "prefill")
         drawing = (
             "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
         )
@@ -184,6 +212,18 @@ class Rules(Runner):
             ("hold", self.hold >= 1, "hold >= 1"),
             ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
             ("lump", self.lump >= 0.5, "lump >= 0.5"),
+            (
+                "groups",
+                "prefill" not in groups or (split and self.chunked and plain and not drawn),
+                "with 'prefill' only 'running_decode' before it, chunked prefill, "
+                "overflow='evict_latest', and neither promote nor random ties",
+            ),
+            ("gate", self.gate > 0 and (split or self.gate == math.inf), "groups with 'prefill'"),
+            (
+                "piece",
+                self.piece > 0 and (self.chunked or self.piece == math.inf),
+                "chunked prefill with it",
+            ),
         )
         for name, holds, expected in checks:
             if not holds:
@@ -245,7 +285,7 @@ class Rules(Runner):
         settings : optsched.policies.engine.rules.Settings
         evict_mode : {"restart", "recompute"}
         """
-        from optsched.judge.life import UNLIMITED
+        from optsched.judge.life import EMPTY, UNLIMITED, add_decode, batch_time
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rules as loop
 
@@ -261,10 +301,19 @@ class Rules(Runner):
         requests["peak"] = whole_blocks(peak, instance.kv_block_tokens)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
+        if "prefill" in rules.groups and rules.order == "work":
+            prompt = instance.prompt_tokens
+            requests["later"] = own_work(prompt, predicted, job.cost)
+            requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
+
+        step = float(batch_time(job.cost.array, add_decode(EMPTY, 1)))
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
         limits, seats = limits_of(instance, mode), rules.max_running or UNLIMITED
         batch = rules.max_batch_tokens or UNLIMITED
+        if rules.cheap and isinstance(job.cost, BatchCost):
+            batch = min(batch, job.cost.cheap_tokens or UNLIMITED)
+
         groups = [*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP]
         settings = loop.Settings(
             limits=limits._replace(
@@ -279,6 +328,7 @@ class Rules(Runner):
             requeue_back=rules.requeue == "back",
             random_ties=rules.ties == "random",
             by_estimate=rules.order == "output",
+            by_work=rules.order == "work",
             promote=rules.promote,
             make_room=rules.make_room,
             late_last=rules.late_last,
@@ -289,6 +339,8 @@ class Rules(Runner):
             short=bool((predicted < instance.output_tokens).any()),
             max_batch_tokens=batch,
             max_prefill_tokens=min(batch, rules.max_prefill_tokens or UNLIMITED),
+            gate=rules.gate * step,
+            piece=rules.piece * step,
         )
         return requests, settings, mode
 
@@ -298,7 +350,7 @@ class Rules(Runner):
 
         requests, settings, mode = self.prepared(job)
         lengths = (requests["estimate"], requests["second"], requests["output"])
-        span = 2 + max(int(column.max()) for column in lengths)
+        span = 3 + max(int(column.max()) for column in lengths)
         seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
         generators = [np.random.default_rng(seed) for seed in seeds]
         lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)

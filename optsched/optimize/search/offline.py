@@ -9,6 +9,7 @@ few policies, or the given ones, are candidates too, so the result is never wors
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,8 +20,9 @@ from optsched.judge.evaluate import Evaluation
 from optsched.optimize.search.on_time import Served, quick_to_search, serve_in_time
 from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
-from optsched.policies import behind_routers, on_workers
+from optsched.policies import Rules, behind_routers, make_policy, on_workers
 from optsched.policies.engine.simulate import simulate
+from optsched.policies.pausing import TOKENS
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError
 from optsched.problem.instance import Instance
@@ -31,13 +33,24 @@ _ROUTED = 0.3
 """The share of the time for policies behind routers, where there are several workers."""
 _POLICY_SHARE = 0.5
 """The share of the time left for one policy, so that a slow one leaves time for others."""
+_VARIED, _PATIENCE = 0.3, 60
+"""The share of the time for rules with pauses, and how many in a row may bring nothing."""
 _MIN_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
 _TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
 """The search for a percentile ends within this, and spends this share of its time on a value."""
-POLICIES = ("least-work", "rank-output", "mc-sf", "sarathi-pc", "vllm-hy", "fcfs")
+POLICIES = (
+    "least-work",
+    "spf-work",
+    "spf",
+    "rank-output",
+    "mc-sf",
+    "sarathi-pc",
+    "vllm-hy",
+    "fcfs",
+)
 
 
 def improve(
@@ -88,6 +101,7 @@ def improve(
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
     else:
+        _vary(best, budget.part(_VARIED), seed)
         RuleSearch(best, seed).run(budget)
 
     if best.schedule is None:
@@ -114,6 +128,33 @@ def _start_from(
             best.offer(simulate(best.instance, policy, best.cost, seed=seed, budget=own), policy)
         except OptschedError:
             continue  # the policy splits no prefill, or does not end
+
+
+def _vary(best: Best, budget: Budget, seed: int) -> None:
+    """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far."""
+    generator, stale = np.random.default_rng(seed), 0
+    rules = make_policy("spf-work")[0]
+    assert isinstance(rules, Rules)
+
+    while stale < _PATIENCE and not budget.over:
+        gate, piece, tokens = generator.lognormal(0.0, 0.7, 3)
+        changed = replace(
+            rules,
+            gate=rules.gate * gate,
+            piece=rules.piece * piece,
+            max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
+            cheap=bool(generator.random() < 0.5),
+            order="prompt" if generator.random() < 0.2 else "work",
+            admission="present" if generator.random() < 0.2 else "lookahead",
+        )
+        try:
+            schedule = simulate(best.instance, changed, best.cost, seed=seed, budget=budget)
+        except OptschedError:
+            return  # out of time, or prefills may not be split
+
+        better = best.offer(schedule, "search")
+        stale = 0 if better else stale + 1
+        rules = changed if better else rules
 
 
 def _shorten_tail(

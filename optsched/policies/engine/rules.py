@@ -17,8 +17,15 @@ from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_entry,
 from optsched.problem.kernel import njit
 
 # Codes of the words in `Rules`.
-GROUPS = {"waiting": 0, "running": 1, "running_decode": 2, "running_prefill": 3, "all": 4}
-NO_GROUP, WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL = -1, 0, 1, 2, 3, 4
+GROUPS = {
+    "waiting": 0,
+    "running": 1,
+    "running_decode": 2,
+    "running_prefill": 3,
+    "all": 4,
+    "prefill": 5,
+}
+NO_GROUP, WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL, PREFILL = -1, 0, 1, 2, 3, 4, 5
 ADMISSIONS = {"present": 0, "lookahead": 1, "reserve": 2, "protect": 3}
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
@@ -45,6 +52,7 @@ REQUEST_FIELDS = (
     ("promoted", np.bool_),
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
+    ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
 )
 
 STATE_FIELDS = (
@@ -61,6 +69,8 @@ STATE_FIELDS = (
     ("without", np.int64),  # batches without a prefill since the last with one
     ("time_left", np.float64),  # for a batch with prefills, by the pace of those that run
     ("holding", np.bool_),  # whether those that are ahead of their pace wait for prefills
+    ("finished", np.int64),  # requests, and
+    ("seen", np.int64),  # tokens that they had
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
 )
 
@@ -78,6 +88,7 @@ class Settings(NamedTuple):
     requeue_back: bool
     random_ties: bool
     by_estimate: bool
+    by_work: bool
     promote: bool
     make_room: bool
     late_last: bool
@@ -88,6 +99,8 @@ class Settings(NamedTuple):
     short: bool  # some prediction is too short
     max_batch_tokens: int  # of the scheduler itself
     max_prefill_tokens: int  # not more
+    gate: float  # seconds for each token that those who decode have left
+    piece: float  # seconds of a batch with a prefill
 
 
 @njit
@@ -388,8 +401,71 @@ def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, co
     c = min(c, soft, hard)
     if settings.paced:
         c = _tokens_within(r, sums, c, cost, s.time_left)
+    if settings.piece < np.inf:  # one token goes on in any case, however long the decodes take
+        c = max(min(c, 1), _tokens_within(r, sums, c, cost, settings.piece))
 
     return c if c >= 1 else REFUSED
+
+
+@njit
+def _gate(requests: Records, s: np.record, running: Ints, settings: Settings) -> float:
+    """Return how many seconds of a prefill may run beside those that decode.
+
+    What they have left is predicted, or the mean of an exponential law that fits those seen so far:
+    all tokens produced, over the number of requests that have finished.
+    """
+    decodes, left, produced, prefills = 0, 0, s.seen, s.waiting
+    for k in range(s.running):
+        r = requests[running[k]]
+        if r.gone:
+            continue
+
+        produced += r.produced
+        if r.decoding:
+            decodes += 1
+            left += max(1, r.estimate - r.produced)
+        else:
+            prefills += 1
+
+    if decodes == 0:
+        return np.inf
+
+    mean = left / decodes if settings.by_work else produced / max(1, s.finished)
+    return float(settings.gate * mean * max(1.0, prefills / decodes))
+
+
+@njit
+def _next_prefill(
+    requests: Records,
+    s: np.record,
+    heap: Ints,
+    running: Ints,
+    waits: bool,
+    gate: float,
+    cost: Floats,
+) -> int:
+    """Return the place among the running ones of the prefill with least work left.
+
+    -1 stands for the first waiting request, where these are looked at, and -2 for none. With a
+    gate, a prefill that takes longer is none.
+    """
+    found, least, alone = -2, np.inf, np.inf
+    for k in range(s.running if s.partial > 0 else 0):
+        r = requests[running[k]]
+        if r.decoding or r.gone or r.in_batch == s.batches + 1:
+            continue
+
+        rest = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
+        if rest + r.later < least:
+            found, least, alone = k, rest + r.later, rest
+
+    if waits and s.waiting > 0:
+        r = requests[heap[0]]
+        rest = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
+        if rest + r.later < least:
+            found, alone = -1, rest
+
+    return found if alone <= gate else -2
 
 
 @njit(allocates=False)
@@ -470,10 +546,18 @@ def _form(
             sums = _decode_all(requests, s, running, entries, sums, limits)
             continue
 
-        position = 0
+        position, gate = 0, np.inf
+        if group == PREFILL and settings.gate < np.inf:
+            gate = _gate(requests, s, running, settings)
+
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
             fresh = s.waiting > 0 and group == WAITING
+            if group == PREFILL:
+                position = _next_prefill(requests, s, heap, running, not refused, gate, cost)
+                fresh = position == -1
+                if position < -1:
+                    break
             if group == ALL and s.waiting > 0 and not refused:
                 fresh = (
                     position >= s.running
@@ -509,7 +593,9 @@ def _form(
                 if c > 0 and fresh and not _admissible(r, s, usage, settings):
                     c = REFUSED
                 if c <= 0:
-                    if group == WAITING or (c == REFUSED and group != ALL):
+                    if not fresh and group == PREFILL:
+                        break
+                    if group == WAITING or (c == REFUSED and group not in (ALL, PREFILL)):
                         break
 
                     refused = refused or fresh
@@ -609,6 +695,23 @@ def decide(
 
 
 @njit(allocates=False)
+def _stand_still(
+    requests: Records, s: np.record, running: Ints, usage: Ints, limits: Limits
+) -> None:
+    """Let what is projected of prefills that the last batch did not complete come a batch later."""
+    now = s.batches - 1
+    for k in range(s.running if s.partial > 0 else 0):
+        r = requests[running[k]]
+        if r.decoding or r.gone:
+            continue
+
+        tokens, steps = r.prompt + r.produced - 1, r.estimate - r.produced
+        s.over += project(usage, now, tokens, steps, -1, limits)
+        s.over += project(usage, now, tokens, 1, 1, limits)
+        s.over += project(usage, now + 1, tokens, steps, 1, limits)
+
+
+@njit(allocates=False)
 def _process(
     requests: Records,
     s: np.record,
@@ -630,6 +733,7 @@ def _process(
 
         if common.note(r, s):
             finished += 1
+            s.seen += r.produced
             free(s, r, settings.limits)
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
@@ -638,7 +742,9 @@ def _process(
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
+        _stand_still(requests, s, running, usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
+    s.finished += finished
     if finished > 0:
         s.clearings = 0
 

@@ -105,10 +105,11 @@ class Stepwise:
         for name in zero:
             s[name] = 0
 
-        gone = set(self.batched).difference(
-            ids.tolist() if self.settings.make_room else self.batched
-        )
-        s.freed = sum(self.batched[i] for i in gone)
+        gone = [i for i in set(self.batched).difference(ids.tolist()) if not requests[i].gone]
+        requests["gone"][gone] = True
+        s.finished += len(gone)
+        s.seen += int(requests["produced"][gone].sum()) + len(gone)
+        s.freed = sum(self.batched[i] for i in gone) if self.settings.make_room else 0
         lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)
         usage = np.zeros(max(int(column.max()) for column in lengths) + 2, dtype=np.int64)
         for i in running:

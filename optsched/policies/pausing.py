@@ -1,0 +1,37 @@
+"""Shortest remaining prefill first, where long prefills pause while others decode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from optsched.policies import policy
+from optsched.policies.base import Rules
+
+PIECE = 512.0
+"""A batch with prefills takes at most the time of so many decode steps."""
+TOKENS = 8192
+
+SPF = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
+BY_WORK = replace(SPF, order="work", admission="lookahead")
+
+
+def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: bool) -> None:
+    """Register a policy that pauses prefills; both take the same parameters."""
+
+    @policy(name, summary, clairvoyant=clairvoyant)
+    def make(
+        *,
+        gate: float = usual,
+        piece: float = PIECE,
+        cheap: bool = False,
+        max_batch_tokens: int | None = TOKENS,
+        max_running: int | None = None,
+    ) -> Rules:
+        made = replace(rules, gate=gate, piece=piece, cheap=cheap)
+        return replace(made, max_batch_tokens=max_batch_tokens, max_running=max_running)
+
+
+_pausing("spf", "shortest remaining prefill first; long ones pause for decodes", SPF, 0.5, False)
+_pausing(
+    "spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK, 1.0, True
+)
