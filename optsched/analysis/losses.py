@@ -4,10 +4,10 @@ One ingredient of a policy after another is replaced by that of a target, and th
 on the same requests: first true output lengths, then the order, then admission with what happens
 at an overflow, then the batches. What a step takes off the total latency is the loss to its
 ingredient. The target is the best of a few `Rules` that know all lengths, and of the policies
-compared: they admit as MC-SF does, by least work or shortest output, in whole prefills or in chunks
-up to a budget of tokens. What the best known schedule has beyond the target is the rest, so that
-the five sum to the total latency less the best known. From there down to the bound nothing is
-known.
+compared: they admit as MC-SF does, by least work or shortest output, in whole prefills or in
+chunks, which may pause or be as many tokens as are cheap. What the best known schedule has beyond
+the target is the rest, so that the five sum to the total latency less the best known. From there
+down to the bound nothing is known.
 
 The sequence is a choice: ingredients interact, so another one would give other shares, and a step
 may even lose.
@@ -25,13 +25,12 @@ from optsched.optimize.interval import Interval
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Rules, Runner
 from optsched.policies.engine.simulate import simulate
+from optsched.policies.pausing import BY_WORK, GATE, PIECE
 from optsched.policies.unified import DECODE_FIRST
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
-BUDGETS = (128, 256, 512, 1024, 2048, 4096)
-"""Tokens of a batch in chunks that the target may have, beside the instance's own limit."""
 _TARGET_SHARE = 0.5
 """The share of the time in which the target is found."""
 _ORDERS = {"work": "least work first", "output": "shortest output first"}
@@ -117,7 +116,7 @@ class Ladders:
     def _targets(self, ranked: Sequence[str]) -> Iterable[tuple[str, Rules]]:
         """Yield the rules of which the best is the target, and their words."""
         instance = self._interval.task.instance
-        limit, made = instance.limits.max_batch_tokens, (make_policy(spec)[0] for spec in ranked)
+        made = (make_policy(spec)[0] for spec in ranked)
         for spec, rules in zip(ranked, made, strict=True):
             if isinstance(rules, Rules) and rules.on(instance)[0].ties == "arrival":
                 yield spec, replace(rules.on(instance)[0], in_rounds=None, wide=None)
@@ -130,11 +129,11 @@ class Ladders:
                 continue  # in rounds the bound is about whole prefills
 
             chunks = replace(whole, groups=DECODE_FIRST, chunked=True)
-            for tokens in (b for b in BUDGETS if limit is None or b < limit):
-                size = f"batches of {tokens} tokens"
-                yield f"{words}, look-ahead, {size}", replace(chunks, max_batch_tokens=tokens)
-
             yield f"{words}, look-ahead, chunks", chunks
+            yield f"{words}, look-ahead, batches of cheap tokens", replace(chunks, cheap=True)
+            if order == "work":
+                pausing = replace(BY_WORK, gate=GATE, piece=PIECE)
+                yield f"{words}, look-ahead, long prefills pause", pausing
 
     def _ladder(self, spec: str, tel: float, words: str, target: Rules) -> Ladder:
         """Return the ladder of a policy whose own run has a total latency."""

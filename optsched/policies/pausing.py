@@ -7,6 +7,8 @@ from dataclasses import replace
 from optsched.policies import policy
 from optsched.policies.base import Rules
 
+GATE = 1.0
+"""What `Rules.gate` balances. Half of it is better where lengths are not known."""
 PIECE = 512.0
 """A batch with prefills takes at most the time of so many decode steps."""
 TOKENS = 8192
@@ -31,7 +33,9 @@ def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: b
         return replace(made, max_batch_tokens=max_batch_tokens, max_running=max_running)
 
 
-_pausing("spf", "shortest remaining prefill first; long ones pause for decodes", SPF, 0.5, False)
 _pausing(
-    "spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK, 1.0, True
+    "spf", "shortest remaining prefill first; long ones pause for decodes", SPF, GATE / 2, False
+)
+_pausing(
+    "spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK, GATE, True
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, get_args
 
@@ -125,7 +126,8 @@ class VllmV1(Runner):
             return None
 
         seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
-        batches = replace(target, groups=("running", "waiting"), chunked=True, max_running=seats)
+        batches = replace(target, groups=("running", "waiting"), gate=math.inf, chunked=True)
+        batches = replace(batches, piece=math.inf, cheap=False, max_running=seats)
         return (
             replace(self, policy="priority", priority=cast("Priority", target.order)),
             replace(batches, max_batch_tokens=tokens),
