@@ -26,7 +26,7 @@ def generate(
 
     Parameters:
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
-        infermax-fixed or infermax-mix.
+        infermax-fixed, infermax-mix or prefix-trees.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       out -o --out FILE: Write the instance to this file. The default is standard output.
     """
