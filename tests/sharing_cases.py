@@ -18,16 +18,16 @@ from optsched.problem.schedule import Schedule, from_batches
 
 def sharing_instance(rng: Random, *, most: int = 4, **fixed) -> Instance:
     """Return a small instance with shared prefixes and as much room as a schedule may ask for."""
-    n = rng.randint(1, most)
-    prompt = [rng.randint(1, 7) for _ in range(n)]
+    n = rng.randint(2, most)
+    prompt = [rng.randint(1, 8) for _ in range(n)]
     output = [rng.randint(1, 4) for _ in range(n)]
     size = [s + o for s, o in zip(prompt, output, strict=True)]
     parent, shared = [None], [0]
     for i in range(1, n):
         parent.append(rng.choice([None, *range(i), *range(i)]))
         most_tokens = 0 if parent[i] is None else min(size[i], size[parent[i]])
-        shared.append(rng.choice([0, rng.randint(0, most_tokens), most_tokens]))
-    block = rng.choice([1, 2, 2, 3, 4])
+        shared.append(rng.choice([rng.randint(0, most_tokens), most_tokens]))
+    block = rng.choice([1, 2, 2, 2, 3, 4])
     unit = rng.choice(["round", "second"])
     values = {
         "prefix_parent": parent,
@@ -63,7 +63,7 @@ def schedule_of(instance, rows, evict, *, mode, reused, worker=None, start=None)
     )
 
 
-def random_claims(rng: Random, instance: Instance, wrong: float = 0.02) -> Schedule:
+def random_claims(rng: Random, instance: Instance, wrong: float = 0.01) -> Schedule:
     """Return a schedule of random decisions with claims, most of which are of computed blocks."""
     n, block = instance.n, _block_of(instance)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
@@ -125,16 +125,21 @@ def random_claims(rng: Random, instance: Instance, wrong: float = 0.02) -> Sched
     return schedule_of(instance, rows, evict, mode=mode, reused=reused, worker=worker, start=apart)
 
 
-def any_retention(instance: Instance, schedule: Schedule) -> bool:
+def any_retention(instance: Instance, schedule: Schedule) -> bool | None:
     """Return whether some choice of what to retain after each batch serves all claims in the room.
 
-    All sets of names that a worker may retain after a batch are tried, whatever is claimed later.
+    All sets of names that a worker may retain after a batch are tried, of those that anybody ever
+    claims. None if those are too many to try.
     """
     block, sequences = _block_of(instance), sequences_of(instance)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     cached, produced, home = [0] * instance.n, [0] * instance.n, [-1] * instance.n
     newest = instance.kv_offset
-    claimed = defaultdict(set)
+    pairs = zip(schedule.request.tolist(), schedule.reused.tolist(), strict=True)
+    useful = set().union(*(_names(sequences[i], r, block) for i, r in pairs))
+    if len(useful) > 7:
+        return None
+
     contents: dict[int, set[frozenset]] = defaultdict(lambda: {frozenset()})
     for j in range(schedule.batches):
         w = 0 if schedule.worker is None else int(schedule.worker[j])
@@ -166,9 +171,11 @@ def any_retention(instance: Instance, schedule: Schedule) -> bool:
         after: set[frozenset] = set()
         for there in contents[w]:
             if wants <= there and room >= 0:
-                loose = sorted(there - held, key=repr)
+                loose = sorted((there & useful) - held, key=repr)
                 for k in range(min(room, len(loose)) + 1):
-                    after |= {frozenset(held.union(kept)) for kept in combinations(loose, k)}
+                    after |= {
+                        frozenset((held & useful).union(kept)) for kept in combinations(loose, k)
+                    }
         if not after:
             return False
         contents[w] = after
@@ -265,7 +272,7 @@ class LruEngine:
                 if self.users[block] == 0:
                     self.free.remove(block)
                 self.users[block] += 1
-            self.table[i], self.computed[i] = hits, len(hits) * self.block
+            self.table[i], self.computed[i] = list(hits), len(hits) * self.block
             self._allocate(i, end)
             entries.append((i, c))
             claims.append(len(hits) * self.block)

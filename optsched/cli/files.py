@@ -69,6 +69,11 @@ def import_trace(
     success: list[str] | None = None,
     run: int | None = None,
     tokenizer: str | None = None,
+    no_prefixes: bool = False,
+    outputs: str = "none",
+    slack: bool = False,
+    ids_tokens: Annotated[int | None, AT_LEAST_1] = None,
+    prefix_block_tokens: Annotated[int | None, AT_LEAST_1] = None,
     strict: bool = False,
     measured_out: str | None = None,
     out: str | None = None,
@@ -100,6 +105,14 @@ def import_trace(
       run N: Of a file with several runs, the run to read; -1 is the last.
       tokenizer NAME|FILE: For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a
         Hugging Face name. By default words are counted.
+      no_prefixes: Leave out the prefixes that requests share, which the trace has as ids of blocks
+        or tokens.
+      outputs none|granted: Whether a prompt that goes on behind an earlier one repeats its output,
+        too, where only prompts have ids.
+      slack: Let requests share what ids of blocks may hide, up to the next block.
+      ids_tokens N: The tokens that an id stands for. By default it is the format's.
+      prefix_block_tokens B: The tokens of the blocks in which KV is shared. By default those of an
+        id.
       strict: Refuse rows that must be dropped or moved, and what is odd.
       measured_out FILE: Write the times that the server measured, for `compare --measured`.
       out -o --out FILE: Write the instance to this file. The default is standard output.
@@ -120,6 +133,13 @@ def import_trace(
     asked |= {"kv_capacity": kv_capacity, "kv_block_tokens": kv_block_tokens, "run": run}
     asked |= {"rate": rate, "rate_scale": rate_scale, "round_seconds": rounds, "strict": strict}
     asked |= {"columns": columns, "unit": by_field, "success": success or ()}
+    asked |= {
+        "prefixes": not no_prefixes,
+        "outputs": outputs,
+        "slack": slack,
+        "ids_tokens": ids_tokens,
+    }
+    asked["prefix_block_tokens"] = prefix_block_tokens
     with LiveLine() as line:
         asked |= {"tokenizer": tokenizer, "progress": lambda rows: line.show(f"{rows} rows")}
         instance, report = read_trace_report(format_name, file, **asked)

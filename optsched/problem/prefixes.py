@@ -168,10 +168,15 @@ def reattached(instance: Instance, who: Ints) -> tuple[Ints, Ints]:
 
 
 class Tree(NamedTuple):
-    """The tree of some sequences: parent or -1, and the number of ids shared with it."""
+    """The tree of some sequences: parent or -1, and the number of ids shared with it.
+
+    `whole` is, of the earlier sequences that are the beginning of each, the last of the most ids,
+    or -1. `nodes` is the number of different beginnings.
+    """
 
     parent: Ints
     shared: Ints
+    whole: Ints
     nodes: int
 
 
@@ -190,7 +195,8 @@ def tree_of(sequences: Iterable[Sequence[Hashable]], sizes: Sequence[int]) -> Tr
     """
     known: dict[tuple[int, Hashable], int] = {}
     longest = [-1]
-    parent, shared = list[int](), list[int]()
+    ends: dict[int, int] = {}
+    parent, shared, whole = list[int](), list[int](), list[int]()
 
     for i, ids in enumerate(sequences):
         node, depth, path = 0, 0, [0]
@@ -207,9 +213,13 @@ def tree_of(sequences: Iterable[Sequence[Hashable]], sizes: Sequence[int]) -> Tr
 
         parent.append(longest[path[depth]])
         shared.append(depth)
+        whole.append(next((ends[node] for node in reversed(path) if node in ends), -1))
+        if len(path) > 1:
+            ends[path[-1]] = i
+
         for node in path:
             if longest[node] < 0 or sizes[longest[node]] < sizes[i]:
                 longest[node] = i
 
-    columns = np.array(parent, dtype=np.int64), np.array(shared, dtype=np.int64)
-    return Tree(*columns, len(longest) - 1)
+    columns = [np.array(column, dtype=np.int64) for column in (parent, shared, whole)]
+    return Tree(columns[0], columns[1], columns[2], len(longest) - 1)
