@@ -10,11 +10,13 @@ import pytest
 from sharing_cases import LruEngine, any_retention, engine_instance, random_claims, sharing_instance
 from slow_judge import TIMED, slow_judge
 
-from optsched import evaluate, from_batches, from_starts
+from optsched import evaluate, from_batches, from_starts, timeline
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import in_parts
+from optsched.show.perfetto import trace_events
+from optsched.show.plot import plot_kv
 
 THREE = Instance(
     [0, 0, 0], [10, 10, 10], [1, 1, 1], 20,
@@ -128,6 +130,23 @@ def test_runs_of_rounds_share_blocks_too():
         evaluate(
             replace(THREE, kv_capacity=17), from_starts([0, 0, 0], replace(THREE, kv_capacity=17))
         )
+
+
+def test_timelines_and_traces_tell_private_shared_and_retained_kv():
+    schedule = rows(THREE, {0: 10}, {2: 6}, {1: 2}, reused=[0, 4, 8])
+    found = timeline(THREE, schedule)
+    times, kinds = found.kv_by_kind()
+    assert times.tolist() == [0, 1, 2, 3]
+    assert kinds["private"].tolist() == [10, 10, 10, 0]
+    assert kinds["retained"].tolist() == [0, 4, 0, 0]
+    assert found.batch_kv_left.tolist() == [0, 4, 0]
+    events = list(trace_events(found))
+    kept = [e["args"]["value"] for e in events if e["name"] == "KV retained [tokens]"]
+    assert kept == [0, 4, 0]
+    together = timeline(THREE, rows(THREE, {2: 6, 1: 2, 0: 10}, reused=[4, 8, 0]))
+    assert together.kv_by_kind()[1]["shared"].tolist() == [8, 0]
+    labels = plot_kv(found).get_legend_handles_labels()[1]
+    assert {"private", "shared", "retained"} <= set(labels)
 
 
 def test_files_keep_claims(tmp_path):

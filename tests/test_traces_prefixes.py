@@ -22,9 +22,9 @@ from optsched.workloads.traces.prefixes import prefix_columns
 # Blocks of 512: the first two share one, the third goes on behind the second, the last is partial.
 MOONCAKE = [
     {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
-    {"timestamp": 9, "input_length": 1300, "output_length": 700, "hash_ids": [0, 3, 4]},
-    {"timestamp": 10, "input_length": 2600, "output_length": 4, "hash_ids": [0, 3, 9, 8, 7, 5]},
-    {"timestamp": 11, "input_length": 500, "output_length": 4, "hash_ids": [0]},
+    {"timestamp": 9000, "input_length": 1300, "output_length": 700, "hash_ids": [0, 3, 4]},
+    {"timestamp": 20000, "input_length": 2600, "output_length": 4, "hash_ids": [0, 3, 9, 8, 7, 5]},
+    {"timestamp": 31000, "input_length": 500, "output_length": 4, "hash_ids": [0]},
 ]
 
 

@@ -95,7 +95,10 @@ def judge_batches(
     length = done["end"] - done["start"]
     columns = [requests[name] for name in ("release", "first_start", "first_token", "finish")]
     columns += [done["start"], done["end"]]
-    reuse = requests["reused"], requests["asked"], done["shared"], done["retained"]
+    reuse = None
+    if (by_batch := found.sharing) is not None:
+        columns_of = requests["reused"], requests["asked"], by_batch["shared"], by_batch["retained"]
+        reuse = Reuse(*(column.copy() for column in columns_of))
 
     def times(column: NDArray[np.float64]) -> NDArray[np.float64] | NDArray[np.int64]:
         whole = instance.in_rounds
@@ -115,7 +118,7 @@ def judge_batches(
         busy_batches=batches,
         gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
         split_prefill=bool(done["split"].any()),
-        reuse=None if instance.prefixes is None else Reuse(*(column.copy() for column in reuse)),
+        reuse=reuse,
     )
 
 

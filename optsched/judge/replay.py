@@ -127,8 +127,6 @@ BATCH = record(
     ("start", np.float64),
     ("end", np.float64),
     ("kv", np.int64),  # KV tokens that its worker holds after it
-    ("shared", np.int64),  # KV tokens among these that two or more requests hold
-    ("retained", np.int64),  # KV tokens among these that nobody holds
     ("split", np.bool_),  # whether it processes part of a prefill
 )
 
@@ -172,12 +170,14 @@ class Replayed(NamedTuple):
     """What a replay has derived, by request, by batch and by worker.
 
     `cached` has what was cached of each entry's request before it, or -1 - that if it is prefilled.
+    `sharing` has records of batches, see `optsched.judge.sharing.SHARED`, or is None.
     """
 
     requests: Any
     batches: Any
     extremes: Any
     cached: Ints
+    sharing: Any = None
 
 
 def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
@@ -226,14 +226,17 @@ def replay(
     plain = columns._replace(reused=None)
     breach, at = _replay(requests, states, limits, costs, plain, origin, share, out)
     if share is not None and breach.rule == OK:
-        batches["retained"] = retained_of(share, worker)
-        batches["kv"] += batches["retained"]
+        retained = retained_of(share, worker)
+        share.done["retained"] = retained
+        share.done["left"] += retained
+        batches["kv"] += retained
         most = states["kv_capacity"][worker]
         if (over := batches["kv"] > most).any():
             at = int(np.argmax(over))
             breach = Breach(RETAINED, -1, float(batches["kv"][at]), float(most[at]))
 
-    return breach, int(at), Replayed(requests, batches, extremes, cached)
+    sharing = None if share is None else share.done
+    return breach, int(at), Replayed(requests, batches, extremes, cached, sharing)
 
 
 @njit
@@ -266,9 +269,11 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharin
 
 
 @njit
-def _claim(r: Any, i: int, tokens: int, share: Sharing) -> Breach:
-    """Let request i begin with claimed tokens cached, or return the rule that forbids it."""
+def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
+    """Let request i begin batch j with claimed tokens cached, or return the rule broken by it."""
     asked = r.prompt + r.produced
+    if r.seen == j or r.done:
+        return FINE  # the entry itself is refused
     if tokens != 0 and r.home >= 0:
         return Breach(CLAIM_HOLDS, i, float(tokens), float(r.cached))
     if tokens < 0 or tokens % share.block != 0:
@@ -429,11 +434,13 @@ def _replay(
             if i < 0 or i >= n:
                 return Breach(BAD_REQUEST, i, float(i), float(n - 1)), j
 
-            r, breach = requests[i], FINE
-            if share is not None and r.seen != j and not r.done:
-                breach = _claim(r, i, share.reused[p], share)
-            if breach.rule == OK:
-                breach = _entry(r, i, c, j, w, limits)
+            r = requests[i]
+            if share is not None:
+                breach = _claim(r, i, j, share.reused[p], share)
+                if breach.rule != OK:
+                    return breach, j
+
+            breach = _entry(r, i, c, j, w, limits)
             if breach.rule != OK:
                 return breach, j
 
@@ -486,7 +493,7 @@ def _replay(
                 return breach, j
 
             held -= share.block * machine.twice
-            batches[j].shared = share.block * machine.shared
+            share.done[j].shared = share.block * machine.shared
 
         if held > machine.kv_capacity:
             return Breach(KV_CAPACITY, -1, float(held), float(machine.kv_capacity)), j
@@ -504,6 +511,9 @@ def _replay(
             if r.done:  # its KV counts in this batch and is free in the next
                 _freed(r, request[p], w, machine, limits, share)
                 r.cached = 0
+
+        if share is not None:
+            share.done[j].left = machine.held - share.block * machine.twice
 
     for i in range(n):
         r = requests[i]

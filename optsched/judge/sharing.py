@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.judge.life import record
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
@@ -25,6 +26,14 @@ SHARING = (
     ("shared", np.int64),  # names that two or more of its requests hold
 )
 """Fields of a worker's record."""
+
+
+SHARED = record(
+    ("shared", np.int64),  # KV tokens that two or more requests hold
+    ("retained", np.int64),  # KV tokens that nobody holds
+    ("left", np.int64),  # KV tokens of its worker once the finished requests have gone
+)
+"""Fields of a batch's record."""
 
 
 class Sharing(NamedTuple):
@@ -45,6 +54,7 @@ class Sharing(NamedTuple):
     last_held: Ints
     began: Ints
     kept: Ints
+    done: Any
 
 
 def sharing_of(
@@ -76,6 +86,7 @@ def sharing_of(
         np.zeros((workers, names), dtype=np.int64),
         began,
         np.zeros(len(worker) + 1, dtype=np.int64),
+        np.zeros(len(worker), dtype=SHARED),
     )
 
 
