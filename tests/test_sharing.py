@@ -112,6 +112,15 @@ def test_an_evicted_request_finds_its_own_blocks_again():
     assert judged.reuse.asked.tolist() == [6 + 7, 1]
 
 
+def test_the_whole_input_is_never_found():
+    whole = Instance([0, 0], [8, 8], [1, 1], 20, prefix_parent=[None, 0], prefix_tokens=[0, 8])
+    whole = replace(whole, prefix_block_tokens=4)
+    with pytest.raises(ViolationError, match="claims 8 tokens; expected at most 7"):
+        evaluate(whole, rows(whole, {0: 8}, {1: 1}, reused=[0, 8]))
+    judged = evaluate(whole, rows(whole, {0: 8}, {1: 4}, reused=[0, 4]))
+    assert judged.metrics["prefix_hit_tokens"] == 4
+
+
 def test_each_worker_has_its_own_cache():
     options = {"worker": [0, 1, 0], "start": [0, 0, 1]}
     schedule = rows(THREE, {0: 10}, {1: 2}, {2: 6}, reused=[0, 8, 4], **options)

@@ -19,16 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.columns import MAX_TOKENS, whole_column, whole_number
 from optsched.problem.errors import InputError
-
-if TYPE_CHECKING:
-    from optsched.problem.instance import Instance
 
 Ints = NDArray[np.int64]
 
@@ -77,7 +74,7 @@ class Prefixes:
         return int((self.blocks - self.first).sum())
 
 
-def check_tree(instance: Instance, put: Callable[[str, Any], None]) -> None:
+def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     """Check the fields of shared prefixes of an instance, and put them in as columns."""
     parent, shared, block = (
         instance.prefix_parent,
@@ -135,7 +132,7 @@ def check_tree(instance: Instance, put: Callable[[str, Any], None]) -> None:
     put("prefix_tokens", shared)
 
 
-def reattached(instance: Instance, who: Ints) -> tuple[Ints, Ints]:
+def reattached(instance: Any, who: Ints) -> tuple[Ints, Ints]:
     """Return the columns of a tree of some requests, in a given order, that share as they did.
 
     For each node of the old tree, `best` has a placed request that shares most with it, and what
@@ -143,8 +140,6 @@ def reattached(instance: Instance, who: Ints) -> tuple[Ints, Ints]:
     more than what it has found. It then becomes the best of these nodes, up to one that has as good
     a one: the nodes above share as much with that.
     """
-    assert instance.prefix_parent is not None
-    assert instance.prefix_tokens is not None
     up, edge = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
     sizes = (instance.prompt_tokens + instance.output_tokens).tolist()
     best: dict[int, tuple[int, int]] = {}
