@@ -133,6 +133,11 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
     }
     newest = {"generated": 1, "cached": 0}[instance.kv_accounting]
     limits = instance.limits
+    block, sequences = _block_of(instance), sequences_of(instance)
+    held_names: dict[int, list[set]] = defaultdict(list)  # after each batch of a worker
+    retained: dict[int, set] = defaultdict(set)  # in each batch
+    batches_of: dict[int, list[int]] = defaultdict(list)
+    reused = [0] * len(schedule.request) if schedule.reused is None else schedule.reused.tolist()
     free: dict[int, Fraction] = defaultdict(Fraction)  # when each worker is free
     decode_phase: set[int] = set()
     for j in range(len(schedule.batch_offsets) - 1):
@@ -144,6 +149,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             (int(i), int(c))
             for i, c in zip(schedule.request[low:high], schedule.tokens[low:high], strict=True)
         ]
+        claims = dict(zip((i for i, _ in entries), reused[low:high], strict=True))
         low, high = schedule.evicted_offsets[j : j + 2]
         evicted = [int(i) for i in schedule.evicted[low:high]]
 
@@ -194,6 +200,12 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
                 verdict.breaks("worker", j, i)
             if start < request.free_at - slack:
                 verdict.breaks("start", j, i)
+            if (r := claims[i]) != 0:
+                fits = block is not None and 0 <= r < request.input and r % block == 0
+                if request.cached > 0 or not fits:
+                    verdict.breaks("reused", j, i)
+                else:
+                    request.cached = r
             if i in decode_phase:
                 decodes.append((c, request.cached))
                 if c != 1:
@@ -233,8 +245,25 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
                     request.first_token = end
                 if request.generated == request.output:
                     request.finish = end
-        held = [r for r in requests.values() if r.worker == worker and r.cached > 0]
+        running = [i for i, r in requests.items() if r.worker == worker and r.cached > 0]
+        held = [requests[i] for i in running]
         verdict.kv[j] = sum(_in_blocks(r.cached + newest, instance) for r in held)
+        if block is not None:
+            names = {i: _names(sequences[i], requests[i].cached, block) for i in running}
+            own = {i: names[i] - _names(sequences[i], claims.get(i, 0), block) for i in running}
+            past = held_names[worker]
+            for i, r in claims.items():
+                others = set().union(*(own[q] for q in running))
+                for name in _names(sequences[i], r, block) - others:
+                    last = max((k for k, there in enumerate(past) if name in there), default=None)
+                    if last is None:
+                        verdict.breaks("reused", j, i)
+                    else:
+                        for k in batches_of[worker][last + 1 :]:
+                            retained[k].add(name)
+            past.append(set().union(*names.values()))
+            batches_of[worker].append(j)
+            verdict.kv[j] += block * (len(past[-1]) - sum(map(len, names.values())))
         if verdict.kv[j] > instance.kv_capacity:
             verdict.breaks("kv_capacity", j)
         if limits.max_running is not None and len(held) > limits.max_running:
@@ -248,6 +277,11 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
     for i, request in requests.items():
         if request.finish is None:
             verdict.breaks("unfinished", None, i)
+    if not verdict.broken:
+        for j in verdict.kv:
+            verdict.kv[j] += (block or 0) * len(retained[j])
+            if verdict.kv[j] > instance.kv_capacity and not verdict.broken:
+                verdict.breaks("kv_capacity", j)
     verdict.finish = [r.finish for r in requests.values()]
     verdict.first_token = [r.first_token for r in requests.values()]
     verdict.gap = [
@@ -255,6 +289,31 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
     ]
     verdict.served = [r.served for r in requests.values()]
     return verdict
+
+
+def sequences_of(instance) -> list[list[object]]:
+    """Return prompt and output of each request as tokens, which it shares as the instance says."""
+    found: list[list[object]] = []
+    none = [-1] * instance.n, [0] * instance.n
+    parent, shared = none
+    if instance.prefix_parent is not None:
+        parent, shared = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
+    for i in range(instance.n):
+        size = int(instance.prompt_tokens[i] + instance.output_tokens[i])
+        begin = found[parent[i]][: shared[i]] if parent[i] >= 0 else []
+        found.append(begin + [(i, k) for k in range(len(begin), size)])
+    return found
+
+
+def _block_of(instance) -> int | None:
+    if instance.prefix_parent is None and instance.prefix_block_tokens is None:
+        return None
+    return instance.prefix_block_tokens or instance.kv_block_tokens
+
+
+def _names(sequence: list[object], tokens: int, block: int) -> set:
+    """Return the names of the whole blocks among the first tokens: all that stands before."""
+    return {tuple(sequence[:end]) for end in range(block, tokens + 1, block)}
 
 
 def _seconds(total, decodes, prefills, layers, coefficients) -> Fraction:

@@ -12,6 +12,7 @@ from optsched.workloads.generate import generate, generators, parse_parameters
 
 NAMES = (
     "jaillet-model-1", "jaillet-model-2", "uniform", "lognormal", "infermax-fixed", "infermax-mix",
+    "prefix-trees",
 )  # fmt: skip
 
 

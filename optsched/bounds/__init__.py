@@ -41,14 +41,21 @@ def bounds() -> dict[str, Bound]:
     return REGISTRY.all()
 
 
-def usable(task: BoundTask, method: str = "auto") -> list[Bound]:
-    """Return the bounds that are proved for a task."""
+def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> list[Bound]:
+    """Return the bounds that are proved for a task; with ``required`` one or more of them."""
     applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
     lacks = {
         name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
         for name, bound in applying.items()
     }
     able = {name: bound for name, bound in applying.items() if not lacks[name]}
+    if method == "auto" and required and applying and not able:
+        least = min(lacks.values(), key=len)
+        raise UsageError(
+            f"bound: no bound on {task.objective} is proved for {', '.join(least)}; expected an "
+            "instance without"
+        )
+
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
     if method not in bounds():

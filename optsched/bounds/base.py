@@ -190,6 +190,12 @@ PREFIX_CACHE = frozenset({"prefix_cache"})
 these three: `optsched.bounds.relaxations` asks without them, workers in seconds excepted."""
 
 
+PREFIX_FIELDS = frozenset({"prefix_parent", "prefix_tokens", "prefix_block_tokens"})
+PREFIX = frozenset({"prefix"})
+"""The feature of KV that requests can share (`PREFIX_FIELDS`). Bounds that count the work or the
+memory of whole prompts are wrong for schedules that claim it (`optsched.problem.prefixes`)."""
+
+
 def features_of(
     instance: Instance, cost_model: CostModel | None = None, workers: int = 1
 ) -> frozenset[str]:
@@ -205,14 +211,16 @@ def features_of(
     -------
     frozenset of str
         ``workers`` if there are several, ``arrivals`` if requests arrive at different times,
-        ``evictions`` always, since no instance forbids them, ``chunked_prefill`` if prefills may be
-        split, ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
-        limits that are set, and ``cost.NAME`` for every coefficient of the cost model that is not
-        0. A tabulated one has ``cost.table`` and the coefficients of its minorants. A later version
-        of `Instance` may have further fields; each that differs from its default is a feature of
-        its name.
+        ``evictions`` always, since no instance forbids them, ``prefix`` if KV can be shared,
+        ``chunked_prefill`` if prefills may be split, ``hybrid_batching_off``, and ``kv_generated``
+        or ``kv_cached``. Then the names of the limits that are set, and ``cost.NAME`` for every
+        coefficient of the cost model that is not 0. A tabulated one has ``cost.table`` and the
+        coefficients of its minorants. A later version of `Instance` may have further fields; each
+        that differs from its default is a feature of its name.
     """
     found = {"evictions", f"kv_{instance.kv_accounting}", *further_fields(instance)}
+    if found & PREFIX_FIELDS:
+        found = (found - PREFIX_FIELDS) | PREFIX
     if workers > 1:
         found |= WORKERS
     if (instance.release_times != instance.release_times[0]).any():

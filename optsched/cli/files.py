@@ -26,7 +26,7 @@ def generate(
 
     Parameters:
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
-        infermax-fixed or infermax-mix.
+        infermax-fixed, infermax-mix or prefix-trees.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       out -o --out FILE: Write the instance to this file. The default is standard output.
     """
@@ -69,6 +69,11 @@ def import_trace(
     success: list[str] | None = None,
     run: int | None = None,
     tokenizer: str | None = None,
+    prefixes: bool = False,
+    outputs: str = "none",
+    slack: bool = False,
+    ids_tokens: Annotated[int | None, AT_LEAST_1] = None,
+    prefix_block_tokens: Annotated[int | None, AT_LEAST_1] = None,
     strict: bool = False,
     measured_out: str | None = None,
     out: str | None = None,
@@ -100,6 +105,14 @@ def import_trace(
       run N: Of a file with several runs, the run to read; -1 is the last.
       tokenizer NAME|FILE: For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a
         Hugging Face name. By default words are counted.
+      prefixes: Keep the prefixes that requests share, which the trace has as ids of blocks or
+        tokens. Schedules may then reuse KV; bounds and optima do not know of that yet and refuse.
+      outputs none|granted: Whether a prompt that goes on behind an earlier one repeats its output,
+        too, where only prompts have ids.
+      slack: Let requests share what ids of blocks may hide, up to the next block.
+      ids_tokens N: The tokens that an id stands for. By default it is the format's.
+      prefix_block_tokens B: The tokens of the blocks in which KV is shared. By default those of an
+        id.
       strict: Refuse rows that must be dropped or moved, and what is odd.
       measured_out FILE: Write the times that the server measured, for `compare --measured`.
       out -o --out FILE: Write the instance to this file. The default is standard output.
@@ -120,6 +133,17 @@ def import_trace(
     asked |= {"kv_capacity": kv_capacity, "kv_block_tokens": kv_block_tokens, "run": run}
     asked |= {"rate": rate, "rate_scale": rate_scale, "round_seconds": rounds, "strict": strict}
     asked |= {"columns": columns, "unit": by_field, "success": success or ()}
+    asked |= {
+        "prefixes": prefixes,
+        "outputs": outputs,
+        "slack": slack,
+        "ids_tokens": ids_tokens,
+    }
+    asked["prefix_block_tokens"] = prefix_block_tokens
+    if not prefixes and (slack or outputs != "none" or ids_tokens or prefix_block_tokens):
+        named = "--outputs, --slack, --ids-tokens or --prefix-block-tokens"
+        raise UsageError(f"{named}: found one alone; expected --prefixes with it")
+
     with LiveLine() as line:
         asked |= {"tokenizer": tokenizer, "progress": lambda rows: line.show(f"{rows} rows")}
         instance, report = read_trace_report(format_name, file, **asked)

@@ -82,6 +82,12 @@ class RequestsFile(_Strict):
     slo_tpot: _Slos = _null("max mean time per output token after the first")
     slo_gap: _Slos = _null("max time between two output tokens in succession")
     slo_latency: _Slos = _null("max time from arrival to last token")
+    prefix_parent: SkipValidation[list[Annotated[int, Field(ge=-1)] | None] | None] = _null(
+        "earlier request with which each shares the beginning of its sequence; null: none"
+    )
+    prefix_tokens: SkipValidation[list[Annotated[int, Field(ge=0, le=2 * MAX_TOKENS)]] | None] = (
+        _null("tokens that its prompt and output share with the parent's")
+    )
     id: SkipValidation[list[str | int] | None] = _null(
         "external names, unique", json_schema_extra={"uniqueItems": True}
     )
@@ -119,6 +125,9 @@ class InstanceFile(_Strict):
     kv_block_tokens: SkipValidation[Annotated[int, Field(ge=1, le=MAX_TOKENS)]] = Field(
         1, description="KV tokens of a block; a request holds whole blocks of kv_capacity"
     )
+    prefix_block_tokens: _Limit = _null(
+        "tokens of the blocks in which KV is shared, a multiple of kv_block_tokens"
+    )
     limits: LimitsFile | None = None
     hybrid_batching: bool | None = None
     chunked_prefill: bool | None = None
@@ -151,6 +160,9 @@ class ScheduleFile(_Strict):
     )
     request: _Integers | None = _null("request of each entry, from 0")
     tokens: _Integers | None = _null("tokens that each entry processes")
+    reused: _Integers | None = _null(
+        "cached tokens that each entry claims before, in whole blocks of prefix_block_tokens"
+    )
     evicted_offsets: _Integers | None = _null(
         "batch j follows the evictions evicted_offsets[j]:evicted_offsets[j+1]"
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.machine import Machine
 from optsched.judge import replay as rules
-from optsched.judge.evaluation import Clock, Evaluation
+from optsched.judge.evaluation import Clock, Evaluation, Reuse
 from optsched.judge.replay import Breach, Columns, Origin, replay
 from optsched.judge.validity import warn_outside
 from optsched.problem.errors import InputError, ViolationError
@@ -26,6 +26,9 @@ request: does not exist; expected 0 to {limit}
 worker: worker {value} does not exist; expected 0 to {limit}
 eviction: is evicted, but its worker holds none of its KV
 evict_mode: found evict_mode 'recompute'; expected 'restart', the only one in the round model
+reused: claims {value} tokens with {limit} of its tokens cached; expected 0
+reused: claims {value} tokens; expected whole blocks of {limit}
+reused: claims {value} tokens; expected at most {limit}, its input less one
 duplicate: found twice in the batch; expected once
 finished: is processed after its last token {limit}
 tokens: processes {value} tokens; expected at least 1
@@ -40,9 +43,11 @@ start: starts at {value}, before the worker is free at {limit}
 arrival: is processed at {value}, before its arrival {limit}
 worker: is processed on worker {value}, but worker {limit} holds its KV
 start: is processed at {value}, but another batch holds it until {limit}
+reused: claims {value} tokens, but all behind the first {limit} were never computed on its worker
 kv_capacity: holds {value} KV tokens at its end; expected at most kv_capacity {limit}
 max_running: holds KV of {value} requests at its end; expected at most max_running {limit}
 unfinished: produced {value} tokens by the end of the schedule; expected {limit}
+kv_capacity: holds and retains {value} KV tokens at its end; expected at most kv_capacity {limit}
 """
 WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 """The short name of each rule, in their order, and what is said of its batch or request."""
@@ -71,7 +76,15 @@ def judge_batches(
 
         start = start.astype(np.float64)
 
-    given = Columns(*flat, start, worker)  # type: ignore[call-arg, arg-type]
+    reused = schedule.reused
+    if reused is not None and reused.any() and instance.prefixes is None:
+        p = int(np.argmax(reused != 0))
+        raise InputError(
+            f"schedule.reused: request {flat[1][p]}: found {reused[p]} claimed tokens; expected "
+            "none, since the instance has neither prefix_parent nor prefix_block_tokens"
+        )
+
+    given = Columns(*flat, start, worker, reused)  # type: ignore[call-arg, arg-type]
     origin = Origin(instance.clock_origin, blur)
     breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
     if breach.rule != rules.OK:
@@ -82,6 +95,10 @@ def judge_batches(
     length = done["end"] - done["start"]
     columns = [requests[name] for name in ("release", "first_start", "first_token", "finish")]
     columns += [done["start"], done["end"]]
+    reuse = None
+    if (by_batch := found.sharing) is not None:
+        columns_of = requests["reused"], requests["asked"], by_batch["shared"], by_batch["retained"]
+        reuse = Reuse(*(column.copy() for column in columns_of))
 
     def times(column: NDArray[np.float64]) -> NDArray[np.float64] | NDArray[np.int64]:
         whole = instance.in_rounds
@@ -101,6 +118,7 @@ def judge_batches(
         busy_batches=batches,
         gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
         split_prefill=bool(done["split"].any()),
+        reuse=reuse,
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from optsched.costs.machine import Hardware, digest_of, machines_of
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.starts import judge_starts
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import check_parameter
-from optsched.problem.schedule import Schedule, check_columns
+from optsched.problem.schedule import Schedule, check_columns, runs_on
 
 
 def evaluate(
@@ -37,6 +39,9 @@ def evaluate(
     - Prefills and decodes are not mixed when hybrid batching is forbidden.
     - The limits C, P and R_max and the KV capacity hold, counting requests that finish in the
       batch.
+    - Cached tokens are claimed by requests that hold no KV, in whole blocks, at most their input
+      less one. Each block is held by another request, computed in the same batch, or was held
+      before: then it is retained since, which counts as KV (docs/formulations.md, Shared prefixes).
 
     At the end every request has produced all its tokens.
 
@@ -94,7 +99,12 @@ def evaluate(
         if expected is not None:
             raise InputError(f"{name}: found {value!r}; expected {expected}")
 
-    if schedule.kind == "starts":
+    if schedule.kind == "starts" and instance.prefixes is not None:
+        from optsched.judge.batches import judge_batches
+
+        alike = runs_on(instance, columns[0], np.zeros(instance.n, dtype=np.int64))
+        judged = replace(judge_batches(instance, alike, machines), kind="starts")
+    elif schedule.kind == "starts":
         judged = judge_starts(instance, columns[0], machines)
     else:
         from optsched.judge.batches import judge_batches

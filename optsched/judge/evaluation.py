@@ -37,6 +37,29 @@ class Clock:
 
 
 @dataclass(frozen=True, eq=False)
+class Reuse:
+    """What a schedule reuses of shared prefixes, for an instance that has them.
+
+    Parameters
+    ----------
+    reused : ndarray of int64, shape (n,)
+        Tokens that each request claimed, after evictions again.
+    asked : ndarray of int64, shape (n,)
+        Tokens of each request's input, summed over the times that it took up KV: what might have
+        been claimed, but for one token each.
+    batch_shared : ndarray of int64, shape (batches,)
+        KV tokens in blocks that two or more requests hold after each batch.
+    batch_retained : ndarray of int64, shape (batches,)
+        KV tokens retained for later claims in each batch, which no request holds.
+    """
+
+    reused: NDArray[np.int64]
+    asked: NDArray[np.int64]
+    batch_shared: NDArray[np.int64]
+    batch_retained: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """Times, memory and metrics of a schedule that the judge accepted.
 
@@ -59,7 +82,8 @@ class Evaluation:
         idle, counted since its last eviction.
     batch_kv : ndarray of int64, shape (batches,)
         KV held after each batch, including requests that finish in it. For a schedule of starts,
-        KV held at the end of the interval, where it is largest.
+        KV held at the end of the interval, where it is largest. A block that several requests
+        share counts once, and what must be retained for later claims counts, too.
     workers : int
     machines : tuple of Machine
         The machine of each worker, or one that all have.
@@ -76,6 +100,8 @@ class Evaluation:
         SLOs of every request, in place of those of the instance (`evaluate`).
     ttft_weight : float, optional
         The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
+    reuse : Reuse, optional
+        What is reused; None if the instance has no shared prefixes.
     """
 
     instance: Instance
@@ -96,6 +122,7 @@ class Evaluation:
     slo_gap: float | None = None
     slo_latency: float | None = None
     ttft_weight: float | None = None
+    reuse: Reuse | None = None
 
     def __repr__(self) -> str:
         unit, metrics = f"{self.instance.time_unit}s", self.metrics
@@ -214,6 +241,8 @@ class Evaluation:
         """
         if not self.instance.in_rounds:
             return "the instance is in seconds"
+        if self.reuse is not None:
+            return "its requests may share the KV of prefixes"
         if self.workers > 1:
             return f"it uses {self.workers} workers"
         if self.on_other_machines:
@@ -264,5 +293,6 @@ class Evaluation:
                 "prompt_tokens": instance.prompt_tokens,
                 "output_tokens": instance.output_tokens,
                 **{name: getattr(self, name) for name in names},
+                **({} if self.reuse is None else {"reused": self.reuse.reused}),
             }
         )

@@ -30,6 +30,7 @@ from optsched.judge.life import (
     rest_of,
 )
 from optsched.judge.memory import MEMORY, free, take
+from optsched.judge.sharing import SHARING, Sharing, claim, hold, release, retained_of, sharing_of
 from optsched.judge.validity import WORDS
 from optsched.problem import schedule
 from optsched.problem.instance import Instance
@@ -41,10 +42,11 @@ read_start = njit(schedule.read_start)
 # Rules of a schedule, in the order in which a batch is checked. A replay returns the number, and
 # `optsched.judge.batches` has the words.
 (
-    OK, BAD_REQUEST, BAD_WORKER, EVICT_NOTHING, EVICT_MODE, DUPLICATE, FINISHED, NO_TOKENS,
-    EMPTY_BATCH, DECODE_TOKENS, TOO_MANY_TOKENS, CHUNKED, HYBRID, BATCH_TOKENS, PREFILL_TOKENS,
-    START_EARLY, ARRIVAL, OTHER_WORKER, STILL_BUSY, KV_CAPACITY, MAX_RUNNING, UNFINISHED,
-) = range(22)  # fmt: skip
+    OK, BAD_REQUEST, BAD_WORKER, EVICT_NOTHING, EVICT_MODE, CLAIM_HOLDS, CLAIM_BLOCKS, CLAIM_INPUT,
+    DUPLICATE, FINISHED, NO_TOKENS, EMPTY_BATCH, DECODE_TOKENS, TOO_MANY_TOKENS, CHUNKED, HYBRID,
+    BATCH_TOKENS, PREFILL_TOKENS, START_EARLY, ARRIVAL, OTHER_WORKER, STILL_BUSY, CLAIM_MISSING,
+    KV_CAPACITY, MAX_RUNNING, UNFINISHED, RETAINED,
+) = range(27)  # fmt: skip
 
 
 class Limits(NamedTuple):
@@ -95,6 +97,7 @@ class Columns(NamedTuple):
     evicted: Ints
     start: Floats
     worker: Ints
+    reused: Ints | None = None
 
 
 class Origin(NamedTuple):
@@ -141,6 +144,8 @@ FIELDS = (
     ("turn", np.int64),  # number of batches that its worker had run by then
     ("evictions", np.int64),
     ("pauses", np.int64),
+    ("reused", np.int64),  # tokens claimed
+    ("asked", np.int64),  # tokens of its input whenever it took up KV
     ("done", np.bool_),
 )
 """Fields of a request's record that the replay adds to those of `LIFE`."""
@@ -149,6 +154,7 @@ WORKER = record(
     ("clock", np.float64),  # end of its latest batch
     ("turns", np.int64),  # batches so far
     *MEMORY,
+    *SHARING,
     ("running", np.int64),  # requests that hold KV
     ("kv_capacity", np.int64),  # what its machine allows
     *((name, np.int64) for name in LIMITS),
@@ -164,12 +170,14 @@ class Replayed(NamedTuple):
     """What a replay has derived, by request, by batch and by worker.
 
     `cached` has what was cached of each entry's request before it, or -1 - that if it is prefilled.
+    `sharing` has records of batches, see `optsched.judge.sharing.SHARED`, or is None.
     """
 
     requests: Any
     batches: Any
     extremes: Any
     cached: Ints
+    sharing: Any = None
 
 
 def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
@@ -198,7 +206,8 @@ def replay(
 ) -> tuple[Breach, int, Replayed]:
     """Replay a schedule of batches, up to the first that breaks a rule; return that rule and batch.
 
-    Times count from the first arrival. There is one machine for each worker, or one for all.
+    Whether what is retained has room is checked last, when all claims are known. Times count from
+    the first arrival. There is one machine for each worker, or one for all.
     """
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
     requests["release"] = instance.release
@@ -212,26 +221,89 @@ def replay(
     extremes = np.zeros(workers, dtype=EXTREMES)
     cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
     limits, out = limits_of(instance, mode), (batches, extremes, cached)
-    breach, at = _replay(requests, states, limits, costs, columns, origin, out)
-    return breach, int(at), Replayed(requests, batches, extremes, cached)
+    worker = columns.worker
+    share = sharing_of(instance, columns.reused, columns.request, worker, workers)
+    plain = columns._replace(reused=None)
+    breach, at = _replay(requests, states, limits, costs, plain, origin, share, out)
+    if share is not None and breach.rule == OK:
+        retained = retained_of(share, worker)
+        share.done["retained"] = retained
+        share.done["left"] += retained
+        batches["kv"] += retained
+        most = states["kv_capacity"][worker]
+        if (over := batches["kv"] > most).any():
+            at = int(np.argmax(over))
+            breach = Breach(RETAINED, -1, float(batches["kv"][at]), float(most[at]))
+
+    sharing = None if share is None else share.done
+    return breach, int(at), Replayed(requests, batches, extremes, cached, sharing)
 
 
 @njit
-def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits) -> Breach:
+def _freed(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> None:
+    """Free the KV of request i on worker w, which it held in the worker's latest batch."""
+    if share is not None:
+        release(share, i, w, r.cached // share.block, machine.turns, machine)
+
+    free(machine, r, limits)
+    machine.running -= 1
+    r.home = -1
+
+
+@njit
+def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> Breach:
     """Evict request i from worker w, or return the rule that forbids it."""
     if not limits.eviction:
         return Breach(EVICT_MODE, i, np.nan, np.nan)
     if r.cached == 0 or r.home != w:
         return Breach(EVICT_NOTHING, i, np.nan, np.nan)
 
-    free(machine, r, limits)
-    machine.running -= 1
+    _freed(r, i, w, machine, limits, share)
     evict(r, limits.restart)
-    r.home = -1
     r.pauses = 0
     r.evictions += 1
     if limits.restart:
         r.first_token = np.nan
+
+    return FINE
+
+
+@njit
+def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
+    """Let request i begin batch j with claimed tokens cached, or return the rule broken by it."""
+    asked = r.prompt + r.produced
+    if r.seen == j or r.done:
+        return FINE  # the entry itself is refused
+    if tokens != 0 and r.home >= 0:
+        return Breach(CLAIM_HOLDS, i, float(tokens), float(r.cached))
+    if tokens < 0 or tokens % share.block != 0:
+        return Breach(CLAIM_BLOCKS, i, float(tokens), float(share.block))
+    if tokens >= asked:
+        return Breach(CLAIM_INPUT, i, float(tokens), float(asked - 1))
+    if r.home < 0:
+        r.cached = tokens
+        r.reused += tokens
+        r.asked += asked
+
+    return FINE
+
+
+@njit
+def _share(requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sharing) -> Breach:
+    """Let the requests of batch j hold what they compute in it, and then what they claim."""
+    request, tokens, block = columns.request, columns.tokens, s.block
+    begin, end = columns.batch_offsets[j], columns.batch_offsets[j + 1]
+    for p in range(begin, end):
+        held = requests[request[p]].cached
+        hold(s, request[p], w, (held - tokens[p]) // block, held // block, machine)
+
+    for p in range(begin, end):
+        if s.reused[p] > 0:
+            blocks = s.reused[p] // block
+            missing = claim(s, request[p], w, blocks, machine.turns + 1, machine)
+            if missing >= 0:
+                there = float(missing * block)
+                return Breach(CLAIM_MISSING, request[p], float(s.reused[p]), there)
 
     return FINE
 
@@ -284,13 +356,13 @@ def _process(
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
         return Breach(STILL_BUSY, i, begin, r.free_at)
-    if r.cached == 0:
+    if r.allocated == 0:
         machine.running += 1
     elif r.turn != machine.turns or begin > machine.clock:
         r.pauses += 1
 
     r.turn = machine.turns + 1
-    take(machine, r, c, limits)
+    take(machine, r, r.cached + c - r.allocated, limits)
     r.free_at = end
     r.served += end - begin
     if np.isnan(r.first_start):
@@ -330,6 +402,7 @@ def _replay(
     costs: Floats,
     columns: Columns,
     origin: Origin,
+    share: Sharing | None,
     out: Any,
 ) -> tuple[Breach, int]:
     """Replay every batch in order. `out`: what is written, as in `Replayed`."""
@@ -349,7 +422,7 @@ def _replay(
             i = evicted[p]
             breach = Breach(BAD_REQUEST, i, float(i), float(n - 1))
             if 0 <= i < n:
-                breach = _evicted(requests[i], i, w, machine, limits)
+                breach = _evicted(requests[i], i, w, machine, limits, share)
             if breach.rule != OK:
                 return breach, j
 
@@ -362,9 +435,15 @@ def _replay(
                 return Breach(BAD_REQUEST, i, float(i), float(n - 1)), j
 
             r = requests[i]
+            if share is not None:
+                breach = _claim(r, i, j, share.reused[p], share)
+                if breach.rule != OK:
+                    return breach, j
+
             breach = _entry(r, i, c, j, w, limits)
             if breach.rule != OK:
                 return breach, j
+
             if recorded:
                 cached[p] = r.cached if r.decoding else -1 - r.cached
             if r.decoding:
@@ -402,31 +481,39 @@ def _replay(
 
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
-            if r.cached == 0:
-                r.home = w
-
+            r.home = w
             breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
             if breach.rule != OK:
                 return breach, j
 
-        if machine.held > machine.kv_capacity:
-            return Breach(KV_CAPACITY, -1, float(machine.held), float(machine.kv_capacity)), j
+        held = machine.held
+        if share is not None:
+            breach = _share(requests, columns, j, w, machine, share)
+            if breach.rule != OK:
+                return breach, j
+
+            held -= share.block * machine.twice
+            share.done[j].shared = share.block * machine.shared
+
+        if held > machine.kv_capacity:
+            return Breach(KV_CAPACITY, -1, float(held), float(machine.kv_capacity)), j
         if machine.running > machine.max_running:
             return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running)), j
 
         machine.clock = end
         machine.turns += 1
         batch = batches[j]
-        batch.start, batch.end, batch.kv = begin, end, machine.held
+        batch.start, batch.end, batch.kv = begin, end, held
         _extend(e, sums, largest)
 
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.done:  # its KV counts in this batch and is free in the next
-                free(machine, r, limits)
-                machine.running -= 1
+                _freed(r, request[p], w, machine, limits, share)
                 r.cached = 0
-                r.home = -1
+
+        if share is not None:
+            share.done[j].left = machine.held - share.block * machine.twice
 
     for i in range(n):
         r = requests[i]

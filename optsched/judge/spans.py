@@ -130,6 +130,8 @@ def changes_of(events: Events, instance: Instance) -> Changes:
         return np.where(tokens > 0, held, 0)
 
     before, after = kv_of(events.cached), kv_of(events.cached + events.tokens)
+    anew = events.first | np.append(False, events.phase[:-1] == EVICTED)
+    before[anew] = 0  # what it claims was not its own
     grown = np.where(events.phase == EVICTED, -before, after - before)
     last = events.last
     return Changes(

@@ -63,6 +63,9 @@ class Timeline:
         KV tokens that the batch's worker holds during the batch.
     batch_kv_left : ndarray of int64, shape (batches,)
         KV tokens that the worker holds once the finished requests have gone.
+    batch_shared, batch_retained : ndarray of int64, shape (batches,), optional
+        KV tokens among ``batch_kv`` that two or more requests hold, and that no request holds; None
+        for an instance without shared prefixes.
     _changes
         How the KV changes that requests hold; for `kv_by_group`.
     """
@@ -86,6 +89,8 @@ class Timeline:
     batch_kv: NDArray[np.int64]
     batch_kv_left: NDArray[np.int64]
     _changes: spans.Changes = field(repr=False)
+    batch_shared: NDArray[np.int64] | None = None
+    batch_retained: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -244,6 +249,40 @@ class Timeline:
 
         return edges, [mine[a:b] for a, b in zip(first, last, strict=True)]
 
+    def kv_by_kind(
+        self, most: int = 1500, worker: int = 0
+    ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
+        """Return the KV of a worker over time that is private, shared and retained.
+
+        For an instance with shared prefixes. Requests hold what is private alone, and what is
+        shared with others; nobody holds what is retained for later claims.
+
+        Parameters
+        ----------
+        most : int
+            Maximum number of time steps, as for `kv_by_group`.
+        worker : int
+
+        Returns
+        -------
+        times : ndarray of float64, shape (k,)
+            Each value holds until the next time; the last value is 0.
+        kv : dict of str to ndarray of int64, shape (k,)
+            KV tokens by kind.
+        """
+        assert self.batch_shared is not None
+        assert self.batch_retained is not None
+        times, runs = self.batch_bins(most, worker)
+        peak = np.array([run[np.argmax(self.batch_kv[run])] if len(run) else -1 for run in runs])
+
+        def over_time(column: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.append(np.where(peak < 0, 0, column[peak]), 0)
+
+        shared, retained = self.batch_shared, self.batch_retained
+        private = self.batch_kv - shared - retained
+        kinds = {"private": private, "shared": shared, "retained": retained}
+        return times, {name: over_time(column) for name, column in kinds.items()}
+
     def kv_by_group(
         self, groups: int = 10, most: int = 1500, worker: int = 0
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], list[str]]:
@@ -359,7 +398,7 @@ def timeline(
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    given = Columns(*columns, begin, worker)  # type: ignore[call-arg, arg-type]
+    given = Columns(*columns, begin, worker, schedule.reused)  # type: ignore[call-arg, arg-type]
     mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
     origin = Origin(0.0, 0.0)
     *_, recorded = replay(instance, mode, machines, workers, given, origin, recorded=True)
@@ -373,9 +412,8 @@ def timeline(
         return np.bincount(events.batch[mine], events.tokens[mine], batches).astype(np.int64)
 
     freed = changes.moment % 2 == 1
-    kv = recorded.batches["kv"]
-    kv_freed = np.bincount(changes.moment[freed] // 2, changes.kv[freed], batches)
-
+    kv, reuse = recorded.batches["kv"].copy(), recorded.sharing
+    left = kv + np.bincount(changes.moment[freed] // 2, changes.kv[freed], batches).astype(np.int64)
     return Timeline(
         instance=instance,
         evaluation=judged,
@@ -393,8 +431,10 @@ def timeline(
         batch_decode=processed(spans.DECODE),
         batch_refill=processed(spans.REFILL),
         batch_evictions=np.diff(columns[3]),
-        batch_kv=kv.copy(),
-        batch_kv_left=kv + kv_freed.astype(np.int64),
+        batch_kv=kv,
+        batch_kv_left=left if reuse is None else reuse["left"].copy(),
+        batch_shared=None if reuse is None else reuse["shared"].copy(),
+        batch_retained=None if reuse is None else reuse["retained"].copy(),
         _changes=changes,
     )
 

@@ -244,7 +244,7 @@ def bound(
 
     goal = parse_objective(objective)
     task = Task(instance, cost_for(instance, cost_model), (goal,))
-    queue = usable(BoundTask(instance, task.cost_model, goal), method)
+    queue = usable(BoundTask(instance, task.cost_model, goal), method, required=True)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
     interval = Interval(task, budget)
     names = {one.name for one in queue}

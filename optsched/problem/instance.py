@@ -23,6 +23,7 @@ from optsched.problem.columns import (
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.markup import facts
+from optsched.problem.prefixes import Prefixes, check_tree, reattached
 from optsched.problem.service import SLOS, plain_limits, slo_column
 
 TimeUnit = Literal["round", "second"]
@@ -40,6 +41,9 @@ DEFAULT_KV_CAPACITY = 100_000
 
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that hold predictions."""
+
+PREFIX = ("prefix_parent", "prefix_tokens")
+"""Columns of the tree of shared prefixes."""
 
 _NUMBERS = ("arrival", "prompt_tokens", "output_tokens", *PREDICTIONS[:3])
 """Columns of numbers, in the order of files; SLOs come later."""
@@ -122,6 +126,16 @@ class Instance:
         b: KV tokens of a block, >= 1 (``block_size`` in vLLM). A request holds whole blocks, so m
         tokens take ceil(m / b) b tokens of the capacity. What is left of a capacity that is no
         multiple of b is never used.
+    prefix_parent : array_like, shape (n,), optional
+        The prefix parent of each request: an earlier one in the list, or None (-1). Requests that
+        share the beginning of their sequences can share its KV (`optsched.problem.prefixes`).
+    prefix_tokens : array_like of int, shape (n,), optional
+        Tokens, >= 0, that each request's sequence of prompt and output shares with its parent's.
+        Give both columns or neither.
+    prefix_block_tokens : int, optional
+        B: tokens of the blocks in which KV is shared, a multiple of ``kv_block_tokens``
+        (``block_size`` in vLLM, 1 in SGLang). None: ``kv_block_tokens``. Given without the columns,
+        requests share no KV, but one that was evicted may find its own again.
 
     Raises
     ------
@@ -152,6 +166,9 @@ class Instance:
     id: tuple[str | int, ...] | None = None
     known: Mapping[str, Any] | None = None
     kv_block_tokens: int = 1
+    prefix_parent: NDArray[np.int64] | None = None
+    prefix_tokens: NDArray[np.int64] | None = None
+    prefix_block_tokens: int | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
@@ -191,6 +208,7 @@ class Instance:
 
         self._check_columns()
         self._check_intervals()
+        check_tree(self, put)
         if self.forecast is not None:
             if not isinstance(self.forecast, Forecast):
                 raise InputError(
@@ -330,6 +348,7 @@ class Instance:
                 ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting})"),
                 ("KV block", None if self.kv_block_tokens == 1 else self.kv_block_tokens),
                 ("limits", limits or None),
+                ("prefix block", self.prefixes and self.prefixes.block),
                 ("hybrid batching", self.hybrid_batching),
                 ("chunked prefill", self.chunked_prefill),
                 ("output lengths", "predicted" if told else "true lengths only"),
@@ -361,6 +380,20 @@ class Instance:
     def slos(self) -> dict[str, NDArray[np.float64]]:
         """The columns of SLOs that the requests have, by name."""
         return {name: getattr(self, name) for name in SLOS if getattr(self, name) is not None}
+
+    @cached_property
+    def prefixes(self) -> Prefixes | None:
+        """The blocks of KV that requests can share; None where no prefix caching is modelled."""
+        block = self.prefix_block_tokens
+        if block is None and self.prefix_parent is None:
+            return None
+
+        nobody = np.full(self.n, -1), np.zeros(self.n, dtype=np.int64)
+        parent, shared = (
+            nobody if self.prefix_parent is None else (self.prefix_parent, self.prefix_tokens)
+        )
+        sizes = self.prompt_tokens + self.output_tokens
+        return Prefixes(parent, shared, sizes, block or self.kv_block_tokens)  # type: ignore[arg-type]
 
     @property
     def has_predictions(self) -> bool:
@@ -448,6 +481,8 @@ class Instance:
     def subset(self, index: ArrayLike, *, name: str | None = None) -> Instance:
         """Return an instance with some of the requests; only ``known`` is dropped.
 
+        What two of them share of their prefixes stays what it was.
+
         Parameters
         ----------
         index : array_like of int or bool
@@ -462,6 +497,9 @@ class Instance:
             cut["forecast"] = self.forecast.subset(pick)
         if self.id is not None:
             cut["id"] = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+        if self.prefix_parent is not None:
+            who = np.arange(self.n)[pick]
+            cut |= zip(PREFIX, reattached(self, who), strict=True)
 
         return replace(self, **cut, known=None, name=self.name if name is None else name)
 
@@ -472,6 +510,10 @@ class Instance:
             requests["forecast"] = self.forecast.to_dict()
 
         requests |= {name: plain_limits(column) for name, column in self.slos.items()}
+        if self.prefix_parent is not None and self.prefix_tokens is not None:
+            requests["prefix_parent"] = [None if p < 0 else p for p in self.prefix_parent.tolist()]
+            requests["prefix_tokens"] = self.prefix_tokens.tolist()
+
         if self.id is not None:
             requests["id"] = list(self.id)
 
@@ -485,6 +527,8 @@ class Instance:
         }
         if self.kv_block_tokens != 1:
             data["kv_block_tokens"] = self.kv_block_tokens
+        if self.prefix_block_tokens is not None:
+            data["prefix_block_tokens"] = self.prefix_block_tokens
         if self.limits.as_dict():
             data["limits"] = self.limits.as_dict()
         for switch in ("hybrid_batching", "chunked_prefill"):

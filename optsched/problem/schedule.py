@@ -40,6 +40,9 @@ class Schedule:
         ended and all its requests have arrived.
     worker : ndarray of int64, shape (batches,), optional
         Worker of each batch, numbered from 0. If absent, there is one worker.
+    reused : ndarray of int64, shape (entries,), optional
+        Cached tokens that the request of each entry claims before its tokens are processed. Only
+        one that holds no KV may claim some. If absent, nothing is claimed.
     evict_mode : {"restart", "recompute"}
         Whether an evicted request loses the tokens that it has produced (``"restart"``), or
         keeps them and recomputes their KV (``"recompute"``).
@@ -56,6 +59,7 @@ class Schedule:
     evicted: NDArray[np.int64] | None = None
     start: NDArray[Any] | None = None
     worker: NDArray[np.int64] | None = None
+    reused: NDArray[np.int64] | None = None
     evict_mode: EvictMode = "recompute"
     instance_sha256: str | None = None
     cost_model_sha256: str | None = None
@@ -114,7 +118,7 @@ def read_start(start: float, earliest: float, origin: float) -> float:
 COLUMNS = ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted")
 """The flat columns that every schedule of batches has."""
 
-ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker")
+ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker", "reused")
 """Every column of either kind of schedule, in the order of files."""
 
 
@@ -148,6 +152,7 @@ def from_batches(
     evicted: ArrayLike | None = None,
     start: ArrayLike | None = None,
     worker: ArrayLike | None = None,
+    reused: ArrayLike | None = None,
     evict_mode: EvictMode = "recompute",
     cost_model_sha256: str | None = None,
 ) -> Schedule:
@@ -171,6 +176,8 @@ def from_batches(
         Start time of each batch, in rounds or seconds.
     worker : array_like of int, shape (batches,), optional
         Worker of each batch, numbered from 0.
+    reused : array_like of int, shape (entries,), optional
+        Cached tokens that each entry claims.
     evict_mode : {"restart", "recompute"}
         See `Schedule`.
     cost_model_sha256 : str, optional
@@ -200,6 +207,7 @@ def from_batches(
         evicted=_column([] if evicted is None else evicted, "evicted"),
         start=start_column,
         worker=None if worker is None else _column(worker, "worker"),
+        reused=None if reused is None else _column(reused, "reused"),
         evict_mode=evict_mode,
         instance_sha256=instance.sha256,
         cost_model_sha256=cost_model_sha256,
@@ -233,7 +241,11 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     A batch with more tokens becomes several in a row: decodes come first, then prompts, of which
     one may be split. What is held and processed after the last part is what it was after the whole
     batch, and until then it is less, so every other limit still holds. Starts are left out.
+    Claims are refused: what is claimed in a batch may be computed in a later part of it.
     """
+    if schedule.reused is not None:
+        raise InputError("reused: found claims in batches to be split; expected none")
+
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)
     size = np.diff(np.append(0, np.cumsum(tokens))[offsets])
@@ -324,6 +336,7 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
         ("evicted_offsets", evicted_offsets, batches + 1),
         ("start", schedule.start, batches),
         ("worker", schedule.worker, batches),
+        ("reused", schedule.reused, len(request)),
     ):
         if column is not None and len(column) != length:
             raise InputError(f"{name}: found {len(column)} values; expected {length}")

@@ -64,9 +64,11 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
     tokens = ("prefill", "decode", "refill")
     columns = ("worker", "start", "end", "requests", "evictions", "kv", "kv_left", *tokens)
+    kinds = () if timeline.batch_shared is None else ("shared", "retained")
     last: dict[int, tuple[float, int]] = {}
-    for j, row in enumerate(_rows(timeline, "batch", columns)):
-        worker, start, end, requests, evictions, kv, left, *processed = row
+    for j, row in enumerate(_rows(timeline, "batch", (*columns, *kinds))):
+        worker, start, end, requests, evictions, kv, left, *rest = row
+        processed, by_kind = rest[: len(tokens)], rest[len(tokens) :]
         pid = worker + 2
         if worker in last and last[worker][0] < start:  # idle since the previous batch
             yield from _counters(pid, scale * last[worker][0], last[worker][1], 0, 0)
@@ -75,6 +77,9 @@ def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
         about = {"requests": requests, **dict(counts), "evictions": evictions, "kv_tokens": kv}
         yield _slice("batch", f"batch {j}", (pid, 1), (scale * start, scale * end), about)
         yield from _counters(pid, scale * start, kv, requests, sum(processed))
+        for kind, value in zip(kinds, by_kind, strict=True):
+            yield _counter(pid, scale * start, f"KV {kind} [tokens]", value)
+
         last[worker] = (end, left)
 
     for worker, (end, left) in last.items():
@@ -89,7 +94,11 @@ def _rows(timeline: Timeline, kind: str, columns: Sequence[str]) -> Iterator[tup
 def _counters(pid: int, at: float, *values: int) -> Iterator[dict[str, Any]]:
     names = ("KV held [tokens]", "batch size [requests]", "batch size [tokens]")
     for name, value in zip(names, values, strict=True):
-        yield {"ph": "C", "name": name, "pid": pid, "ts": round(at, 3), "args": {"value": value}}
+        yield _counter(pid, at, name, value)
+
+
+def _counter(pid: int, at: float, name: str, value: int) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": pid, "ts": round(at, 3), "args": {"value": value}}
 
 
 def _slice(

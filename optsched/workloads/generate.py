@@ -11,7 +11,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -213,17 +213,42 @@ def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: i
 
 @_generator("uniform")
 def _uniform(rng: Generator, values: Any) -> Instance:
+    return _with_arrivals(rng, values, "uniform", *_ranges(rng, values, "uniform"))
+
+
+@_generator("prefix-trees")
+def _prefix_trees(rng: Generator, values: Any) -> Instance:
+    prompt, output = _ranges(rng, values, "prefix-trees")
+    instance = _with_arrivals(rng, values, "prefix-trees", prompt, output)
+    parent, shared = np.full(values.n, -1), np.zeros(values.n, dtype=np.int64)
+    sizes, level = prompt + output, [0] * min(values.trees, values.n)
+    able = list(range(len(level))) if values.depth else []  # those that may have children
+    draws = rng.random(values.n)
+
+    for i in range(len(level), values.n):
+        up = able[int(draws[i] * len(able))] if able else -1
+        level.append(level[up] + 1 if up >= 0 else 0)
+        if level[i] < values.depth:
+            able.append(i)
+        if up >= 0:
+            parent[i] = up
+            shared[i] = min(round(values.reuse * prompt[i]), sizes[up])
+
+    block = values.prefix_block_tokens
+    return replace(instance, prefix_parent=parent, prefix_tokens=shared, prefix_block_tokens=block)
+
+
+def _ranges(rng: Generator, values: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return prompts and outputs that are uniform on ranges."""
     for kind in ("prompt", "output"):
         low, high = getattr(values, f"{kind}_min"), getattr(values, f"{kind}_max")
         if low > high:
             raise InputError(
-                f"generate uniform: {kind}_min: found {low}; expected at most {kind}_max {high}"
+                f"generate {name}: {kind}_min: found {low}; expected at most {kind}_max {high}"
             )
 
-    n = values.n
-    prompt = rng.integers(values.prompt_min, values.prompt_max + 1, size=n)
-    output = rng.integers(values.output_min, values.output_max + 1, size=n)
-    return _with_arrivals(rng, values, "uniform", prompt, output)
+    prompt = rng.integers(values.prompt_min, values.prompt_max + 1, size=values.n)
+    return prompt, rng.integers(values.output_min, values.output_max + 1, size=values.n)
 
 
 @_generator("lognormal")

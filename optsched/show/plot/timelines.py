@@ -146,7 +146,8 @@ def plot_kv(
 ) -> Axes:
     """Draw the KV memory held over time in tokens, stacked by request, and the capacity M.
 
-    On machines that differ there is a line for each capacity.
+    On machines that differ there is a line for each capacity. If requests share prefixes, what is
+    private, shared and retained for later claims is stacked.
 
     With many requests, groups of requests that arrived one after another are stacked. With several
     workers there is a line for each of the first 32, unless one worker is asked for.
@@ -169,6 +170,10 @@ def plot_kv(
             times, kv, _ = timeline.kv_by_group(groups, _STEPS, k)
             look = {**style.line_style(k), "lw": 1, "where": "post"}
             ax.step(times, kv.sum(axis=0), label=f"worker {k}", **look)
+    elif timeline.batch_shared is not None:
+        times, kinds = timeline.kv_by_kind(_STEPS, worker or 0)
+        colours = [BLUE, style.GREEN, GREY]
+        ax.stackplot(times, *kinds.values(), labels=kinds, step="post", lw=0, colors=colours)
     else:
         times, kv, labels = timeline.kv_by_group(groups, _STEPS, worker or 0)
         words = [plain(label, 24) for label in labels]

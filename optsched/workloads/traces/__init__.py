@@ -26,6 +26,7 @@ from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, Tra
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
 from optsched.workloads.traces.plausible import check_trace
+from optsched.workloads.traces.prefixes import OUTPUTS, prefix_columns
 
 UNITS = (*PLACES, "datetime")
 """Units of times in a file."""
@@ -132,6 +133,20 @@ class TraceOptions:
     tokenizer : str or callable, optional
         For traces of texts: see `optsched.workloads.traces.tokenizer.token_counter`. None counts
         words.
+    prefixes : bool
+        Whether to keep the prefixes that requests share, if the trace has ids of blocks or tokens
+        (default False: bounds and optima refuse instances that have them).
+    outputs : {"none", "granted"}
+        Whether a request that goes on behind an earlier one's prompt repeats its output, too, where
+        only prompts have ids (default none).
+    slack : bool
+        Whether requests share what ids of blocks may hide: all tokens but one of the first block
+        in which they differ (default False). A bound for a real engine needs that.
+    ids_tokens : int, optional
+        Tokens that an id stands for; None: the format's.
+    prefix_block_tokens : int, optional
+        Tokens of the blocks in which KV is shared, see `optsched.Instance`. None: those of an id,
+        or ``kv_block_tokens`` if an id is one token.
     strict : bool
         Whether to refuse a file with rows that would be dropped or sorted, one that is odd, or one
         without arrivals if no ``rate`` is given (default False).
@@ -156,6 +171,11 @@ class TraceOptions:
     success: Collection[str] = ()
     run: int | None = None
     tokenizer: str | Callable[[str], int] | None = None
+    prefixes: bool = False
+    outputs: str = "none"
+    slack: bool = False
+    ids_tokens: int | None = None
+    prefix_block_tokens: int | None = None
     strict: bool = False
     name: str | None = None
     progress: Callable[[int], None] | None = None
@@ -185,7 +205,13 @@ class TraceOptions:
         if self.round_seconds is not None and self.kv_capacity is None:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
 
-        _check_whole(self.kv_capacity, "kv_capacity", 1)
+        for key in ("kv_capacity", "ids_tokens", "prefix_block_tokens"):
+            _check_whole(getattr(self, key), key, 1)
+
+        if self.outputs not in OUTPUTS:
+            raise InputError(
+                f"outputs: found {self.outputs!r}; expected one of {', '.join(OUTPUTS)}"
+            )
         for name, unit in self.units.items():
             if name not in ("", *TIMES):
                 raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
@@ -294,7 +320,7 @@ def read_trace_report(
         if rows.backwards:
             kept = kept.pick(order)
 
-    instance = _instance(file, kept, wanted, since)
+    instance = _instance(file, kept, wanted, since, wanted.ids_tokens or chosen.ids_tokens)
     why = wanted.changes
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
@@ -316,8 +342,16 @@ def read_trace_report(
     )
 
 
-def _instance(file: Path, kept: Block, wanted: TraceOptions, since: NDArray[np.int64]) -> Instance:
+def _instance(
+    file: Path, kept: Block, wanted: TraceOptions, since: NDArray[np.int64], ids_tokens: int
+) -> Instance:
     """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
+    shared: dict[str, Any] = {}
+    if wanted.prefixes and kept.ids is not None:
+        shared = prefix_columns(kept, ids_tokens, wanted.outputs, wanted.slack)
+        block = ids_tokens if ids_tokens > 1 else wanted.kv_block_tokens
+        shared["prefix_block_tokens"] = wanted.prefix_block_tokens or block
+
     length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
     in_rounds, name = length is not None, file.name.removesuffix(".gz").rpartition(".")[0]
     arrival: NDArray[Any] = since / 1e9 / float(scale)
@@ -333,6 +367,7 @@ def _instance(file: Path, kept: Block, wanted: TraceOptions, since: NDArray[np.i
             kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
             kv_block_tokens=wanted.kv_block_tokens,
             name=name if wanted.name is None else wanted.name,
+            **shared,
         )
     except InputError as error:
         hint = "; a larger kv_capacity fits" if "kv_capacity" in str(error) else ""

@@ -26,7 +26,8 @@ class Block:
     ``line`` is the line of the file that a row comes from, from 1. Rows without tokens are dropped
     and counted later. Arrivals are nanoseconds since any origin, and ``ttft_s`` and
     ``latency_s`` measured times to the first and the last token in seconds; None if the file has
-    none. ``failed`` are requests that the trace marks as such.
+    none. ``failed`` are requests that the trace marks as such. ``ids`` has a list for each request,
+    the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
     """
 
     line: NDArray[np.int64]
@@ -36,6 +37,8 @@ class Block:
     failed: NDArray[np.bool_] | None = None
     ttft_s: NDArray[np.float64] | None = None
     latency_s: NDArray[np.float64] | None = None
+    ids: NDArray[Any] | None = None
+    follows: NDArray[Any] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""
@@ -48,8 +51,10 @@ class Block:
     def join(parts: Sequence[Block]) -> Block:
         """Return the rows of several blocks of one trace, one after the other."""
         columns: dict[str, Any] = {
-            key: None if first is None else np.concatenate([vars(part)[key] for part in parts])
-            for key, first in vars(parts[0]).items()
+            key: None
+            if any(vars(part)[key] is None for part in parts)
+            else np.concatenate([vars(part)[key] for part in parts])
+            for key in vars(parts[0])
         }
         return replace(parts[0], **columns)
 
@@ -198,6 +203,7 @@ class TraceFormat:
 
     ``options`` are those options that only some formats take and this one does. ``unit`` is that
     of arrivals if the user gives none, in a format whose files may have another; else empty.
+    ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts.
     """
 
     name: str
@@ -205,18 +211,19 @@ class TraceFormat:
     read: Reader
     options: tuple[str, ...] = ()
     unit: str = ""
+    ids_tokens: int = 0
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
 
 
 def trace_format(
-    name: str, summary: str, *, options: tuple[str, ...] = (), unit: str = ""
+    name: str, summary: str, *, options: tuple[str, ...] = (), unit: str = "", ids_tokens: int = 0
 ) -> Callable[[Reader], Reader]:
     """Return a decorator that registers a function as the reader of a trace format."""
 
     def register(read: Reader) -> Reader:
-        FORMATS.add(name, TraceFormat(name, summary, read, options, unit))
+        FORMATS.add(name, TraceFormat(name, summary, read, options, unit, ids_tokens))
         return read
 
     return register

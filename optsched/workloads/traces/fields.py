@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class Fields:
     reads as 0, and the findings of the source are told. ``line`` has the line of the file that each
     row comes from, from 1, and ``names`` the name in the file of each field. ``missing`` has errors
     by field and row, for values that are not there. They count once the value is asked for, so that
-    a failed request may lack them.
+    a failed request may lack them. ``raw`` has values as they stand in the file.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Fields:
         names: Mapping[str, str],
         texts: Mapping[str, Sequence[str]],
         missing: Mapping[tuple[str, int], InputError] | None = None,
+        raw: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
+        self.raw = raw or {}
         self.source, self.names, self.missing = source, names, missing or {}
         self.line = np.asarray(line, dtype=np.int64)
         self.unreadable = np.zeros(len(self.line), dtype=bool)

@@ -51,6 +51,8 @@ class Layout:
     mixed: bool = False
     whole: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
+    ids: Sequence[str] = ()
+    follows: Sequence[str] = ()
     open: bool = False
 
     def unit(self, source: Source, name: str) -> str:
@@ -108,7 +110,8 @@ class _Table:
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
-            yield from read_objects(source, wanted, optional, layout.inside, layout.runs)
+            raw = (*layout.ids, *layout.follows)
+            yield from read_objects(source, wanted, optional, layout.inside, layout.runs, raw)
         else:
             yield from read_delimited(source, wanted, optional)
 
@@ -176,8 +179,24 @@ class _Table:
                 measured[name] = np.where(left, 0, points - time) / 1e9
 
         times = (measured.get("ttft"), measured.get("latency"))
-        block = Block(rows.line, prompt, output, time, failed, *times)
+        block = Block(rows.line, prompt, output, time, failed, *times, *self._ids(rows))
         return block.pick(~(other | rows.unreadable))
+
+    def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Return the ids of each request and whom it follows, if some row has ids."""
+        pair = rows.raw.get(self.layout.ids[0], ()) if self.layout.ids else ()
+        if not any(isinstance(one, list) for one in pair):
+            return None, None
+
+        ids, follows = np.empty(len(rows.line), dtype=object), None
+        for k in range(len(ids)):
+            found = [rows.raw[name][k] for name in self.layout.ids]
+            ids[k] = [str(one) for part in found if isinstance(part, list) for one in part]
+
+        if self.layout.follows:
+            follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T
+
+        return ids, follows
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
@@ -303,7 +322,9 @@ def _read_table(source: Source, layout: Layout) -> Iterator[Block]:
     return _Table(source, layout).blocks()
 
 
-def _register(name: str, summary: str, doubtful: bool = False, **table: Any) -> None:
+def _register(
+    name: str, summary: str, doubtful: bool = False, ids_tokens: int = 0, **table: Any
+) -> None:
     """Register the format of a table in ``layouts.toml``."""
     unit, json = table.pop("unit", "s"), table.pop("json", True)
     layout = Layout(
@@ -313,7 +334,8 @@ def _register(name: str, summary: str, doubtful: bool = False, **table: Any) -> 
         **table,
     )
     options = ("unit", "run") if layout.runs else ("unit",)
-    register = trace_format(name, summary, options=options, unit=unit if doubtful else "")
+    known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens}
+    register = trace_format(name, summary, options=options, **known)  # type: ignore[arg-type]
     register(partial(_read_table, layout=layout))
 
 

@@ -231,8 +231,9 @@ def read_objects(
     optional: Collection[str] = (),
     inside: str = "",
     runs: str = "",
+    raw: Collection[str] = (),
 ) -> Iterator[Fields]:
-    """Yield the objects in the window of a file as rows.
+    """Yield the objects in the window of a file as rows, with the `raw` values of some names.
 
     Fields that are `optional` read as null where they lack. Of those with a question mark a block
     has only the ones that stand in it.
@@ -258,7 +259,8 @@ def read_objects(
                     columns.setdefault(field, ["null"] * len(rows))[k] = as_text(value)
                     names[field] = name
 
-        yield Fields(source, [line for line, _ in rows], names, columns, missing)
+        found_raw = {name: [row.get(name) for _, row in rows] for name in raw}
+        yield Fields(source, [line for line, _ in rows], names, columns, missing, found_raw)
 
 
 _MISSING = object()

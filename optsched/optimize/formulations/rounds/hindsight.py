@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
-from optsched.optimize.formulations.base import LIMITS, Answer, Formulation, Method, Task
+from optsched.optimize.formulations.base import (
+    LIMITS,
+    Answer,
+    Formulation,
+    Method,
+    Task,
+    check_method,
+)
 from optsched.optimize.formulations.rounds import horizon, integer_program as models
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_model
@@ -72,6 +79,7 @@ def _leaves_out(task: Task) -> frozenset[str]:
 
 
 def _export(task: Task, format_name: str, path: str | Path) -> None:
+    check_method(FORMULATION, "pulp", task)
     write_model(task.instance, format_name, path)
 
 

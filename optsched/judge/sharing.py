@@ -1,0 +1,157 @@
+"""The blocks of KV that requests share, are claimed and must be retained, compiled by numba.
+
+The rules are those of docs/formulations.md, "Shared prefixes". A name is an owner and a depth
+(`optsched.problem.prefixes`). Names that one request alone can have and never claims are not
+counted: its memory is in the ledger anyway. For the others each worker counts the requests that
+hold them, and keeps the number of its last batch in which somebody did. What must be retained is
+written as differences over each worker's batches. Import this module lazily, since it loads numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.judge.life import record
+from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
+from optsched.problem.memory import check_size
+
+Ints = NDArray[np.int64]
+
+SHARING = (
+    ("twice", np.int64),  # blocks that its requests hold beyond the first of a name
+    ("shared", np.int64),  # names that two or more of its requests hold
+)
+"""Fields of a worker's record."""
+
+
+SHARED = record(
+    ("shared", np.int64),  # KV tokens that two or more requests hold
+    ("retained", np.int64),  # KV tokens that nobody holds
+    ("left", np.int64),  # KV tokens of its worker once the finished requests have gone
+)
+"""Fields of a batch's record."""
+
+
+class Sharing(NamedTuple):
+    """The claims of a schedule, the names that matter, and the state of each on each worker.
+
+    The name of request i's block d, from `first` to `public`, is ``place[i] + d``. Shallower ones
+    have the names of `above`. Batches of a worker are numbered from 1, and ``began[w] + k`` is the
+    place of the batch numbered k + 1 in `kept`.
+    """
+
+    reused: Ints
+    block: int
+    first: Ints
+    public: Ints
+    above: Ints
+    place: Ints
+    holders: Ints
+    last_held: Ints
+    began: Ints
+    kept: Ints
+    done: Any
+
+
+def sharing_of(
+    instance: Instance, reused: Ints | None, request: Ints, worker: Ints, workers: int
+) -> Sharing | None:
+    """Return what a replay needs of an instance's prefixes, or None if it has none."""
+    prefixes = instance.prefixes
+    if prefixes is None:
+        return None
+
+    claims = np.zeros_like(request) if reused is None else reused
+    public = prefixes.public.copy()
+    known = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
+    np.maximum.at(public, request[known], claims[known] // prefixes.block)
+    public = np.minimum(public, np.maximum(prefixes.blocks, prefixes.first))
+    own = public - prefixes.first
+    names = int(own.sum())
+    check_size(workers * names, 16, "blocks of KV", "larger prefix_block_tokens", "schedule")
+
+    began = np.searchsorted(np.sort(worker), np.arange(workers))
+    return Sharing(
+        claims,
+        prefixes.block,
+        prefixes.first,
+        public,
+        prefixes.above,
+        np.cumsum(own) - public,
+        np.zeros((workers, names), dtype=np.int64),
+        np.zeros((workers, names), dtype=np.int64),
+        began,
+        np.zeros(len(worker) + 1, dtype=np.int64),
+        np.zeros(len(worker), dtype=SHARED),
+    )
+
+
+@njit
+def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
+    """Let request i hold its blocks from low to high on worker w."""
+    top, node = min(high, s.public[i]), i
+    while top > low:
+        bottom = max(low, s.first[node])
+        for d in range(bottom, top):
+            name = s.place[node] + d
+            holders = s.holders[w, name]
+            machine.twice += holders > 0
+            machine.shared += holders == 1
+            s.holders[w, name] = holders + 1
+
+        top, node = min(top, bottom), s.above[node]
+
+
+@njit
+def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> None:
+    """Let request i hold its blocks up to high no more, which it did in the batch of a number."""
+    top, node = min(high, s.public[i]), i
+    while top > 0:
+        bottom = s.first[node]
+        for d in range(bottom, top):
+            name = s.place[node] + d
+            holders = s.holders[w, name] - 1
+            machine.twice -= holders > 0
+            machine.shared -= holders == 1
+            s.holders[w, name] = holders
+            if holders == 0:
+                s.last_held[w, name] = turn
+
+        top, node = min(top, bottom), s.above[node]
+
+
+@njit
+def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int:
+    """Let request i claim its blocks up to high in the batch of a number, and hold them.
+
+    All that others hold or compute in the batch are held already. Those that nobody holds are
+    retained since somebody did. Returned is the first that nobody ever held, or -1.
+    """
+    top, node, missing = min(high, s.public[i]), i, -1
+    while top > 0:
+        bottom = s.first[node]
+        for d in range(top - 1, bottom - 1, -1):
+            name = s.place[node] + d
+            if s.holders[w, name] == 0:
+                last = s.last_held[w, name]
+                if last == 0:
+                    missing = d
+                else:
+                    s.kept[s.began[w] + last] += 1
+                    s.kept[s.began[w] + turn - 1] -= 1
+
+        top, node = min(top, bottom), s.above[node]
+
+    hold(s, i, w, 0, high, machine)
+    return missing
+
+
+def retained_of(s: Sharing, worker: Ints) -> Ints:
+    """Return the KV tokens retained in each batch for the claims of a whole schedule."""
+    retained = np.empty(len(worker), dtype=np.int64)
+    retained[np.argsort(worker, kind="stable")] = s.block * np.cumsum(s.kept[:-1])
+    return retained

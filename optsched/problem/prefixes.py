@@ -1,0 +1,220 @@
+"""Shared prefixes: which KV blocks of an instance's requests are the same.
+
+Each request has a prefix parent, an earlier request or none, and the number of tokens that the
+two sequences of prompt and output share from their beginning. What any two requests share is the
+least of these numbers along the tree between them, and 0 where none leads from one to the other.
+So what i shares with an earlier q is the smaller of what i shares with its parent and what the
+parent shares with q. These two columns hold any set of sequences without loss: let the parent of i
+be an earlier request p with which it shares most. If p and q share fewer or more tokens than i and
+p, then i shares with q the smaller of both. If they share as many, i shares at least as many with
+q, and no more, since it shares most with p.
+
+KV is shared in whole blocks of B tokens from the beginning of a sequence. Two blocks are one block,
+and have one name, if they and all before them hold the same tokens, that is, if their requests
+share up to the end of the block. The *owner* of a name is the first request on the way to the root
+that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.problem.columns import MAX_TOKENS, whole_column, whole_number
+from optsched.problem.errors import InputError
+
+Ints = NDArray[np.int64]
+
+
+class Prefixes:
+    """The tree of an instance's shared prefixes, in blocks.
+
+    Parameters
+    ----------
+    parent, shared, sizes : ndarray of int64, shape (n,)
+        Parent of each request or -1, tokens shared with it, and tokens of prompt and output.
+    block : int
+        B: tokens of a block.
+    """
+
+    def __init__(self, parent: Ints, shared: Ints, sizes: Ints, block: int) -> None:
+        self.parent, self.block = parent, block
+        self.first: Ints = np.where(parent < 0, 0, shared // block)
+        """Number of blocks that each request shares with its parent, shape (n,)."""
+        self.blocks: Ints = sizes // block
+        """Number of whole blocks of each request's sequence, shape (n,)."""
+
+    @cached_property
+    def public(self) -> Ints:
+        """Number of blocks of each request that some other request has too, shape (n,)."""
+        public = self.first.copy()
+        child = np.flatnonzero(self.parent >= 0)
+        np.maximum.at(public, self.parent[child], self.first[child])
+        return public
+
+    @cached_property
+    def above(self) -> Ints:
+        """Nearest ancestor of each request that owns blocks on its path, or -1; shape (n,)."""
+        above, first = self.parent.tolist(), self.first.tolist()
+        for i, up in enumerate(above):
+            while up >= 0 and first[up] >= first[i]:
+                up = above[up]
+
+            above[i] = up
+
+        return np.array(above, dtype=np.int64)
+
+    @property
+    def distinct_blocks(self) -> int:
+        """Number of different blocks of all requests."""
+        return int((self.blocks - self.first).sum())
+
+
+def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
+    """Check the fields of shared prefixes of an instance, and put them in as columns."""
+    parent, shared, block = (
+        instance.prefix_parent,
+        instance.prefix_tokens,
+        instance.prefix_block_tokens,
+    )
+    if block is not None:
+        block = whole_number(block, "prefix_block_tokens", 1, MAX_TOKENS)
+        put("prefix_block_tokens", block)
+        if block % instance.kv_block_tokens:
+            raise InputError(
+                f"prefix_block_tokens: found {block}; expected a multiple of kv_block_tokens "
+                f"{instance.kv_block_tokens}"
+            )
+
+    if parent is None and shared is None:
+        return
+    if parent is None or shared is None:
+        missing = "prefix_parent" if parent is None else "prefix_tokens"
+        raise InputError(f"requests.{missing}: found nothing; expected both columns of prefixes")
+
+    n = instance.n
+    if isinstance(parent, (list, tuple)):
+        parent = [-1 if p is None else p for p in parent]
+
+    parent = whole_column(parent, "requests.prefix_parent", -1, n - 1)
+    shared = whole_column(shared, "requests.prefix_tokens", 0, 2 * MAX_TOKENS)
+    for name, column in (("prefix_parent", parent), ("prefix_tokens", shared)):
+        if len(column) != n:
+            raise InputError(
+                f"requests.{name}: found {len(column)} values; expected {n}, as many as arrival has"
+            )
+
+    sizes = instance.prompt_tokens + instance.output_tokens
+    most = np.where(parent < 0, 0, np.minimum(sizes, sizes[parent]))
+
+    if (late := parent >= np.arange(n)).any():
+        i = int(np.argmax(late))
+        raise InputError(
+            f"requests.prefix_parent: request {i}: found {parent[i]}; expected an earlier request, "
+            "or null"
+        )
+
+    if (long := shared > most).any():
+        i = int(np.argmax(long))
+        right = "0, since it has no prefix_parent"
+        if parent[i] >= 0:
+            right = f"at most {most[i]}, the prompt and output tokens of the shorter of the two"
+
+        raise InputError(
+            f"requests.prefix_tokens: request {i}: found {shared[i]}; expected {right}"
+        )
+
+    put("prefix_parent", parent)
+    put("prefix_tokens", shared)
+
+
+def reattached(instance: Any, who: Ints) -> tuple[Ints, Ints]:
+    """Return the columns of a tree of some requests, in a given order, that share as they did.
+
+    For each node of the old tree, `best` has a placed request that shares most with it, and what
+    they share. A new request looks at the nodes on its way to the root, until the way shares no
+    more than what it has found. It then becomes the best of these nodes, up to one that has as good
+    a one: the nodes above share as much with that.
+    """
+    up, edge = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
+    sizes = (instance.prompt_tokens + instance.output_tokens).tolist()
+    best: dict[int, tuple[int, int]] = {}
+    parent, shared = [-1] * len(who), [0] * len(who)
+
+    for place, i in enumerate(who.tolist()):
+        node, way = i, sizes[i]
+        while node >= 0 and way > shared[place]:
+            found, there = best.get(node, (0, -1))
+            if min(found, way) > shared[place]:
+                parent[place], shared[place] = there, min(found, way)
+
+            way, node = min(way, edge[node]), up[node]
+
+        node, way = i, sizes[i]
+        while node >= 0 and way > best.get(node, (0, -1))[0]:
+            best[node] = way, place
+            way, node = min(way, edge[node]), up[node]
+
+    return np.array(parent, dtype=np.int64), np.array(shared, dtype=np.int64)
+
+
+class Tree(NamedTuple):
+    """The tree of some sequences: parent or -1, and the number of ids shared with it.
+
+    `whole` is, of the earlier sequences that are the beginning of each, the last of the most ids,
+    or -1. `nodes` is the number of different beginnings.
+    """
+
+    parent: Ints
+    shared: Ints
+    whole: Ints
+    nodes: int
+
+
+def tree_of(sequences: Iterable[Sequence[Hashable]], sizes: Sequence[int]) -> Tree:
+    """Return the tree of sequences of ids, such as tokens or hashes of blocks, in their order.
+
+    Two ids at one place are the same if all before them are. The parent is, of the earlier
+    sequences that share most, the first of the largest size. It takes one step for each id.
+
+    Parameters
+    ----------
+    sequences : iterable of sequences
+        The ids of each request from its beginning.
+    sizes : sequence of int
+        Tokens of each request.
+    """
+    known: dict[tuple[int, Hashable], int] = {}
+    longest = [-1]
+    ends: dict[int, int] = {}
+    parent, shared, whole = list[int](), list[int](), list[int]()
+
+    for i, ids in enumerate(sequences):
+        node, depth, path = 0, 0, [0]
+        for one in ids:
+            found = known.get((node, one))
+            if found is None:
+                known[node, one] = found = len(longest)
+                longest.append(-1)
+            elif depth == len(path) - 1:
+                depth += 1
+
+            node = found
+            path.append(node)
+
+        parent.append(longest[path[depth]])
+        shared.append(depth)
+        whole.append(next((ends[node] for node in reversed(path) if node in ends), -1))
+        if len(path) > 1:
+            ends[path[-1]] = i
+
+        for node in path:
+            if longest[node] < 0 or sizes[longest[node]] < sizes[i]:
+                longest[node] = i
+
+    columns = [np.array(column, dtype=np.int64) for column in (parent, shared, whole)]
+    return Tree(columns[0], columns[1], columns[2], len(longest) - 1)

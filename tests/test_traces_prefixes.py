@@ -1,0 +1,151 @@
+"""Importers keep the prefixes that a trace's requests share."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from command_line import run
+from test_prefixes import common, random_sequences, shares
+
+from optsched.files.read_write import read_instance
+from optsched.problem.instance import Instance
+from optsched.problem.prefixes import tree_of
+from optsched.workloads.traces import read_trace
+from optsched.workloads.traces.base import Block
+from optsched.workloads.traces.prefixes import prefix_columns
+
+# Blocks of 512: the first two share one, the third goes on behind the second, the last is partial.
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
+    {"timestamp": 9000, "input_length": 1300, "output_length": 700, "hash_ids": [0, 3, 4]},
+    {"timestamp": 20000, "input_length": 2600, "output_length": 4, "hash_ids": [0, 3, 9, 8, 7, 5]},
+    {"timestamp": 31000, "input_length": 500, "output_length": 4, "hash_ids": [0]},
+]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "parent", "shared"),
+    [
+        ({}, [-1, 0, 1, -1], [0, 512, 1024, 0]),
+        # 1,300 and 700 of the second, of which the third's prompt may repeat all.
+        ({"outputs": "granted"}, [-1, 0, 1, -1], [0, 512, 2000, 0]),
+        # Up to the end of the block in which they differ, less one token, or of the shorter prompt.
+        ({"slack": True}, [-1, 0, 1, 2], [0, 1023, 1300, 500]),
+        ({"prefixes": False}, None, None),
+    ],
+)
+def test_mooncake_keeps_whole_blocks(tmp_path, options, parent, shared):
+    file = write(tmp_path / "m.jsonl", MOONCAKE)
+    instance = read_trace("mooncake", file, kv_capacity=5000, **{"prefixes": True, **options})
+    if parent is None:
+        assert instance.prefixes is None
+        return
+
+    assert instance.prefix_parent.tolist() == parent
+    assert instance.prefix_tokens.tolist() == shared
+    assert instance.prefix_block_tokens == 512
+
+
+def test_bailian_grants_the_output_of_the_request_that_is_named(tmp_path):
+    shape = {"timestamp": 0.0, "output_length": 20, "type": "text", "turn": 1}
+    first = {**shape, "chat_id": 7, "parent_chat_id": -1, "input_length": 32, "hash_ids": [1, 2]}
+    twin = {**first, "chat_id": 8, "timestamp": 1.0}
+    after = {"chat_id": 9, "parent_chat_id": 7, "input_length": 70, "hash_ids": [1, 2, 3, 4, 5]}
+    other = {**after, "chat_id": 10, "parent_chat_id": 5}
+    rows = [first, twin, {**shape, **after, "timestamp": 2.0}, {**shape, **other, "timestamp": 3.0}]
+    file = write(tmp_path / "b.jsonl", rows)
+    instance = read_trace("bailian", file, prefixes=True, kv_capacity=5000, outputs="granted")
+    assert instance.prefix_parent.tolist() == [-1, 0, 0, 2]
+    assert instance.prefix_tokens.tolist() == [0, 32, 52, 64]
+
+
+def test_llmservingsim_shares_tokens_and_outputs(tmp_path):
+    first = {"input_tok_ids": [5, 6, 7], "output_tok_ids": [8, 9]}
+    after = {"input_tok_ids": [5, 6, 7, 8, 1], "output_tok_ids": [2]}
+    rows = [
+        {"arrival_time_ns": k * 10**9, "input_toks": len(one["input_tok_ids"]),
+         "output_toks": len(one["output_tok_ids"]), **one}
+        for k, one in enumerate((first, after, {**first, "input_tok_ids": [5, 6, 4]}))
+    ]  # fmt: skip
+    file = write(tmp_path / "l.jsonl", rows)
+    instance = read_trace("llmservingsim-workload", file, kv_block_tokens=2, prefixes=True)
+    assert instance.prefix_parent.tolist() == [-1, 0, 1]
+    assert instance.prefix_tokens.tolist() == [0, 4, 2]
+    assert instance.prefix_block_tokens == 2
+
+
+def test_ids_of_weka_are_local_to_a_session_and_sub_agents_are_calls_of_it(tmp_path):
+    def call(t, size, ids):
+        return {"t": t, "type": "n", "in": size, "out": 3, "hash_ids": ids}
+
+    inner = {"type": "subagent", "t": 2.0, "requests": [call(2.0, 130, [1, 2])]}
+    rows = [
+        {"id": "a", "block_size": 64, "requests": [call(0.0, 140, [1, 2]), inner]},
+        {"id": "b", "block_size": 64, "requests": [call(3.0, 140, [1, 2])]},
+    ]
+    instance = read_trace("weka", write(tmp_path / "w.jsonl", rows), prefixes=True)
+    assert instance.arrival.tolist() == [0.0, 2.0, 3.0]
+    assert instance.prefix_parent.tolist() == [-1, 0, -1]
+    assert instance.prefix_tokens.tolist() == [0, 128, 0]
+
+
+def test_the_command_line_has_the_options(tmp_path):
+    file, out = write(tmp_path / "m.jsonl", MOONCAKE), tmp_path / "m.json"
+    words = (
+        "--prefixes",
+        "--outputs",
+        "granted",
+        "--slack",
+        "--prefix-block-tokens",
+        16,
+        "-o",
+        out,
+    )
+    run("import", "mooncake", file, *words)
+    instance = read_instance(out)
+    assert instance.prefix_block_tokens == 16
+    assert instance.prefix_tokens.tolist() == [0, 1023, 2000, 500]
+    run("import", "mooncake", file, "-o", out)
+    assert read_instance(out).prefix_parent is None
+    run("import", "mooncake", file, "--prefixes", "--outputs", "some", status=2)
+    run("import", "mooncake", file, "--slack", status=2)
+
+
+def test_slack_and_granted_outputs_hide_nothing_of_what_any_two_share():
+    """Cut random sequences into blocks: what ids may hide is at least what two prompts share."""
+    for seed in range(200):
+        rng = Random(seed)
+        found = random_sequences(rng, rng.randint(2, 9))
+        prompt = [rng.randint(1, len(one)) for one in found]
+        begun = [one[:s] for one, s in zip(found, prompt, strict=True)]
+        ids = [[one[: k + 3] for k in range(0, len(one) - 2, 3)] for one in begun]
+        objects = np.array([None] * len(ids), dtype=object)
+        objects[:] = ids
+        one = np.array([1] * len(ids))
+        kept = Block(one, np.array(prompt), one, ids=objects)
+        columns = prefix_columns(kept, 3, "none", True)
+        instance = Instance([0] * len(ids), prompt, one, kv_capacity=99, **columns)
+        for i in range(len(ids)):
+            for q in range(i):
+                assert shares(instance, i, q) >= common(begun[i], begun[q]), (seed, i, q)
+
+
+@pytest.mark.skipif("OPTSCHED_DATA" not in os.environ, reason="OPTSCHED_DATA is not set")
+def test_the_first_2000_requests_of_mooncake_have_their_known_blocks():
+    file = Path(os.environ["OPTSCHED_DATA"]) / "mooncake" / "conversation_trace_head2000.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    whole = [row["hash_ids"][: row["input_length"] // 512] for row in rows]
+    assert tree_of(whole, [row["input_length"] for row in rows]).nodes == 36_808
+    instance = read_trace("mooncake", file, kv_capacity=250_000, prefixes=True)
+    blocks = instance.prompt_tokens // 512
+    assert 512 * int((blocks - instance.prefixes.first).sum()) == 18_845_696
