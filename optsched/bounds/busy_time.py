@@ -63,7 +63,8 @@ from optsched.problem.objective import TOTAL_LATENCY
 Floats = NDArray[np.float64]
 
 _SAFETY = 1e-9
-_CELLS = 8_000
+_CELLS, _FINER, _MOST = 8_000, 64, 256_000_000
+"""Cells of time; for the value also so many for each request, if requests times cells are few."""
 _COARSE, _FINE = 2, 8
 """Chords over a request's decode steps, for finding the cap and for the value."""
 _PIECES = 2
@@ -372,6 +373,14 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
     best = max(found, key=found.__getitem__)
     value = found[best]
     value = max(0.0, value, at(best, _FINE) if in_time() else value)
+    cells = min(_FINER * task.instance.n, _MOST // task.instance.n)
+    if cells > _CELLS and in_time():
+        finer, narrow = prices_of(tokens, cells, weight)
+        p2 = np.minimum(finer, best)
+        found_fine = value_at(tokens, narrow, finer - p2, p2, ttft_weight=weight)
+        if found_fine > value:
+            value, price, width = found_fine, finer, narrow
+
     if task.objective != TOTAL_LATENCY:
         return Proof(value / per)
 
