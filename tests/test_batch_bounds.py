@@ -88,6 +88,14 @@ def test_requests_that_never_meet_take_no_less_than_any_bound(name: str) -> None
         assert value_of(name, instance, cost, limit) <= optimum * (1 + 1e-12)
 
 
+def test_without_prices_a_prefill_costs_all_but_half_of_one_of_its_pieces() -> None:
+    # 10 + 7 + 3 = 20 ms in 16 pieces: they begin at 15/32 of it on average, and half comes behind.
+    instance = Instance([0.0], [3], [1], kv_capacity=5, time_unit="second", kv_accounting="cached")
+    none = np.zeros(3)
+    value = busy.value_at(tokens_of(instance, PLAIN), 0.1, none, none)
+    assert value == pytest.approx(0.020 * 31 / 32, rel=1e-6)
+
+
 def test_shares_of_fixed_costs_fill_a_full_batch() -> None:
     # M = 5 and s = 5, o = 1: each request alone fills the KV, so its share is the whole fixed
     # cost: 10 + 7 + 5 = 22 ms. Two of them complete at 22 and 44 at best, and do.

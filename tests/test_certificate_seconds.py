@@ -221,17 +221,18 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
         cells = int(rng.integers(1, 20))
         p1, p2, root = rng.integers(0, 2**20, (3, cells))
         top = 2 ** int(rng.integers(0, 38))
-        lead, every, l1, l2, r = rng.integers(0, top, (5, 30))
-        cell = rng.integers(0, cells + 3, 30)
-        rows = np.stack([cell, lead * 2**20, every * 2**20, l1, l2, r], axis=1)
+        lead, every, l1, l2, r, least, short = rng.integers(0, top, (7, 30))
+        cell, turn = rng.integers(0, cells + 3, 30), rng.integers(-1, 2**20, 30)
+        waiting = [lead * 2**20, every * 2**20]
+        rows = np.stack([cell, *waiting, l1, l2, r, least << 10, short, turn], axis=1)
         for row, found in zip(rows.tolist(), least_costs(rows, p1, p2, root), strict=True):
-            c, first, step, *pays = row
+            c, first, step, pay1, pay2, pay_root, low, near, upto = row
             waits = [0, *(first + k * step for k in range(cells - c))]
-            paid = [
-                sum(pay * int(price[j]) for pay, price in zip(pays, (p1, p2, root), strict=True))
-                for j in range(c, cells)
-            ] + [0]
-            assert found == (min(map(sum, zip(waits, paid, strict=True))) if c < cells else 0)
+            paid = [low]
+            for p, q, root_q in list(zip(p1.tolist(), p2.tolist(), root.tolist(), strict=True))[c:]:
+                far = max(low, q * pay2 + root_q * pay_root)
+                paid.insert(-1, p * pay1 + (low + q * near if q <= upto else far))
+            assert found == min(map(sum, zip(waits, paid, strict=c < cells)))
 
 
 def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tuple) -> int:

@@ -13,6 +13,10 @@ a F_i >= a (tau_1 + T_1 / 2). So its weight is theta_1 + a and its Theta is (the
 while later tokens keep Theta_k = sum_{l < k} theta_l + theta_k / 2. With a = 0 nothing changes.
 Below theta_1 stands for the whole weight of the first token, which is at least a.
 
+*The minimum.* A prefill has 2 `_PIECES` pieces for each chord of the steps; a step's moment is no
+earlier than the chain of the steps before its chord. A batch lasts f + w or more, with w that of
+the first step of the chord. So at price 0 a request costs nearly all of its chain.
+
 *Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
 of a request that restarts counts, and the judge takes F_i from it. Where a request keeps its output
 tokens, F_i may belong to an earlier run than C_i. Then token 1 is that of the earlier run. Its
@@ -59,9 +63,12 @@ from optsched.problem.objective import TOTAL_LATENCY
 Floats = NDArray[np.float64]
 
 _SAFETY = 1e-9
-_CELLS = 8_000
+_CELLS, _FINER, _MOST = 8_000, 64, 256_000_000
+"""Cells of time; for the value also so many for each request, if requests times cells are few."""
 _COARSE, _FINE = 2, 8
 """Chords over a request's decode steps, for finding the cap and for the value."""
+_PIECES = 2
+"""Pieces of a prefill for each chord."""
 _CAPS = (700.0, 200.0, 50.0, 5.0)
 """First values of the cap of p2, in requests. The cap is then refined around the best one."""
 
@@ -175,23 +182,52 @@ def cell_at(moment: float, width: float) -> int:
     return c
 
 
+class Token(NamedTuple):
+    """What one token pays: ``paid`` times p1, and the least over its batch's own work for p2.
+
+    Where p2 < ``turn`` its batch does no other own work than ``low``. That is ``least`` of latency,
+    and ``short`` times p2. From there on it is ``work`` times p2 and ``root`` times its root.
+    """
+
+    paid: float
+    work: float
+    root: float
+    least: float
+    short: float
+    turn: float
+
+
 @njit
-def _least(
-    theta: float, earliest: float, linear1: float, linear2: float, root: float, prices: Prices
-) -> float:
-    """Return min over tau >= earliest of theta (tau - earliest) + p1 l1 + p2 l2 + sqrt(p2) r."""
+def token_of(paid: float, work: float, fixed: float, later: float, low: float) -> Token:
+    """Return a token of weight Theta = ``later`` in a batch of at least ``low`` own work."""
+    root, turn, short = 2 * np.sqrt(work * fixed * later), -1.0, work
+    if low > 0:
+        short = work + fixed * work / low
+        turn = later * low * low / (work * fixed) if work * fixed > 0 else np.inf
+
+    return Token(paid, work, root, later * low, short, turn)
+
+
+@njit
+def _least(theta: float, earliest: float, token: Token, prices: Prices) -> float:
+    """Return min over tau >= earliest of theta (tau - earliest) and what the token pays."""
     width, p1, p2, root2 = prices
     c = cell_at(earliest, width)
     best = np.inf
 
     while True:
-        value = theta * max(0.0, c * width - earliest)
+        value = theta * max(0.0, c * width - earliest) + token.least
         if value >= best:
             return best
         if c >= p1.shape[0]:  # no price from here on
             return value
 
-        value += p1[c] * linear1 + p2[c] * linear2 + root2[c] * root
+        value += p1[c] * token.paid
+        if p2[c] < token.turn:
+            value += p2[c] * token.short
+        else:
+            value += max(0.0, p2[c] * token.work + root2[c] * token.root - token.least)
+
         best = min(best, value)
         c += 1
 
@@ -202,7 +238,7 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
     arrival, prefill, prefill_paid = tokens.arrival, tokens.prefill, tokens.prefill_paid
     first, steps, work, paid = tokens.first, tokens.steps, tokens.work, tokens.paid
     work_slope, paid_slope = tokens.work_slope, tokens.paid_slope
-    decode, prefill_fixed = tokens.decode, tokens.prefill_fixed
+    decode, prefill_fixed, alone = tokens.decode, tokens.prefill_fixed, tokens.alone
     total = 0.0
 
     for i in range(arrival.shape[0]):
@@ -211,10 +247,13 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
         whole = prefill_paid[i] + rest
         theta = prefill_paid[i] / whole if m > 0 and whole > 0 else 1.0
         theta = max(theta, ttft_weight)
-        root = 2 * np.sqrt(prefill_fixed * prefill[i] * theta / 2)
-        total += theta / 2 * prefill_fixed + _least(
-            theta, a, prefill_paid[i], prefill[i], root, prices
-        )
+        token = token_of(prefill_paid[i], prefill[i], prefill_fixed, theta / 2, prefill[i])
+        total += theta / 2 * prefill_fixed
+        for q in range(_PIECES * chords):
+            ahead = q / (_PIECES * chords) * (prefill[i] + prefill_fixed)
+            value = theta * ahead + _least(theta, a + ahead, token, prices)
+            total += value / (_PIECES * chords)
+
         each = (1 - theta) / m if m > 0 else 0.0
         if each == 0:
             continue
@@ -225,15 +264,14 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
             high = np.floor(m * (b + 1) / chords)
             if high == low:
                 continue
+
+            least = work[i] + work_slope * low
+            ahead = first[i] + low * alone[i] + work_slope * low * (low - 1) / 2
             for k in (low, high - 1):
                 later = before + each * (k + 0.5)
                 w = work[i] + work_slope * k
-                root = 2 * np.sqrt(decode * w * later)
-                value = (
-                    each * first[i]
-                    + later * decode
-                    + _least(each, a + first[i], paid[i] + paid_slope * k, w, root, prices)
-                )
+                token = token_of(paid[i] + paid_slope * k, w, decode, later, least)
+                value = each * ahead + later * decode + _least(each, a + ahead, token, prices)
                 total += (high - low) / 2 * value
 
             low = high
@@ -303,7 +341,7 @@ def value_at(
     prices = Prices(width, p1, p2, np.sqrt(p2))
     total = float(costs_at_prices(tokens, chords, prices, ttft_weight))
     paid = (float(p1.sum()) + float(p2.sum())) * width
-    safe = margin((2 * chords + 2) * len(tokens.arrival) + len(p1))
+    safe = margin(((2 + _PIECES) * chords + 2) * len(tokens.arrival) + len(p1))
 
     return total * (1 - safe) - paid * (1 + safe)
 
@@ -335,6 +373,14 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
     best = max(found, key=found.__getitem__)
     value = found[best]
     value = max(0.0, value, at(best, _FINE) if in_time() else value)
+    cells = min(_FINER * task.instance.n, _MOST // task.instance.n)
+    if cells > _CELLS and in_time():
+        finer, narrow = prices_of(tokens, cells, weight)
+        p2 = np.minimum(finer, best)
+        found_fine = value_at(tokens, narrow, finer - p2, p2, ttft_weight=weight)
+        if found_fine > value:
+            value, price, width = found_fine, finer, narrow
+
     if task.objective != TOTAL_LATENCY:
         return Proof(value / per)
 

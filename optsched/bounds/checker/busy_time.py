@@ -4,19 +4,48 @@ docs/formulations.md, "Prices of machine time", has the notation and the proof: 
 request, with own work w, share sigma and weight theta_k, costs at least the min over one moment
 tau, which is no earlier than a_i + pre_k, of
 
-    F_k(tau) = theta_k (tau - a_i) + p1 (w + sigma) + p2 w + Theta_k f + 2 sqrt(p2 w f Theta_k).
+    F_k(tau) = theta_k (tau - a_i) + p1 (w + sigma) + p2 w + Theta_k f + H(p2),
+    H(p2) = min over x >= w_0 of Theta_k x + p2 w f / x,    0 <= w_0 <= w.
 
-Prices p1, p2 >= 0 are constant on cells of ``width`` ticks from the first arrival of the range on,
-and 0 afterwards. Least machine times are those of `optsched.bounds.checker.requests`.
+Its batch lasts f + x, and x >= w. The min is at x = w_0 up to the price p2 = Theta_k w_0^2 / (w f),
+and 2 sqrt(p2 w f Theta_k) beyond. H is concave in p2, and at least Theta_k w_0. Prices p1, p2 >= 0
+are constant on cells of ``width`` ticks from the first arrival of the range on, and 0 afterwards.
+Least machine times are those of `optsched.bounds.checker.requests`.
 
-A prefill in chunks splits theta in proportion to own work, and F of the whole is at most the sum of
-F of the chunks if sigma is at most kappa w with the smallest ratio kappa of a chunk's share to its
-own work. A chunk of c of s tokens has the share (base / M + prefill_base / cap) c or more, and own
-work of at most (token + max(square, cross) s + prefill_kv s + request) c. The same holds for a
-refill in chunks. What evictions lose is left out.
+*Chunks.* A prefill in chunks splits theta in proportion to own work: chunk q has r_q of both, a
+batch f + x_q with x_q >= r_q w_0, and Theta_q >= B + theta (R_q + r_q / 2), where B is the weight
+of the tokens before and R_q the part of the chunks before. So Theta_q >= r_q Theta_k, which covers
+all but H. With u = r_q Theta_q w_0 and z = p2 w f / w_0 a chunk's own min H_q is u + z if z <= u,
+and 2 sqrt(u z) beyond. At every price H_q >= r_q H - r_q (Theta_k - Theta_q) w_0, since with s^2 =
+z / u
 
-*Chords.* Let w and sigma be affine in k and theta_k the same for all tokens after the first. Then
-F_k is concave in k at each moment, and so is its min. So consecutive tokens cost at least their
+- s < 1: r_q H is at most r_q (Theta_k w_0 + z), and r_q z <= z;
+- 1 <= s <= (1 + sqrt(1 - r_q)) / r_q: the same, and u + r_q z <= 2 sqrt(u z) there;
+- beyond, z >= Theta_q w_0 / r_q >= Theta_k w_0, so r_q H = 2 r_q sqrt(Theta_k w_0 z). Where
+  Theta_q <= Theta_k, H_q is no less. Else H_q - r_q H grows with z, and at that z is at least
+  2 w_0 (Theta_q - sqrt(r_q Theta_q Theta_k)) >= r_q (Theta_q - Theta_k) w_0, which holds as
+  (sqrt(Theta_q) - sqrt(Theta_k))^2 >= 0 at r_q = 1, and by more at less.
+
+These losses sum to at most 0, as sum r_q Theta_q >= Theta_k. So F of the whole is at most the sum
+of F of the chunks, each at its own moments, if sigma is at most kappa w with the smallest ratio
+kappa of a chunk's share to its own work. A chunk of c of s tokens has the share
+(base / M + prefill_base / cap) c or more, and own work of at most
+(token + max(square, cross) s + prefill_kv s + request) c. The same holds for a refill in chunks.
+What evictions lose is left out.
+
+*Pieces.* A prefill's own work is done one part after another. Let t run evenly over a chunk's batch
+while its own work is counted evenly. What a chunk pays by the means over its batch is the mean over
+t, as H is concave in p2. After own work y of W in all, t >= a_i + y (1 + f / W): batches before
+take their own work and f each, and this one's part so far is as large a part of f + x. So the least
+cost of a prefill is at least the mean over 2**_PIECES equal pieces of the least F from the moment
+on at which each can begin.
+
+*Steps.* The moment of step k is no earlier than a_i, the prefill's time and that of the batches of
+the steps before, if the request were alone.
+
+*Chords.* Let w and sigma be affine in k and theta_k the same for all tokens after the first. Let
+w_0 and the earliest moment be those of the first of them. At each moment and each x the cost is
+affine in k, so F_k is concave in k, and so is its min. So consecutive tokens cost at least their
 number times the mean of the two at the ends. The smaller one of a decode step and a refill is at
 least the affine function that begins at the smaller value and rises by the smaller slope.
 
@@ -38,6 +67,8 @@ from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 
 CHORDS = 8
 """Chords over the tokens after the first."""
+_PIECES = 4
+"""A prefill has 2**_PIECES pieces."""
 _TOP = 60
 """Bits of what is paid at the highest prices."""
 _WEIGHT = 30
@@ -45,6 +76,8 @@ _WEIGHT = 30
 _COST = 20
 """Costs are added up in units of 2**-20 ticks."""
 _CELLS = 4_000_000
+_NEVER = 1 << 60
+"""A price that none reaches."""
 _BATCH = 100_000
 """Max ends of chords that are found at once."""
 
@@ -83,6 +116,12 @@ def line_of(rates: Rates, prompt: int) -> Line:
     )
 
 
+def alone_of(rates: Rates, prompt: int) -> int:
+    """Return the least time of the second token's batch, which grows by ``work_slope``."""
+    step, _, again, _ = later_of(rates, prompt)
+    return min(step + rates.decode, again + rates.refill)
+
+
 def chunk_share(rates: Rates, request: Request) -> int:
     """Return the share of a prefill that is in proportion to own work in every chunk."""
     cost, s = rates.cost, request.prompt
@@ -113,13 +152,17 @@ def _read(leaf: dict[str, Any]) -> Prices:
 
 
 class _End(NamedTuple):
-    """An end of a chord: weights theta and Theta, as fractions, and what the token costs."""
+    """An end of a chord: weights theta and Theta, as fractions, and what the token costs.
+
+    Its batch has own work of at least ``low``.
+    """
 
     theta: tuple[int, int]
     later: tuple[int, int]
     paid: int
     work: int
     fixed: int
+    low: int
 
 
 class _Ends:
@@ -128,12 +171,12 @@ class _Ends:
     def __init__(self, part: Part, prices: Prices) -> None:
         self.prices, self.total = prices, 0
         self.ticks, self.scale = part.ticks, part.rates.scale
-        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.rows: list[tuple[int, ...]] = []
         self.weights: list[tuple[int, int]] = []
 
-    def add(self, count: int, earliest: int, end: _End) -> None:
-        """Add half of ``count`` tokens, which no moment before ``earliest`` has."""
-        theta, later, paid, work, fixed = end
+    def add(self, count: int, earliest: int, end: _End, parts: int = 0) -> None:
+        """Add half of ``count`` tokens over 2**parts, which no moment before ``earliest`` has."""
+        theta, later, paid, work, fixed, low = end
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         cell = earliest // width
@@ -141,6 +184,8 @@ class _Ends:
         below = self.scale * scale * later[1]
         top = (highest[0] * paid + highest[1] * work) * ticks // scale
         top += isqrt(square * highest[2] ** 2 // (below << 2 * shift)) + 3
+        latest = self.scale * later[1]
+        top += 2 * later[0] * low * ticks // latest + 1
         bits = _TOP - top.bit_length()
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
@@ -151,13 +196,23 @@ class _Ends:
         l1 = min(ceiling, ((paid * ticks) << bits) // scale) if highest[0] else 0
         l2 = min(ceiling, ((work * ticks) << bits) // scale) if highest[1] else 0
         root = isqrt((square << 2 * bits) // (below << 2 * shift)) if highest[2] else 0
+        turn, short = _NEVER, 0
+        if low == 0:
+            turn = -1
+        else:
+            short = min(ceiling, (((work + fixed * work // low) * ticks) << bits) // scale)
+            if work * fixed > 0:
+                turn = min(_NEVER, unit * later[0] * low**2 // (later[1] * work * fixed))
+
+        least = ((later[0] * low * ticks) << bits) // latest
         highest_paid = highest[0] * l1 + highest[1] * l2 + highest[2] * root
         if highest_paid > ceiling:
             raise TooLarge("busy-time: found costs that overflow; too large to check")
 
         cell = min(cell, _CELLS)
-        self.rows.append((cell, min(ceiling, lead), min(ceiling, every), l1, l2, root))
-        self.weights.append((count, bits + 1 - _COST))
+        waits = min(ceiling, lead), min(ceiling, every)
+        self.rows.append((cell, *waits, l1, l2, root, least, short, turn))
+        self.weights.append((count, bits + 1 + parts - _COST))
         if len(self.rows) >= _BATCH:
             self.find()
 
@@ -180,7 +235,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
     budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
     prices = _read(leaf)
     cells = len(prices.p1)
-    budget.spend((2 * CHORDS + 1) * len(part.requests) * (20 + cells // 1000))
+    budget.spend((2 * CHORDS + (1 << _PIECES)) * len(part.requests) * (20 + cells // 1000))
     rates, one, ends = part.rates, 1 << _WEIGHT, _Ends(part, prices)
     decode, refill = min(rates.decode, rates.refill), rates.refill
     waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
@@ -190,23 +245,30 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         paid = own + chunk_share(rates, request)
         whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
         theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
-        ends.add(2, arrival, _End((theta, one), (theta, 2 * one), paid, own, refill))
+        end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
+        for q in range(1 << _PIECES):
+            ahead = part.floor((own + refill) * q >> _PIECES)
+            ends.add(2, arrival + ahead, end, _PIECES)
+            waits += theta * ahead >> _PIECES
+
         fixed += theta * refill
         if m == 0:
             continue
 
-        first = part.floor(request.first)
-        waits += (one - theta) * first
         fixed += (one + theta) * m * decode
+        alone = alone_of(rates, request.prompt)
 
         # F is concave in k: so many tokens cost at least as often the mean of those at the ends.
         for b in range(CHORDS):
             low, high = m * b // CHORDS, m * (b + 1) // CHORDS
+            chain = low * alone + line.work_slope * (low * (low - 1) // 2)
+            ahead = part.floor(request.first + chain)
+            waits += (one - theta) * (high - low) * ahead // m
             for k in {low, high - 1} if high > low else ():
                 later = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
                 costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
-                end = _End((one - theta, m * one), later, *costs)
-                ends.add(high - low if high - low > 1 else 2, arrival + first, end)
+                end = _End((one - theta, m * one), later, *costs, line.work + low * line.work_slope)
+                ends.add(high - low if high - low > 1 else 2, arrival + ahead, end)
 
     ends.find()
     fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)

@@ -15,29 +15,28 @@ def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     """Return the least cost of each row of ``ends`` over the moments from its first one on.
 
     A row has the cell of its first moment, the cost of waiting until that cell ends and of every
-    further cell, and what it pays per unit of ``p1``, ``p2`` and ``root``. Beyond the last cell
-    only waiting costs. While it is compared, the waiting is at most the best cost plus one cell.
+    further cell, and what it pays per unit of ``p1``, ``p2`` and ``root``. Up to the price ``turn``
+    of p2 it pays ``least``, and ``short`` per unit of ``p2``; beyond at least as much. ``least`` is
+    due at any moment, and beyond the last cell nothing but that and the waiting. While it is
+    compared, the waiting is at most the best cost plus one cell.
     """
     found = np.empty(len(ends), np.int64)
     cells = len(p1)
     for row in range(len(ends)):
-        cell, wait, every, l1, l2, r = ends[row]
-        if cell >= cells:
-            found[row] = 0
-            continue
-
-        best = p1[cell] * l1 + p2[cell] * l2 + root[cell] * r
-        cell += 1
-        while wait < best:
+        cell, wait, every, l1, l2, r, least, short, turn = ends[row]
+        best, waited = NEVER, 0
+        while waited < best:
             if cell >= cells:
-                best = wait
+                best = waited
                 break
 
-            best = min(best, wait + p1[cell] * l1 + p2[cell] * l2 + root[cell] * r)
-            wait += every
+            p = p2[cell]
+            paid = p * short if p <= turn else max(0, p * l2 + root[cell] * r - least)
+            best = min(best, waited + p1[cell] * l1 + paid)
+            waited, wait = wait, wait + every
             cell += 1
 
-        found[row] = best
+        found[row] = least + best
 
     return found
 
