@@ -247,5 +247,7 @@ between the best known schedule and the bound."""
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:
-    """Return every metric by name."""
-    return {name: metric.of(judged) for name, metric in TABLE.items()}
+    """Return every metric by name; those of reuse only where requests may share prefixes."""
+    shared = getattr(judged, "reuse", None) is not None
+    known = (metric for metric in TABLE.values() if shared or "reuse" not in metric.needs)
+    return {metric.name: metric.of(judged) for metric in known}
