@@ -26,7 +26,7 @@ EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0, ttf
 
 
 def test_the_judge_derives_every_metric_in_the_order_of_the_table() -> None:
-    assert METRICS == tuple(TABLE)
+    assert tuple(TABLE) == METRICS
     assert tuple(EVALUATION.metrics) == tuple(m for m in METRICS if m not in OF_PREFIXES)
     assert None not in EVALUATION.metrics.values()
 

@@ -51,7 +51,19 @@ def desk(instance: Instance, policy, **options) -> Desk:
 
 @pytest.mark.parametrize(
     "spec",
-    ["fcfs", "mc-sf", "sarathi", "least-work", "rank-output", "trail", "sorted-f", "gsa", "gba"],
+    [
+        "fcfs",
+        "mc-sf",
+        "sarathi",
+        "least-work",
+        "rank-output",
+        "trail",
+        "sorted-f",
+        "gsa",
+        "gba",
+        "spf",
+        "spf-work:gate=0.5,piece=3",
+    ],
 )
 def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation(spec: str) -> None:
     rng, finished = Random(spec), 0

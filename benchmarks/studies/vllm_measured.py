@@ -218,6 +218,8 @@ EXPERIMENT = Experiment(
             "sarathi",
             "mc-sf",
             "least-work",
+            "spf-work",
+            "spf-work:cheap=true",
         ],
         "found": 0.076,
         "link_gb_s": 0.0,

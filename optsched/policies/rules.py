@@ -214,15 +214,19 @@ class Rules(Runner):
             ("lump", self.lump >= 0.5, "lump >= 0.5"),
             (
                 "groups",
-                "prefill" not in groups or (split and self.chunked and plain and not drawn),
+                "prefill" not in groups or (split and self.chunked and plain),
                 "with 'prefill' only 'running_decode' before it, chunked prefill, "
-                "overflow='evict_latest', and neither promote nor random ties",
+                "overflow='evict_latest' and no promote",
             ),
-            ("gate", self.gate > 0 and (split or self.gate == math.inf), "groups with 'prefill'"),
+            (
+                "gate",
+                self.gate > 0 and (split or self.gate == math.inf),
+                "gate > 0, and groups with 'prefill'",
+            ),
             (
                 "piece",
                 self.piece > 0 and (self.chunked or self.piece == math.inf),
-                "chunked prefill with it",
+                "piece > 0, and chunked prefill with it",
             ),
         )
         for name, holds, expected in checks:

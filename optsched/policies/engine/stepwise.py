@@ -17,7 +17,7 @@ from optsched.policies.runner import Job
 if TYPE_CHECKING:
     from optsched.judge.life import Ints, Records
 
-LASTING = ("estimate", "peak", "promoted", "band", "key", "place", "first_at")
+LASTING = ("estimate", "peak", "promoted", "band", "key", "place", "first_at", "produced", "gone")
 """Fields of a request that its rules remember from one batch to the next."""
 
 

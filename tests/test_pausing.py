@@ -1,0 +1,176 @@
+"""Prefills that pause: in one line by what is left, behind a gate, in pieces, in cheap batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from test_table import tabulated
+
+from optsched.costs.cost import BatchCost
+from optsched.judge.evaluate import evaluate
+from optsched.policies import Rules, make_policy
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+
+LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
+"""A batch of c tokens takes c + 1 seconds, and a decode step of one request 2 seconds."""
+
+PAUSING = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
+
+
+def seconds(*columns: list, capacity: int = 1000, **more: list) -> Instance:
+    return Instance(*columns, capacity, time_unit="second", kv_accounting="cached", **more)
+
+
+def run(instance: Instance, policy: str | Rules, cost: BatchCost = LINEAR) -> list[dict[int, int]]:
+    """Return the tokens of every request in every batch."""
+    schedule = simulate(instance, policy, cost)
+    entries = list(zip(schedule.request.tolist(), schedule.tokens.tolist(), strict=True))
+    return [dict(entries[a:b]) for a, b in pairwise(schedule.batch_offsets.tolist())]
+
+
+def test_a_long_prefill_pauses_for_a_short_one() -> None:
+    # Four tokens a batch. After the first 8 of 12 tokens are left, which take 9 s alone, so the
+    # short prompt of 5 goes first (6 s, then 2 s for its last token), though it came later.
+    instance = seconds([0, 1], [12, 5], [1, 1])
+    rules = replace(PAUSING, max_batch_tokens=4)
+    assert run(instance, rules) == [{0: 4}, {1: 4}, {1: 1, 0: 3}, {0: 4}, {0: 1}]
+    # One of 9 tokens takes 10 s and waits for the one that has begun.
+    assert run(seconds([0, 1], [12, 9], [1, 1]), rules)[:4] == [{0: 4}, {0: 4}, {0: 4}, {1: 4}]
+    # In other groups what has begun goes first in any case.
+    begun = replace(rules, groups=("running_decode", "running_prefill", "waiting"))
+    assert run(instance, begun) == [{0: 4}, {0: 4}, {0: 4}, {1: 4}, {1: 1}]
+
+
+def test_by_work_what_is_left_includes_the_decodes_to_come() -> None:
+    # 8 tokens are left of the long prompt: 9 s. The short one takes 3 s, but its decodes, one
+    # second each without the fixed costs of their batches, another 7 s: 10 s.
+    rules = replace(PAUSING, order="work", max_batch_tokens=4)
+    assert run(seconds([0, 1], [12, 2], [1, 8]), rules)[:2] == [{0: 4}, {0: 4}]
+    # With 6 decodes the two are equal, and what has begun stays; with 5 the short one goes first.
+    assert run(seconds([0, 1], [12, 2], [1, 7]), rules)[:2] == [{0: 4}, {0: 4}]
+    assert run(seconds([0, 1], [12, 2], [1, 6]), rules)[:2] == [{0: 4}, {1: 2, 0: 2}]
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prompts", "beside"),
+    [
+        # A decode that has 4 tokens left takes D = 8 s; one prefill waits: w <= 8.
+        (1, [7], True),
+        (1, [8], False),
+        # Two prefills wait for one decode: w <= 16.
+        (1, [15, 15], True),
+        (1, [16, 16], False),
+        # Two decodes: two prefills are as one for one, and one is not less: w <= 8.
+        (2, [7], True),
+        (2, [8], False),
+        (2, [8, 8], False),
+        # Three prefills for two decodes: w <= 12.
+        (2, [11, 11, 11], True),
+        (2, [12, 12, 12], False),
+    ],
+)
+def test_the_gate_by_predicted_lengths(decodes: int, prompts: list[int], beside: bool) -> None:
+    # Those that decode come at 0, all others during the prefills of these.
+    long = len(prompts)
+    instance = seconds(
+        [0] * decodes + [1] * long, [1] * decodes + prompts, [5] * decodes + [1] * long
+    )
+    second = run(instance, "spf-work")[1]
+    assert {i: second[i] for i in range(decodes)} == dict.fromkeys(range(decodes), 1)
+    assert (len(second) > decodes) == beside
+    # Twice the gate lets a prefill of twice the time in, and half of it none of these.
+    double = [2 * p + 1 for p in prompts]  # 2 (p + 1) seconds
+    twice = replace(instance, prompt_tokens=[1] * decodes + double)
+    assert (len(run(twice, "spf-work:gate=2")[1]) > decodes) == beside
+    assert len(run(instance, "spf-work:gate=0.4")[1]) == decodes
+
+
+def test_the_gate_by_what_was_seen() -> None:
+    # Nobody has finished: the mean is the tokens so far, 1, 2, 3, and D twice as many seconds.
+    # At half the gate a prefill of 3 s runs once the first request has 3 tokens, at 6 s.
+    instance = seconds([0, 1], [1, 2], [9, 1])
+    assert run(instance, "spf")[:4] == [{0: 1}, {0: 1}, {0: 1}, {0: 1, 1: 2}]
+    # A request of 4 tokens has finished at 8 s, another has one at 10 s: 5 tokens of one request.
+    # A prefill of 5 s runs at once, one of 6 s a step later.
+    for prompt, batch in ((4, 5), (5, 6)):
+        rows = run(seconds([0, 8, 9], [1, 1, prompt], [4, 9, 1]), "spf")
+        assert [2 in row for row in rows].index(True) == batch
+
+
+def test_a_piece_ends_where_its_batch_has_taken_its_time() -> None:
+    # Three decode steps are 6 s, 5 tokens, of which a decode takes one.
+    alone = seconds([0], [12], [1])
+    assert run(alone, "spf:piece=3") == [{0: 5}, {0: 5}, {0: 2}]
+    beside = seconds([0, 1], [1, 9], [4, 1])
+    expected = [{0: 1}, {0: 1, 1: 4}, {0: 1, 1: 4}, {0: 1, 1: 1}]
+    assert run(beside, "spf:gate=1000,piece=3") == expected
+    # Less than the time of a token: one goes on all the same.
+    assert run(seconds([0], [3], [1]), "spf:piece=0.25") == [{0: 1}] * 3
+
+
+def test_cheap_tokens_take_half_the_price_of_the_largest_batch() -> None:
+    # 1 and 100 tokens take 20 ms, 200 take 120, which is 0.6 ms a token. The 99 beyond the first
+    # cost nothing; the 199 cost 100 ms, more than 199 * 0.3 = 59.7.
+    cost = tabulated()
+    assert cost.cheap_tokens == 100
+    assert run(seconds([0], [150], [1]), "spf:cheap=true", cost) == [{0: 100}, {0: 50}]
+    assert run(seconds([0], [150], [1]), "spf", cost) == [{0: 150}]
+    # The machine's own limit stays, and a linear model has no tile.
+    fewer = "spf:cheap=true,max_batch_tokens=80"
+    assert run(seconds([0], [150], [1]), fewer, cost) == [{0: 80}, {0: 70}]
+    assert LINEAR.cheap_tokens is None
+    assert run(seconds([0], [150], [1]), "spf:cheap=true") == [{0: 150}]
+
+
+def test_look_ahead_follows_a_prefill_that_stands_still() -> None:
+    # Two tokens a batch: the prefill of 6 ends at 9 s, and its KV is 7 and 8 in the two batches
+    # after that, until 13 s. A projection from its first batch on has it gone at 9 s, where the
+    # other request, of 1, 2 and 3 tokens, seems to fit; 8 + 2 > 8 in the second batch.
+    instance = seconds([0, 1], [6, 1], [3, 3], capacity=8)
+    rules = Rules(
+        admission="lookahead",
+        chunked=True,
+        max_batch_tokens=2,
+        groups=("running_decode", "running_prefill", "waiting"),
+        evict_mode="recompute",
+    )
+    assert run(instance, rules) == [{0: 2}, {0: 2}, {0: 2}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {1: 1}]
+    # With room for 8 + 2 it runs beside.
+    roomy = replace(instance, kv_capacity=10)
+    assert run(roomy, rules)[3:] == [{0: 1, 1: 1}, {0: 1, 1: 1}, {1: 1}]
+
+
+def test_neither_evicts_where_kv_is_ample() -> None:
+    instance = seconds([0, 0, 1, 2], [9, 3, 1, 5], [2, 4, 3, 1])
+    for policy in ("spf", "spf-work"):
+        result = evaluate(instance, simulate(instance, policy, LINEAR), LINEAR)
+        assert result.metrics["evictions"] == 0
+    assert make_policy("spf-work")[0].uses_predictions
+    assert not make_policy("spf")[0].uses_predictions
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": ("prefill",)}, "groups: found .*only 'running_decode' before it"),
+        ({"groups": ("running_decode", "prefill", "waiting")}, "groups: found"),
+        ({"chunked": False}, "groups: found .*chunked prefill"),
+        ({"chunked": False, "overflow": "clear"}, "groups: found .*overflow='evict_latest'"),
+        ({"promote": True}, "expected .*no promote"),
+        ({"ties": "random"}, "ties: found 'random'; .*other than 'evict_latest'"),
+        ({"gate": 0.0}, "gate: found 0.0; expected gate > 0"),
+        ({"gate": 1.0, "groups": ("running", "waiting")}, "gate: found 1.0; .*with 'prefill'"),
+        ({"piece": 0.0}, "piece: found 0.0; expected piece > 0"),
+        (
+            {"piece": 2.0, "groups": ("running", "waiting"), "chunked": False},
+            "piece: found 2.0; .*chunked prefill",
+        ),
+    ],
+)
+def test_rules_that_do_not_go_together_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        replace(PAUSING, **fields)
