@@ -13,7 +13,6 @@ classes; rows come from `optsched.bounds.checker.charges`, which also has the la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,8 +28,8 @@ CLASSES, TARGETS = 16, 9
 _LENGTHS = 40
 """Lengths at which charges are found to choose the edges."""
 _ROUNDS = 12
-_NEAR = 2e-4
-"""How far charges may be below what is proved, relatively."""
+_NEAR, _COARSE = 2e-4, 1e-2
+"""How far charges may be below the best ones, relatively, and what scans begin with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,8 @@ def charges_of(lo: Floats, hi: Floats, minorants: Floats) -> Charges:
     """
     fixed = minorants[:, :, 0]
     more = (1 / (1 - fixed / hi[:, None]))[:, :, None] * minorants[:, :, 1:]
-    return Charges(lo, hi, *np.moveaxis(more * (1 - 1e-12), 2, 0), fixed)
+    decode, context, memory, prefill, position = np.moveaxis(more * (1 - 1e-12), 2, 0)
+    return Charges(lo, hi, decode, context, memory, prefill, position, fixed)
 
 
 def class_charges(
@@ -137,9 +137,7 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
     ndarray, shape (count, 5)
         Decodes, tokens that they have cached, tokens that they hold, prefill tokens, and positions.
     """
-    s, o = (
-        column.astype(np.float64) for column in (instance.prompt_tokens, instance.output_tokens)
-    )
+    s, o = instance.prompt_tokens.astype(np.float64), instance.output_tokens.astype(np.float64)
     steps, block = o - 1, instance.kv_block_tokens
     cached = s * steps + steps * (steps - 1) / 2
     held = cached + steps * (1 + instance.kv_offset + (block - 1) / 2)
@@ -202,18 +200,19 @@ class _Plan:
 
         return found
 
-    def vertices(self, ends: Floats, mixes: Floats, budget: Budget) -> Floats:
-        """Return minorants that are proved, shape (ends, mixes, 6)."""
-        for _ in range(_ROUNDS):
+    def vertices(self, ends: Floats, mixes: Floats, budget: Budget, near: float = _NEAR) -> Floats:
+        """Return minorants that are proved, shape (ends, mixes, 6), nearly the best ones."""
+        for turn in range(_ROUNDS):
             found = np.array([self.best(end, mixes) for end in ends])
-            flat = found.reshape(-1, TERMS)
-            ratio, worst = witnesses(self.batches, flat, within=_NEAR / 4)
-            if ratio.max() <= 1 + _NEAR or budget.left_s <= 0:
+            flat, back = np.unique(found.reshape(-1, TERMS), axis=0, return_inverse=True)
+            within = max(near / 4, _COARSE / 4**turn)
+            ratio, worst = witnesses(self.batches, flat, within=within)
+            if ratio.max() <= 1 + near or budget.left_s <= 0:
                 break
 
-            self._add(np.unique(worst[ratio > 1 + _NEAR / 2], axis=0))
+            self._add(np.unique(worst[ratio > 1 + near / 2], axis=0))
 
-        return np.asarray((flat / np.maximum(ratio, 1e-9)[:, None]).reshape(found.shape))
+        return np.asarray((flat / ratio[:, None])[back].reshape(found.shape))
 
 
 def _first_batches(batches: Batches) -> Floats:
@@ -229,7 +228,7 @@ def _edges(plan: _Plan, mix: Floats, least: float, budget: Budget) -> Floats:
 
     The longest is that beyond which the charges hardly change.
     """
-    last = plan.vertices(np.array([np.inf]), mix[None], budget)[0, 0, 1:] @ mix
+    last = plan.vertices(np.array([np.inf]), mix[None], budget, _COARSE)[0, 0, 1:] @ mix
     longest = least
     while longest < 1e4 * least:
         longest *= 1.5
@@ -238,7 +237,7 @@ def _edges(plan: _Plan, mix: Floats, least: float, budget: Budget) -> Floats:
             break
 
     lengths = np.geomspace(1.002 * least, longest, _LENGTHS)
-    found = plan.vertices(lengths, mix[None], budget)[:, 0]
+    found = plan.vertices(lengths, mix[None], budget, _COARSE)[:, 0]
     paid = found[:, 1:] @ mix / (1 - found[:, 0] / lengths)
     change = np.abs(np.diff(last / np.maximum(paid, last))) + np.diff(np.log(lengths)) / 4
     along = np.append(0.0, np.cumsum(change))

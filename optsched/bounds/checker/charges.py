@@ -39,7 +39,7 @@ its corners prove it.
 *Rounding.* All terms of a sum are non-negative but the time, whose parts are below the largest node
 S. A corner takes fewer than 64 operations on floats, each with a relative error of 2^-53, so it
 errs by less than 1e-14 times the sum of its terms' sizes. It must be below -1e-12 times the terms
-and -1e-12 S. The ratio is also taken 1e-9 too large, which covers the judge's float64 times.
+and -1e-12 S. The ratio is also taken 2e-9 too large, which covers the judge's float64 times.
 """
 
 from __future__ import annotations
@@ -123,17 +123,16 @@ def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
     reach = (chunk, cached, decodes, longest)
     least, most = 1 + offset, offset + int(instance.kv_block_tokens)
     unit = cost.layers / 1000.0
-    held = float(capacity), float(least), float(most), float(seats), float(tokens)
-    limited = (float(room), *held, float(longest), instance.hybrid_batching is not False)
+    sizes = (room, capacity, least, most, seats, tokens, longest)
+    limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
 
     if cost.table is None:
         axes = _axes(reach, longest, [])
         values = unit * _linear(cost, axes)
         line = np.array([[0.0, 1.0], [0.0, 0.0]])
         square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
-        return Batches(
-            *limited, *axes, values, line, line, line, square, cross, float(values.max())
-        )
+        whole: Any = (*limited, *axes, values, line, line, line, square, cross, values.max())
+        return Batches(*whole)
 
     axes = _axes(reach, longest, [cost.table.skew, *cost.table.grids])
     count = int(np.prod([float(len(axis)) for axis in axes]))
@@ -156,17 +155,15 @@ def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
     if skew.max() > 0:
         _least_over_longer(values, axes, np.clip(skew, 0, 1), room)
 
-    top = max(tokens, 1)
-    dense = _reaching(lines["tokens"], min(top, chunk + decodes))
+    dense = _reaching(lines["tokens"], min(tokens, chunk + decodes))
     requests = _reaching(lines["requests"], seats)
     beside = np.array([requests[0] - 1, np.minimum.accumulate(requests[1][::-1])[::-1]])
-    sizes = (float(np.abs(part).max()) for part in (values, dense[1], requests[1]))
-    parts = np.array([[1.0], [unit]])
+    size = unit * sum(float(np.abs(part).max()) for part in (values, dense[1], requests[1]))
+    seconds = np.array([[1.0], [unit]])
+    lines_s = seconds * dense, seconds * requests, seconds * beside
+    whole = (*limited, *axes, unit * values, *lines_s, 0.0, 0.0, size)
 
-    return Batches(
-        *limited, *axes, unit * values, parts * dense, parts * requests, parts * beside,
-        0.0, 0.0, unit * sum(sizes),
-    )  # fmt: skip
+    return Batches(*whole)
 
 
 def worst_ratio(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> Floats:
@@ -190,7 +187,7 @@ def witnesses(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> tup
     rows = np.ascontiguousarray(vectors, np.float64)
     ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
     _scan(batches, rows, ratio, found, _boxes(batches), within, 1 << 50)
-    return ratio * (1 + _MARGIN), found
+    return ratio * (1 + 4 * _MARGIN), found
 
 
 def refuse(batches: Batches, vectors: Floats, budget: Budget) -> None:
@@ -274,7 +271,7 @@ def _sum_of(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Floats, Float
 
 def _reaching(line: tuple[Floats, Floats], end: int) -> Floats:
     """Return the nodes of a line from 0 to an end."""
-    axis, values = line
+    axis, _ = line
     nodes = np.unique([0.0, *axis[(axis > 0) & (axis < end)], float(max(end, 1))])
     return np.array([nodes, np.zeros(len(nodes)) if len(axis) == 1 else _line_at(*line, nodes)])
 
@@ -337,8 +334,9 @@ def _line_below(nodes: Floats, low: float, high: float) -> tuple[float, float, f
 def _tightened(batches: Any, box: Floats) -> bool:
     """Make a box smaller by the limits, and return whether something is left of it."""
     for _ in range(2):
-        rest = batches.room - box[4] * (box[6] + batches.least if box[4] > 0 else 0.0)
-        rest -= box[0] + box[2]
+        rest = batches.room * (1 + 1e-12) - box[0] - box[2]
+        if box[4] > 0:
+            rest -= box[4] * (box[6] + batches.least)
         if rest < 0:
             return False
 
@@ -351,7 +349,7 @@ def _tightened(batches: Any, box: Floats) -> bool:
         if box[4] > 0:
             free = batches.room - box[0] - box[2]
             box[5] = min(box[5], np.floor(free / (box[6] + batches.least) * (1 + 1e-12)))
-            box[7] = min(box[7], (free / box[4] - batches.least) * (1 + 1e-12))
+            box[7] = min(box[7], free / box[4] * (1 + 1e-12) - batches.least)
             if box[0] > 0 and not batches.hybrid:
                 return False
 
