@@ -116,7 +116,7 @@ def class_charges(
     batches = batches_of(task.instance, task.cost_model, task.found_tokens)
     mixes = np.asarray(targets_of(task.instance) if targets is None else targets, np.float64)
     least = 1 / witnesses(batches, np.eye(1, TERMS))[0][0]
-    plan = _Plan(batches, mixes)
+    plan = _Plan(batches)
     ends = _edges(plan, mixes.mean(axis=0), least, budget) if edges is None else np.asarray(edges)
     hi = np.append(ends, np.inf)
     minorants = plan.vertices(hi, mixes, budget)
@@ -153,10 +153,8 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
 class _Plan:
     """The linear program over charges, whose rows are batches, and which only its ends change."""
 
-    def __init__(self, batches: Batches, mixes: Floats) -> None:
+    def __init__(self, batches: Batches) -> None:
         self.batches = batches
-        mean = mixes.mean(axis=0)
-        self.scale = np.where(mean > 0, mean, 1.0) / max(mean[0] + mean[3], 1.0)
         self.contents = np.empty((0, TERMS))
         self._add(_first_batches(batches))
 
@@ -169,34 +167,37 @@ class _Plan:
         import highspy
 
         finite = np.isfinite(end)
-        contents, times = self.contents[:, :-1] / self.scale, self.contents[:, -1:]
-        unit = end if finite else times.min()
-        rows = np.hstack([contents / unit, 1 - times / unit if finite else 0 * times])
-        upper = np.ones(len(rows)) if finite else times[:, 0] / unit
-        size = np.abs(rows).max(axis=1)
+        contents, times = self.contents[:, :-1], self.contents[:, -1]
+        scale = np.maximum((contents / times[:, None]).max(axis=0), 1e-12)
+        longer = np.maximum(times, end) if finite else times
+        rows = np.empty((len(times), TERMS))
+        rows[:, :-1] = contents / scale / longer[:, None]
+        rows[:, -1] = (end - times) / longer if finite else 0.0
+        upper = end / longer if finite else np.ones(len(times))
         model, count = highspy.Highs(), TERMS
         model.setOptionValue("output_flag", False)
         model.setOptionValue("threads", 1)
+        model.setOptionValue("primal_feasibility_tolerance", 1e-9)
         lower = np.array([0.0] * (count - 1) + [1.0])
         free = np.array([highspy.kHighsInf] * (count - 1) + [highspy.kHighsInf if finite else 1.0])
         model.addCols(count, np.zeros(count), lower, free, 0, [], [], [])
         begins = np.arange(len(rows), dtype=np.int32) * count
         model.addRows(
-            len(rows), np.full(len(rows), -highspy.kHighsInf), upper / size, rows.size, begins,
-            np.tile(np.arange(count, dtype=np.int32), len(rows)), (rows / size[:, None]).ravel(),
+            len(rows), np.full(len(rows), -highspy.kHighsInf), upper, rows.size, begins,
+            np.tile(np.arange(count, dtype=np.int32), len(rows)), rows.ravel(),
         )  # fmt: skip
         model.changeObjectiveSense(highspy.ObjSense.kMaximize)
         found = np.empty((len(mixes), TERMS))
 
         for row, mix in enumerate(mixes):
-            goal = np.append(mix / self.scale, 0.0)
+            goal = np.append(mix / scale, 0.0)
             goal /= goal.max()
             model.changeColsCost(count, np.arange(count, dtype=np.int32), goal)
             model.run()
             *charges, more = np.maximum(0.0, model.getSolution().col_value)
             more = max(1.0, more)
             found[row, 0] = end * (1 - 1 / more) if finite else 0.0
-            found[row, 1:] = np.array(charges) / self.scale / more
+            found[row, 1:] = np.array(charges) / scale / more
 
         return found
 
@@ -239,6 +240,7 @@ def _edges(plan: _Plan, mix: Floats, least: float, budget: Budget) -> Floats:
     lengths = np.geomspace(1.002 * least, longest, _LENGTHS)
     found = plan.vertices(lengths, mix[None], budget, _COARSE)[:, 0]
     paid = found[:, 1:] @ mix / (1 - found[:, 0] / lengths)
-    change = np.abs(np.diff(last / np.maximum(paid, last))) + np.diff(np.log(lengths)) / 4
+    paid = np.maximum.accumulate(paid[::-1])[::-1]  # what is valid for longer batches is for all
+    change = np.diff(last / np.maximum(paid, last)) + np.diff(np.log(lengths)) / 4
     along = np.append(0.0, np.cumsum(change))
     return np.interp(np.linspace(0, along[-1], CLASSES)[1:], along, lengths)
