@@ -155,4 +155,6 @@ def same_cost_model(certificate: Mapping[str, Any], cost_model: CostModel | None
         values = {name: Fraction(text) for name, text in model["coefficients"].items()}
         return model["layers"], {name: value for name, value in values.items() if value}
 
-    return exact(certificate["cost_model"]) in [exact(cost_model_dict(c)) for c in cost_model.minorants]
+    return exact(certificate["cost_model"]) in [
+        exact(cost_model_dict(c)) for c in cost_model.minorants
+    ]

@@ -29,9 +29,9 @@ from optsched.bounds.ascent import climb
 from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
-from optsched.bounds.charges import Charges, class_charges
 from optsched.bounds.certificate import cost_model_dict
-from optsched.bounds.checker.classes import CHORDS, ONE, UNIT, charges_of, proved_by
+from optsched.bounds.charges import Charges, class_charges
+from optsched.bounds.checker.classes import charges_of, proved_by
 from optsched.bounds.checker.parts import Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
@@ -46,7 +46,7 @@ _LATER = 1.15
 """Cells of time reach so much beyond the end of the schedule that prices begin with."""
 _COARSE = 8
 """Chords over a request's decode steps in the ascent."""
-_TEMPERATURES = (2.0, 0.7, 0.3, 0.12, 0.05)
+_TEMPERATURES = (2.0, 0.7, 0.3, 0.1)
 """Seconds of waiting that count as much as nothing in the soft minimum, one after another."""
 _STEPS = 150
 """Max steps at a temperature."""
@@ -60,12 +60,12 @@ _CHARGES_SHARE = 0.4
 class Ends(NamedTuple):
     """Ends of chords: what tokens there pay, and when. Columns have the shape (ends,).
 
-    Each stands for ``count`` tokens. ``theta`` and ``later`` are its weights theta and Theta, and
+    Each stands for so many ``tokens``. ``theta`` and ``later`` are its weights theta and Theta, and
     ``earliest`` its first moment in seconds. One of a prefill pays for its place ``at`` in the
     prompt, and one of a later token, where ``steps`` is 1, for ``at`` cached ones.
     """
 
-    count: Floats
+    tokens: Floats
     earliest: Floats
     theta: Floats
     later: Floats
@@ -124,14 +124,14 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
     order = np.empty(classes, np.int64)
     cost, at_class = np.empty(cells + 1), np.empty(cells + 1, np.int64)
 
-    for e in range(len(ends.count)):
+    for e in range(len(ends.tokens)):
         theta, later, at, is_step = ends.theta[e], ends.later[e], ends.at[e], ends.steps[e] == 1
         earliest, heat = ends.earliest[e], max(tau * ends.theta[e], 1e-300)
         for b in range(classes):
             paid[b] = charge(mixed[b], at, is_step)
             fixed[b] = later * lo[b]
 
-        size = _lower_envelope(paid, fixed, order, until)
+        _lower_envelope(paid, fixed, order, until)
         first = cell_at(earliest, width)
         least, free = np.inf, fixed[order[0]]
         c, wait, place = first, 0.0, 0
@@ -161,11 +161,11 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
             cost[k] = np.exp((least - cost[k]) / heat) if cost[k] < least + _CUT * heat else 0.0
             mass += cost[k]
 
-        total += ends.count[e] * (least - heat * np.log(mass))
+        total += ends.tokens[e] * (least - heat * np.log(mass))
         for k in range(first, min(c, cells)):
             if cost[k] > 0:
                 b = at_class[k]
-                p = ends.count[e] * cost[k] / mass
+                p = ends.tokens[e] * cost[k] / mass
                 use[k] += p * paid[b]
                 pays = p * price[k]
                 if not is_step:
@@ -207,8 +207,14 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
                 later = theta + each * (j + 0.5)
                 rows.append(((high - low) / 2, earliest, each, later, s + j, 1))
 
-    columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
-    return Ends(*columns[:5], columns[5].astype(np.int64))  # type: ignore[arg-type]
+    columns = np.array(rows).T.copy()
+    tokens, earliest, weight, later, at, is_step = columns
+    return Ends(tokens, earliest, weight, later, at, is_step.astype(np.int64))
+
+
+def _vectors(charges: Charges) -> Floats:
+    columns = charges.decode, charges.context, charges.memory, charges.prefill, charges.position
+    return np.stack(columns, axis=2)
 
 
 class _Ascent:
@@ -219,8 +225,7 @@ class _Ascent:
 
     def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:
         self.part, self.charges, self.stop = part, charges, stop
-        columns = charges.decode, charges.context, charges.memory, charges.prefill, charges.position
-        self.vertices = np.stack(columns, axis=2)
+        self.vertices = _vectors(charges)
         classes, each = self.vertices.shape[:2]
         self.mixture = np.full((classes, each), 1 / each)
         release = np.array(part.arrival, dtype=np.float64) / part.ticks
@@ -305,7 +310,8 @@ class _Ascent:
         charges = self.charges
         more = (self.mixture / (1 - charges.fixed / charges.hi[:, None])).sum(axis=1)
         with np.errstate(invalid="ignore"):
-            fixed = np.where(np.isinf(charges.hi), 0.0, charges.hi * (1 - 1 / more))
+            base = np.maximum(0.0, charges.hi * (1 - 1 / more))
+            fixed = np.where(np.isinf(charges.hi), 0.0, base)
         minorants = np.column_stack([fixed, self.mixed / more[:, None]])
         rows = charges.lo, charges.hi, minorants
         return classes_leaf(self.width, self.price, self.first, self.reference, rows)
