@@ -124,13 +124,13 @@ def class_charges(
 
 
 def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
-    """Return mixes of tokens: those of all requests, and of groups by decode length.
+    """Return mixes of tokens: those of all requests, and these with decodes of one length.
 
     Parameters
     ----------
     instance : Instance
     count : int
-        Number of targets.
+        Number of targets, 2 or more. The lengths grow by a factor from the least to the longest.
 
     Returns
     -------
@@ -138,16 +138,16 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
         Decodes, tokens that they have cached, tokens that they hold, prefill tokens, and positions.
     """
     s, o = instance.prompt_tokens.astype(np.float64), instance.output_tokens.astype(np.float64)
-    steps, block = o - 1, instance.kv_block_tokens
+    steps, more = o - 1, 1 + instance.kv_offset + (instance.kv_block_tokens - 1) / 2
     cached = s * steps + steps * (steps - 1) / 2
-    held = cached + steps * (1 + instance.kv_offset + (block - 1) / 2)
-    tokens = np.stack([steps, cached, held, s, s * (s - 1) / 2], axis=1)
-    order = np.argsort(s + o / 2, kind="stable")
-    weight = np.cumsum(tokens[order, 2]) / max(tokens[:, 2].sum(), 1.0)
-    group = np.minimum((weight * (count - 1)).astype(int), count - 2)
-    mixes = [tokens[order][group == k].sum(axis=0) for k in range(count - 1)]
+    tokens = np.stack([steps, cached, cached + more * steps, s, s * (s - 1) / 2], axis=1)
     total = tokens.sum(axis=0)
-    return np.array([total, *(mix if mix[0] > 0 else total for mix in mixes)])
+
+    length = np.geomspace(s.min(), (s + steps).max(), count - 1)
+    mixes = np.tile(total, (count, 1))
+    mixes[1:, 1] = total[0] * length
+    mixes[1:, 2] = total[0] * (length + more)
+    return mixes
 
 
 class _Plan:

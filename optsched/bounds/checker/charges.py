@@ -556,8 +556,10 @@ def _scan(
                 if ratio[v] == np.inf or _is_proved(batches, corners, vectors[v], ratio[v], over):
                     continue
 
-                higher = _raise(batches, corners, vectors[v], ratio[v], found[v])
-                if higher > ratio[v]:
+                # From just below on, or the rest of the scan would have to tell the two apart.
+                near = ratio[v] / (1 + within / 2)
+                higher = _raise(batches, corners, vectors[v], near, found[v])
+                if higher > near:
                     ratio[v] = higher * (1 + within) if within > 0 else np.inf
                     if _is_proved(batches, corners, vectors[v], ratio[v], over):
                         continue
