@@ -85,6 +85,7 @@ def _sealed(instance: Instance, model: str, fields: Mapping[str, Any]) -> dict[s
 
 
 def cost_model_dict(cost: BatchCost) -> dict[str, Any]:
+    """Return a cost model as a certificate states it: coefficients, or tables with minorants."""
     if cost.table is not None:
         return {"layers": cost.layers, "table": cost.table.to_dict()}
 

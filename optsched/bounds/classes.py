@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.ascent import climb
-from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof
+from optsched.bounds.base import MINORANTS, PREFIX_CACHE, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
@@ -305,7 +305,7 @@ class _Ascent:
             self._unpack(x)
             take()
 
-    def leaf(self) -> dict[str, Any]:
+    def leaf(self, found_tokens: int) -> dict[str, Any]:
         """Return the leaf of the present prices and mixtures."""
         charges = self.charges
         more = (self.mixture / (1 - charges.fixed / charges.hi[:, None])).sum(axis=1)
@@ -314,7 +314,7 @@ class _Ascent:
             fixed = np.where(np.isinf(charges.hi), 0.0, base)
         minorants = np.column_stack([fixed, self.mixed / more[:, None]])
         rows = charges.lo, charges.hi, minorants
-        return classes_leaf(self.width, self.price, self.first, self.reference, rows)
+        return classes_leaf(self.width, self.price, self.first, self.reference, rows, found_tokens)
 
 
 def classes(task: BoundTask, budget: Budget) -> Proof:
@@ -330,7 +330,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
 
     def take() -> None:
         nonlocal best
-        leaf = ascent.leaf()
+        leaf = ascent.leaf(task.found_tokens)
         value = proved_by(part, leaf, charges_of(leaf), Unlimited())
         if value > best[0]:
             best = value, leaf
@@ -346,8 +346,8 @@ CLASSES = Bound(
     "second",
     ("tel",),
     classes,
-    PROVED_FOR | MINORANTS,
+    PROVED_FOR | MINORANTS | PREFIX_CACHE,
     searches=True,
-    suits=lambda task: bool(MINORANTS & task.features),
+    suits=lambda task: bool((MINORANTS | PREFIX_CACHE) & task.features),
     certifies=True,
 )
