@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from optsched.bounds.base import BoundTask
 from optsched.bounds.checker.charges import TERMS, Batches, batches_of, witnesses
+from optsched.bounds.checker.parts import Rejected
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 
@@ -116,6 +117,9 @@ def class_charges(
     batches = batches_of(task.instance, task.cost_model, task.found_tokens)
     mixes = np.asarray(targets_of(task.instance) if targets is None else targets, np.float64)
     least = 1 / witnesses(batches, np.eye(1, TERMS))[0][0]
+    if not least > 0:
+        raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
+
     plan = _Plan(batches)
     ends = _edges(plan, mixes.mean(axis=0), least, budget) if edges is None else np.asarray(edges)
     hi = np.append(ends, np.inf)

@@ -30,9 +30,9 @@ from optsched.bounds.base import MINORANTS, PREFIX_CACHE, Bound, BoundTask, Proo
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
-from optsched.bounds.charges import Charges, class_charges
-from optsched.bounds.checker.classes import charges_of, proved_by
-from optsched.bounds.checker.parts import Unlimited
+from optsched.bounds.charges import Charges, class_charges, targets_of
+from optsched.bounds.checker.classes import charges_of, prefilled, proved_by
+from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
@@ -53,6 +53,8 @@ _STEPS = 150
 _LOGIT = 4.0
 """The logarithm of a vertex's weight per unit of the variable that is climbed."""
 _CUT = 20.0
+_TARGETS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
+"""Prefills and positions count less in the targets: most batches have more decodes than the mean."""
 _CHARGES_SHARE = 0.4
 """The share of the time for finding charges."""
 
@@ -181,7 +183,9 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
     return total
 
 
-def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int) -> Ends:
+def ends_of(
+    part: Part, top: Floats, shortest: float, first: Floats, chords: int, found: int = 0
+) -> Ends:
     """Return the ends of all requests' chords.
 
     `top` is the vector of the last class, `shortest` the length of the shortest batch, and `first`
@@ -202,7 +206,8 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
         each = (1 - theta) / m
         for block in range(chords):
             low, high = m * block // chords, m * (block + 1) // chords
-            earliest = arrival + part.first[i] * second + low * shortest
+            before = prefilled(part, i, round(shortest * part.ticks), found)
+            earliest = arrival + before * second + low * shortest
             for j in (low, high - 1) if high > low else ():
                 later = theta + each * (j + 0.5)
                 rows.append(((high - low) / 2, earliest, each, later, s + j, 1))
@@ -223,8 +228,8 @@ class _Ascent:
     `vertices` has charges by class, vertex and (decode, context, memory, prefill, position).
     """
 
-    def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:
-        self.part, self.charges, self.stop = part, charges, stop
+    def __init__(self, part: Part, charges: Charges, found: int, stop: Callable[[], bool]) -> None:
+        self.part, self.charges, self.found, self.stop = part, charges, found, stop
         self.vertices = _vectors(charges)
         classes, each = self.vertices.shape[:2]
         self.mixture = np.full((classes, each), 1 / each)
@@ -265,7 +270,9 @@ class _Ascent:
 
     def _set_ends(self, reference: int) -> None:
         shortest = float(self.charges.lo[0])
-        self.ends = ends_of(self.part, self.mixed[reference], shortest, self.first, _COARSE)
+        self.ends = ends_of(
+            self.part, self.mixed[reference], shortest, self.first, _COARSE, self.found
+        )
 
     def smooth(self, price: Floats, tau: float) -> tuple[float, Floats, Floats]:
         """Return the smoothed bound and its derivatives by prices and by charges."""
@@ -305,7 +312,7 @@ class _Ascent:
             self._unpack(x)
             take()
 
-    def leaf(self, found_tokens: int) -> dict[str, Any]:
+    def leaf(self) -> dict[str, Any]:
         """Return the leaf of the present prices and mixtures."""
         charges = self.charges
         more = (self.mixture / (1 - charges.fixed / charges.hi[:, None])).sum(axis=1)
@@ -314,7 +321,7 @@ class _Ascent:
             fixed = np.where(np.isinf(charges.hi), 0.0, base)
         minorants = np.column_stack([fixed, self.mixed / more[:, None]])
         rows = charges.lo, charges.hi, minorants
-        return classes_leaf(self.width, self.price, self.first, self.reference, rows, found_tokens)
+        return classes_leaf(self.width, self.price, self.first, self.reference, rows, self.found)
 
 
 def classes(task: BoundTask, budget: Budget) -> Proof:
@@ -324,13 +331,18 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     order = np.argsort(task.instance.release_times, kind="stable").tolist()
     model = cost_model_dict(cost)
     _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
-    charges = class_charges(task, budget=budget.part(_CHARGES_SHARE))
-    ascent = _Ascent(part, charges, lambda: budget.over)
+    try:
+        targets = targets_of(task.instance) * _TARGETS
+        charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
+    except Rejected:
+        return Proof(0.0)
+
+    ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.over)
     best: tuple[int, dict[str, Any] | None] = 0, None
 
     def take() -> None:
         nonlocal best
-        leaf = ascent.leaf(task.found_tokens)
+        leaf = ascent.leaf()
         value = proved_by(part, leaf, charges_of(leaf), Unlimited())
         if value > best[0]:
             best = value, leaf

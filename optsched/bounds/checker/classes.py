@@ -252,11 +252,12 @@ def proved_by(part: Part, leaf: dict[str, Any], classes: Sequence[Charges], budg
     shortest = classes[0].lo * part.ticks // UNIT
     waits = 0  # sum of theta_k pre_k
 
-    for i, (arrival, request, earliest, theta) in enumerate(
-        zip(part.arrival, part.requests, part.first, first, strict=True)
+    for i, (arrival, request, theta) in enumerate(
+        zip(part.arrival, part.requests, first, strict=True)
     ):
         m, s = request.steps, request.prompt
         theta = theta if m > 0 else ONE
+        earliest = prefilled(part, i, shortest, found)
         whole = top.prefill * s + top.position * (s * (s - 1) // 2)
 
         for p in {0, s - 1}:
@@ -271,7 +272,7 @@ def proved_by(part: Part, leaf: dict[str, Any], classes: Sequence[Charges], budg
             if high == low:
                 continue
 
-            before = (shortest if found else earliest) + low * shortest
+            before = earliest + low * shortest
             waits += (ONE - theta) * (high - low) * before // m
             for j in {low, high - 1}:
                 later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
@@ -288,6 +289,15 @@ def proved_by(part: Part, leaf: dict[str, Any], classes: Sequence[Charges], budg
     spent = int(prices.price.sum()) * prices.width
 
     return total - n + (-spent // prices.unit)
+
+
+def prefilled(part: Part, i: int, shortest: int, found: int) -> int:
+    """Return the least ticks until a request's first token: one batch if tokens may be found."""
+    if found:
+        return shortest
+
+    chunks = 1 if part.rates.whole else -(-part.requests[i].prompt // part.rates.cap)
+    return max(part.first[i], chunks * shortest)
 
 
 def _least_allowed(sums: dict[tuple[int, str], int], prompts: list[int], found: int) -> int:
