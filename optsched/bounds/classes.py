@@ -48,13 +48,13 @@ _COARSE = 8
 """Chords over a request's decode steps in the ascent."""
 _TEMPERATURES = (2.0, 0.7, 0.3, 0.1)
 """Seconds of waiting that count as much as nothing in the soft minimum, one after another."""
-_STEPS = 150
+_STEPS = 200
 """Max steps at a temperature."""
 _LOGIT = 4.0
 """The logarithm of a vertex's weight per unit of the variable that is climbed."""
 _CUT = 20.0
 _TARGETS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
-"""Prefills and positions count less in the targets: most batches have more decodes than the mean."""
+"""Prefills and positions count less in the targets: most batches prefill less than the mean."""
 _CHARGES_SHARE = 0.4
 """The share of the time for finding charges."""
 
