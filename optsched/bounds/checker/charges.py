@@ -417,7 +417,7 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
 def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over: Floats) -> bool:
     """Whether corners prove that a vector is at most so many times the time all over the box.
 
-    ``over`` gets what a corner has over the time, under the last multipliers.
+    ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
     """
     k, curve = vector[3], max(0.0, vector[5] / 2 - ratio * batches.square)
     tilt = max(0.0, vector[5] - ratio * batches.cross)
@@ -433,7 +433,7 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
     slack = _ROUNDING * ratio * batches.size
 
     for _ in range(_TRIES):
-        top, worst = -np.inf, 0
+        top, worst, over[16] = -np.inf, 0, max(k, price) if cut else 0.0
         for j in range(16):
             own, shared, spare = corners[j, 4], corners[j, 5], corners[j, 6]
             if price < k:
@@ -497,8 +497,11 @@ def _raise(batches: Any, corners: Floats, vector: Floats, ratio: float, found: F
 
 
 @njit
-def _longest_side(box: Floats, over: Floats, below: float, under: float) -> int:
-    """Return the side of a box along which corners differ most, or -1 if it cannot be split."""
+def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, under: float) -> int:
+    """Return the side of a box along which corners differ most, or -1 if it cannot be split.
+
+    Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
+    """
     best, side = -1.0, -1
     for d in range(4):
         width = box[2 * d + 1] - box[2 * d]
@@ -508,7 +511,8 @@ def _longest_side(box: Floats, over: Floats, below: float, under: float) -> int:
         change = 0.0
         for j in range(16):
             if not (j >> d) & 1:
-                change += abs(over[j | (1 << d)] - over[j])
+                i = j | (1 << d)
+                change += abs(over[i] - over[j]) + over[16] * abs(corners[i, 6] - corners[j, 6])
 
         change += 8 * (below if d == 0 or d == 2 else 0.0) + 8 * (under if d == 2 else 0.0)
         if change > best:
@@ -534,7 +538,7 @@ def _scan(
     """
     stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
     members = np.empty((_DEPTH, len(vectors)), np.int64)
-    corners, over, steps = np.empty((16, 9)), np.empty(16), 0
+    corners, over, steps = np.empty((16, 9)), np.empty(17), 0
 
     for first in range(len(boxes)):
         stack[0], size = boxes[first], 1
@@ -573,7 +577,7 @@ def _scan(
             if left == 0:
                 continue
 
-            side = _longest_side(box, over, below, under)
+            side = _longest_side(box, corners, over, below, under)
             if side < 0 or size + 2 > _DEPTH:
                 for p in range(left):
                     v = members[size, p]
