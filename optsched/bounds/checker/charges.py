@@ -73,8 +73,8 @@ class Batches(NamedTuple):
     ``room`` is M + F, ``held`` M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond
     what it had cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by
     the ``axes`` (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
-    and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m of a
-    linear model, and ``size`` bounds the time of every node.
+    and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
+    of a linear model, and ``size`` bounds the time of every node.
     """
 
     room: float
