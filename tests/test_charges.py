@@ -19,6 +19,7 @@ from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.costs.batch import COEFFICIENTS, EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost
 from optsched.costs.table import CostTable, Grid
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import whole_blocks
 from optsched.problem.kernel import njit
 
@@ -293,6 +294,13 @@ def test_seats_are_priced_where_they_are_scarce() -> None:
     paid = last.decode[1] + 10 * last.context[1] + 11 * last.memory[1]
     assert paid == pytest.approx(1.5e-3, rel=1e-3)
     assert last.lo == pytest.approx([4e-3, 0.012], rel=1e-3)
+
+
+def test_edges_ascend_above_the_shortest_batch() -> None:
+    instance, cost = example()
+    for edges in ([0.001, 0.05], [0.05, 0.04]):
+        with pytest.raises(UsageError, match=r"expected ascending seconds above 0\.0162"):
+            class_charges(BoundTask(instance, cost), edges=edges)
 
 
 def test_a_class_pays_for_its_longest_batch() -> None:

@@ -21,6 +21,7 @@ from optsched.bounds.base import BoundTask
 from optsched.bounds.checker.charges import TERMS, Batches, batches_of, witnesses
 from optsched.bounds.checker.parts import Rejected
 from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
 Floats = NDArray[np.float64]
@@ -28,6 +29,8 @@ CLASSES, TARGETS = 16, 9
 """Classes and targets by default."""
 _LENGTHS = 40
 """Lengths at which charges are found to choose the edges."""
+_SHORTEST = 1.001
+"""The shortest end of a class, over the shortest batch."""
 _ROUNDS = 12
 _NEAR, _COARSE = 2e-4, 1e-2
 """How far charges may be below the best ones, relatively, and what scans begin with."""
@@ -112,19 +115,30 @@ def class_charges(
     ------
     Rejected
         Nothing is proved for the instance or its cost model.
+    UsageError
+        The edges do not ascend, or one is not clearly longer than the shortest batch.
     """
     budget = budget or Budget()
     batches = batches_of(task.instance, task.cost_model, task.found_tokens)
     mixes = np.asarray(targets_of(task.instance) if targets is None else targets, np.float64)
-    least = 1 / witnesses(batches, np.eye(1, TERMS))[0][0]
-    if not least > 0:
+    ratio, found = witnesses(batches, np.eye(1, TERMS))
+    if not np.isfinite(ratio[0]):
         raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
 
-    plan = _Plan(batches)
-    ends = _edges(plan, mixes.mean(axis=0), least, budget) if edges is None else np.asarray(edges)
+    shortest, plan = 1 / float(ratio[0]), _Plan(batches, found)
+    if edges is None:
+        ends = _edges(plan, mixes.mean(axis=0), shortest, budget)
+    else:
+        ends = np.asarray(edges, np.float64)
+
+    if not (np.diff(ends, prepend=_SHORTEST * shortest) > 0).all():
+        raise UsageError(
+            f"edges: found others; expected ascending seconds above {_SHORTEST * shortest:.6g}"
+        )
+
     hi = np.append(ends, np.inf)
     minorants = plan.vertices(hi, mixes, budget)
-    return charges_of(np.append(least, ends), hi, minorants)
+    return charges_of(np.append(shortest, ends), hi, minorants)
 
 
 def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
@@ -157,9 +171,8 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
 class _Plan:
     """The linear program over charges, whose rows are batches, and which only its ends change."""
 
-    def __init__(self, batches: Batches) -> None:
-        self.batches = batches
-        self.contents = np.empty((0, TERMS))
+    def __init__(self, batches: Batches, shortest: Floats) -> None:
+        self.batches, self.contents = batches, shortest
         self._add(_first_batches(batches))
 
     def _add(self, found: Floats) -> None:
@@ -186,10 +199,9 @@ class _Plan:
         free = np.array([highspy.kHighsInf] * (count - 1) + [highspy.kHighsInf if finite else 1.0])
         model.addCols(count, np.zeros(count), lower, free, 0, [], [], [])
         begins = np.arange(len(rows), dtype=np.int32) * count
-        model.addRows(
-            len(rows), np.full(len(rows), -highspy.kHighsInf), upper, rows.size, begins,
-            np.tile(np.arange(count, dtype=np.int32), len(rows)), rows.ravel(),
-        )  # fmt: skip
+        columns = np.tile(np.arange(count, dtype=np.int32), len(rows))
+        unbounded = np.full(len(rows), -highspy.kHighsInf)
+        model.addRows(len(rows), unbounded, upper, rows.size, begins, columns, rows.ravel())
         model.changeObjectiveSense(highspy.ObjSense.kMaximize)
         found = np.empty((len(mixes), TERMS))
 
@@ -228,20 +240,20 @@ def _first_batches(batches: Batches) -> Floats:
     return found
 
 
-def _edges(plan: _Plan, mix: Floats, least: float, budget: Budget) -> Floats:
+def _edges(plan: _Plan, mix: Floats, shortest: float, budget: Budget) -> Floats:
     """Return lengths between which work per second and lengths change by as much.
 
     The longest is that beyond which the charges hardly change.
     """
     last = plan.vertices(np.array([np.inf]), mix[None], budget, _COARSE)[0, 0, 1:] @ mix
-    longest = least
-    while longest < 1e4 * least:
+    longest = shortest
+    while longest < 1e4 * shortest:
         longest *= 1.5
         found = plan.best(longest, mix[None])[0]
         if found[1:] @ mix / (1 - found[0] / longest) <= 1.02 * last:
             break
 
-    lengths = np.geomspace(1.002 * least, longest, _LENGTHS)
+    lengths = np.geomspace(2 * _SHORTEST * shortest - shortest, longest, _LENGTHS)
     found = plan.vertices(lengths, mix[None], budget, _COARSE)[:, 0]
     paid = found[:, 1:] @ mix / (1 - found[:, 0] / lengths)
     paid = np.maximum.accumulate(paid[::-1])[::-1]  # what is valid for longer batches is for all

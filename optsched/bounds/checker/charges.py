@@ -70,17 +70,17 @@ _TRIES = 14
 class Batches(NamedTuple):
     """The batches that fit a machine, and the least time that they take.
 
-    ``room`` is M + F, ``held`` M, ``least`` and ``most`` the KV that a decode holds beyond what it
-    had cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by the
-    ``axes`` (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens, and
-    by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m of a
-    linear model, and ``size`` bounds the time of every node.
+    ``room`` is M + F, ``held`` M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond
+    what it had cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by
+    the ``axes`` (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
+    and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
+    of a linear model, and ``size`` bounds the time of every node.
     """
 
     room: float
     held: float
-    least: float
-    most: float
+    min_extra: float
+    max_extra: float
     seats: float
     tokens: float
     longest: float
@@ -121,9 +121,9 @@ def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
     chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
     cached = 0 if instance.chunked_prefill is False else min(room, min(chunk, seats) * longest)
     reach = (chunk, cached, decodes, longest)
-    least, most = 1 + offset, offset + int(instance.kv_block_tokens)
+    extra = 1 + offset, offset + int(instance.kv_block_tokens)
     unit = cost.layers / 1000.0
-    sizes = (room, capacity, least, most, seats, tokens, longest)
+    sizes = (room, capacity, *extra, seats, tokens, longest)
     limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
 
     if cost.table is None:
@@ -336,7 +336,7 @@ def _tightened(batches: Any, box: Floats) -> bool:
     for _ in range(2):
         rest = batches.room * (1 + 1e-12) - box[0] - box[2]
         if box[4] > 0:
-            rest -= box[4] * (box[6] + batches.least)
+            rest -= box[4] * (box[6] + batches.min_extra)
         if rest < 0:
             return False
 
@@ -348,8 +348,8 @@ def _tightened(batches: Any, box: Floats) -> bool:
 
         if box[4] > 0:
             free = batches.room - box[0] - box[2]
-            box[5] = min(box[5], np.floor(free / (box[6] + batches.least) * (1 + 1e-12)))
-            box[7] = min(box[7], free / box[4] * (1 + 1e-12) - batches.least)
+            box[5] = min(box[5], np.floor(free / (box[6] + batches.min_extra) * (1 + 1e-12)))
+            box[7] = min(box[7], free / box[4] * (1 + 1e-12) - batches.min_extra)
             if box[0] > 0 and not batches.hybrid:
                 return False
 
@@ -405,8 +405,8 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
         free = batches.room - chunk - cached
         corners[j, 0], corners[j, 1] = chunk, min(cached, batches.longest)
         corners[j, 2], corners[j, 3] = n, n * kv
-        corners[j, 4], corners[j, 5] = n * (kv + batches.most), batches.held if whole else free
-        corners[j, 6] = free - n * (kv + batches.least)
+        corners[j, 4], corners[j, 5] = n * (kv + batches.max_extra), batches.held if whole else free
+        corners[j, 6] = free - n * (kv + batches.min_extra)
         corners[j, 7] = time[j] + start + slope * (chunk + n - first) + begin + rise * (n - box[4])
         corners[j, 8] = time[j]
 
@@ -417,7 +417,7 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
 def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over: Floats) -> bool:
     """Whether corners prove that a vector is at most so many times the time all over the box.
 
-    ``over`` gets what a corner has over the time, under the last multipliers.
+    ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
     """
     k, curve = vector[3], max(0.0, vector[5] / 2 - ratio * batches.square)
     tilt = max(0.0, vector[5] - ratio * batches.cross)
@@ -433,7 +433,7 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
     slack = _ROUNDING * ratio * batches.size
 
     for _ in range(_TRIES):
-        top, worst = -np.inf, 0
+        top, worst, over[16] = -np.inf, 0, max(k, price) if cut else 0.0
         for j in range(16):
             own, shared, spare = corners[j, 4], corners[j, 5], corners[j, 6]
             if price < k:
@@ -497,8 +497,11 @@ def _raise(batches: Any, corners: Floats, vector: Floats, ratio: float, found: F
 
 
 @njit
-def _longest_side(box: Floats, over: Floats, below: float, under: float) -> int:
-    """Return the side of a box along which corners differ most, or -1 if it cannot be split."""
+def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, under: float) -> int:
+    """Return the side of a box along which corners differ most, or -1 if it cannot be split.
+
+    Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
+    """
     best, side = -1.0, -1
     for d in range(4):
         width = box[2 * d + 1] - box[2 * d]
@@ -508,7 +511,8 @@ def _longest_side(box: Floats, over: Floats, below: float, under: float) -> int:
         change = 0.0
         for j in range(16):
             if not (j >> d) & 1:
-                change += abs(over[j | (1 << d)] - over[j])
+                i = j | (1 << d)
+                change += abs(over[i] - over[j]) + over[16] * abs(corners[i, 6] - corners[j, 6])
 
         change += 8 * (below if d == 0 or d == 2 else 0.0) + 8 * (under if d == 2 else 0.0)
         if change > best:
@@ -534,7 +538,7 @@ def _scan(
     """
     stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
     members = np.empty((_DEPTH, len(vectors)), np.int64)
-    corners, over, steps = np.empty((16, 9)), np.empty(16), 0
+    corners, over, steps = np.empty((16, 9)), np.empty(17), 0
 
     for first in range(len(boxes)):
         stack[0], size = boxes[first], 1
@@ -573,7 +577,7 @@ def _scan(
             if left == 0:
                 continue
 
-            side = _longest_side(box, over, below, under)
+            side = _longest_side(box, corners, over, below, under)
             if side < 0 or size + 2 > _DEPTH:
                 for p in range(left):
                     v = members[size, p]
