@@ -94,7 +94,7 @@ def some_table(rng: np.random.Generator, instance: Instance) -> BatchCost:
     """A random table that does not fall to 0 beyond its end."""
     while True:
         cost = BatchCost("tables", 1, {"base": "1"}, table=table(rng))
-        if np.isfinite(worst_ratio(batches_of(instance, cost), np.eye(1, TERMS))).all():
+        if np.isfinite(worst_ratio(batches_of(instance, cost, 9), np.eye(1, TERMS))).all():
             return cost
 
 

@@ -53,6 +53,8 @@ _STEPS = 200
 _LOGIT = 4.0
 """The logarithm of a vertex's weight per unit of the variable that is climbed."""
 _CUT = 20.0
+_SCALES = (1.0, 0.7, 0.4, 0.2)
+"""Multiples of the prices of a schedule that the ascent may begin with."""
 _TARGETS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
 """Prefills and positions count less in the targets: most batches prefill less than the mean."""
 _CHARGES_SHARE = 0.4
@@ -244,10 +246,11 @@ class _Ascent:
             price, self.width = schedule_prices(release, whole, int(_CELLS / _LATER))
             self.price = np.append(price, np.zeros(_CELLS - len(price)))
             self._set_ends(reference)
-            value = self.smooth(self.price, _TEMPERATURES[-1])[0]
-            if value > best:
-                best = value
-                begins = self.first, self.width, self.price, reference
+            for scale in _SCALES:
+                value = self.smooth(scale * self.price, _TEMPERATURES[-1])[0]
+                if value > best:
+                    best = value
+                    begins = self.first, self.width, scale * self.price, reference
 
         self.first, self.width, self.price, self.reference = begins
         self.highest = max(float(self.price.max()), 1e-3)
@@ -300,13 +303,13 @@ class _Ascent:
         """Climb at falling temperatures, and offer what was found after each."""
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
         for tau in _TEMPERATURES:
-            value = self._joint(x, tau)[0]
+            paid = float(self.price.sum()) * self.width
             x = climb(
                 lambda x, tau=tau: self._joint(x, tau),  # type: ignore[misc]
                 x,
                 highest=1.0,
                 iterations=_STEPS,
-                tolerance=1e-5 * abs(value),
+                tolerance=1e-5 * paid,
                 stop=self.stop,
             )
             self._unpack(x)
@@ -333,6 +336,8 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
     try:
         targets = targets_of(task.instance) * _TARGETS
+        prefills = targets[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
+        targets = np.vstack([targets, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
     except Rejected:
         return Proof(0.0)
