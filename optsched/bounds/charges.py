@@ -25,7 +25,7 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
 Floats = NDArray[np.float64]
-CLASSES, TARGETS = 16, 9
+CLASSES, TARGETS = 24, 9
 """Classes and targets by default."""
 _LENGTHS = 40
 """Lengths at which charges are found to choose the edges."""

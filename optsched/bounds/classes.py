@@ -44,19 +44,23 @@ Floats = NDArray[np.float64]
 _CELLS = 400
 _LATER = 1.15
 """Cells of time reach so much beyond the end of the schedule that prices begin with."""
-_COARSE = 8
+_COARSE = 4
 """Chords over a request's decode steps in the ascent."""
-_TEMPERATURES = (2.0, 0.7, 0.3, 0.1)
+_TEMPERATURES = (2.0, 0.7, 0.3, 0.1, 0.03)
 """Seconds of waiting that count as much as nothing in the soft minimum, one after another."""
 _STEPS = 200
 """Max steps at a temperature."""
+_TOLERANCE = 1e-5
+"""Gains in the last steps, relative to what machine time costs, that end a temperature."""
 _LOGIT = 4.0
 """The logarithm of a vertex's weight per unit of the variable that is climbed."""
 _CUT = 20.0
 _SCALES = (1.0, 0.7, 0.4, 0.2)
 """Multiples of the prices of a schedule that the ascent may begin with."""
-_TARGETS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
-"""Prefills and positions count less in the targets: most batches prefill less than the mean."""
+_LENGTHS = 7
+"""Targets, of which there are as many of each kind."""
+_FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
+"""What is left of targets in batches that prefill less than the mean, as most do."""
 _CHARGES_SHARE = 0.4
 """The share of the time for finding charges."""
 
@@ -309,7 +313,7 @@ class _Ascent:
                 x,
                 highest=1.0,
                 iterations=_STEPS,
-                tolerance=1e-5 * paid,
+                tolerance=_TOLERANCE * paid,
                 stop=self.stop,
             )
             self._unpack(x)
@@ -335,9 +339,9 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     model = cost_model_dict(cost)
     _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
     try:
-        targets = targets_of(task.instance) * _TARGETS
-        prefills = targets[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
-        targets = np.vstack([targets, prefills])
+        mixes = targets_of(task.instance, _LENGTHS)
+        prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
+        targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
     except Rejected:
         return Proof(0.0)
@@ -366,5 +370,6 @@ CLASSES = Bound(
     PROVED_FOR | MINORANTS | PREFIX_CACHE,
     searches=True,
     suits=lambda task: bool((MINORANTS | PREFIX_CACHE) & task.features),
+    weight=8.0,
     certifies=True,
 )
