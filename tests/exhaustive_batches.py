@@ -78,6 +78,22 @@ class Exhaustive:
         """Return the KV tokens that a request with so many cached ones holds."""
         return -(-(cached + self.newest) // self.block) * self.block
 
+    def time(self, decode, prefill):
+        """Return the time of a batch: decodes by cached tokens, prefills as (tokens, cached)."""
+        tokens = len(decode) + sum(c for c, _ in prefill)
+        p = self.price
+        time = p["token"] * tokens + p["base"]
+        if decode:
+            time += p["decode_kv"] * sum(decode) + p["decode_request"] * len(decode)
+            time += p["decode_base"]
+        if prefill:
+            time += p["prefill_square"] * sum(c * c for c, _ in prefill)
+            time += p["prefill_cross"] * sum(c * m for c, m in prefill)
+            time += p["prefill_kv"] * sum(m for _, m in prefill)
+            time += p["prefill_token"] * sum(c for c, _ in prefill)
+            time += p["prefill_request"] * len(prefill) + p["prefill_base"]
+        return time
+
     def from_state(self, state):
         """Return every batch in a state: (duration, latest arrival, next state)."""
         if state in self.batches:
@@ -96,17 +112,7 @@ class Exhaustive:
             held = [self.in_blocks(s[1]) for *_, s in choice if s != "done" and s[1]]
             if sum(held) > self.room or len(held) > self.most_running:
                 continue
-            p = self.price
-            time = p["token"] * tokens + p["base"]
-            if decode:
-                time += p["decode_kv"] * sum(decode) + p["decode_request"] * len(decode)
-                time += p["decode_base"]
-            if prefill:
-                time += p["prefill_square"] * sum(c * c for c, _ in prefill)
-                time += p["prefill_cross"] * sum(c * m for c, m in prefill)
-                time += p["prefill_kv"] * sum(m for _, m in prefill)
-                time += p["prefill_token"] * sum(c for c, _ in prefill)
-                time += p["prefill_request"] * len(prefill) + p["prefill_base"]
+            time = self.time(decode, prefill)
             latest = max(self.arrival[i] for i, (c, *_) in enumerate(choice) if c)
             after = tuple(
                 "done" if s != "done" and s[0] == self.output[i] else s

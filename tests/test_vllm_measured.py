@@ -121,9 +121,9 @@ def test_found_tokens_lower_the_bound_by_at_most_what_they_cost(folder: Path) ->
     every, _ = vllm_measured._bound(instance, cost, 1.0, 0.0)
     assert none is not None
     assert 0 <= every <= some <= none
-    # Nothing found: the bound of the same instance without a maximum of tokens per batch.
+    # Nothing found: the bound of the same instance.
     free = replace(instance, limits=replace(instance.limits, max_batch_tokens=None))
-    total, _ = lower_bound(free, cost_model=cost, objective="tel", time_limit_s=0)
+    total, _ = lower_bound(instance, cost_model=cost, objective="tel", time_limit_s=0)
     assert none == pytest.approx(total / 3)
     # A schedule in which a request's prompt need not be processed at all but for one token.
     found = replace(free, prompt_tokens=np.ones(3, dtype=np.int64))

@@ -157,9 +157,8 @@ def _bound(
 ) -> tuple[float | None, str | None]:
     """Return the bound on mean latency with a prefix cache."""
     free = int(np.ceil(found * instance.prompt_tokens.sum()))
-    roomier = replace(instance, limits=replace(instance.limits, max_batch_tokens=None))
     total, origin = lower_bound(
-        roomier, cost_model=cost, time_limit_s=limit_s, found_tokens=free, completions=completions
+        instance, cost_model=cost, time_limit_s=limit_s, found_tokens=free, completions=completions
     )
     return max(0.0, (total or 0.0) / instance.n), origin
 

@@ -85,8 +85,8 @@ def raise_bound(
     Features that a bound is not proved for are left out by `optsched.bounds.relaxations`, where
     that is proved. Under a tabulated cost model each bound runs once for every minorant.
 
-    `budget`: bounds that search run one after another, each with an equal share of the time that is
-    left. When no time is left, a bound that searches runs only if it is named by ``method``, and
+    `budget`: bounds that search run one after another, each with its weight's share of the time
+    that is left. When no time is left, a bound that searches runs only if it is named by ``method``, and
     then as briefly as it can.
     """
     runs = [
@@ -103,7 +103,8 @@ def raise_bound(
         if bound.searches and method == "auto" and budget.over:
             break
 
-        share = 1.0 / (len(runs) - place) if bound.searches else 1.0
+        later = sum(one.weight for one, _ in runs[place:])
+        share = bound.weight / later if bound.searches else 1.0
         try:
             proof = bound.function(question.task, budget.part(share))
         except TooLargeError:
@@ -144,8 +145,8 @@ def lower_bound(
     objective : str or Objective
         What is bounded from below; default: total latency.
     time_limit_s : float
-        Seconds for the bounds that search. They run one after another, each with an equal share
-        of the time that is left. With 0 such a bound runs only if it is named by ``method``, and
+        Seconds for the bounds that search. They run one after another, each with its weight's
+        share of the time that is left. With 0 such a bound runs only if it is named by ``method``, and
         then as briefly as it can.
     progress : callable, optional
         Called as ``progress(name, value)`` with every bound that is better than those before.

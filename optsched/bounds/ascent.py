@@ -276,67 +276,97 @@ class Ascent:
         return int(20 / self.trust)
 
     def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
-        """Maximize the smoothed dual by L-BFGS on the free prices, projected on prices >= 0.
+        """Maximize the smoothed dual from the present prices."""
+        highest = max(float(self.price.max()), 1.0 / float(self.model.first_kv.mean()))
+        self.price = climb(
+            lambda price: self.smooth(price, tau),
+            self.price,
+            highest=highest,
+            iterations=iterations,
+            tolerance=tolerance,
+            stop=self.stop,
+        )
 
-        The step is shortened along its projection until the value rises enough.
-        """
-        x = self.price.copy()
-        value, gradient = self.smooth(x, tau)
-        pairs: list[tuple[Floats, Floats, float]] = []
-        highest = max(float(x.max()), 1.0 / float(self.model.first_kv.mean()))
-        scale = 0.02 * highest / max(float(np.abs(gradient).max()), 1e-9)
-        history = [value]
 
-        for _ in range(iterations):
-            if self.stop():
+Smooth = Callable[[Floats], tuple[float, Floats]]
+
+
+def climb(
+    smooth: Smooth,
+    start: Floats,
+    *,
+    highest: float,
+    iterations: int,
+    tolerance: float,
+    stop: Callable[[], bool],
+) -> Floats:
+    """Maximize a smooth function of prices by L-BFGS on the free ones, projected on prices >= 0.
+
+    The step is shortened along its projection until the value rises enough. `highest` is about the
+    highest price at the start; a price is at most three times that.
+    """
+    x = start.copy()
+    value, gradient = smooth(x)
+    pairs: list[tuple[Floats, Floats, float]] = []
+    scale = 0.02 * highest / max(float(np.abs(gradient).max()), 1e-9)
+    history = [value]
+
+    for _ in range(iterations):
+        if stop():
+            break
+
+        free = (x > 0) | (gradient > 0)
+        direction = _two_loops(np.where(free, gradient, 0.0), pairs, scale)
+        direction[~free] = 0.0
+
+        if not _dot(direction, gradient) > 0:
+            pairs.clear()
+            direction = np.where(free, gradient, 0.0) * scale
+
+        found = _search(smooth, (value, x, gradient), direction, 3 * highest, stop)
+        if found is None:
+            if not pairs:
                 break
 
-            free = (x > 0) | (gradient > 0)
-            direction = _two_loops(np.where(free, gradient, 0.0), pairs, scale)
-            direction[~free] = 0.0
+            pairs.clear()
+            scale *= 0.1
+            continue
 
-            if not _dot(direction, gradient) > 0:
-                pairs.clear()
-                direction = np.where(free, gradient, 0.0) * scale
+        moved, turned = found[1] - x, gradient - found[2]
+        product, square = _dot(moved, turned), _dot(turned, turned)
+        if product > 1e-10 * math.sqrt(_dot(moved, moved) * square):
+            pairs.append((moved, turned, 1.0 / product))
+            del pairs[:-_MEMORY]
+            scale = product / square
 
-            found = self._search(x, value, gradient, direction, tau, 3 * highest)
-            if found is None:
-                if not pairs:
-                    break
+        value, x, gradient = found
+        history.append(value)
+        if len(history) > 8 and value - history[-8] < tolerance:
+            break
 
-                pairs.clear()
-                scale *= 0.1
-                continue
+    return x
 
-            moved, turned = found[1] - x, gradient - found[2]
-            product, square = _dot(moved, turned), _dot(turned, turned)
-            if product > 1e-10 * math.sqrt(_dot(moved, moved) * square):
-                pairs.append((moved, turned, 1.0 / product))
-                del pairs[:-_MEMORY]
-                scale = product / square
 
-            value, x, gradient = found
-            history.append(value)
-            if len(history) > 8 and value - history[-8] < tolerance:
-                break
+def _search(
+    smooth: Smooth,
+    at: tuple[float, Floats, Floats],
+    direction: Floats,
+    top: float,
+    stop: Callable[[], bool],
+) -> tuple[float, Floats, Floats] | None:
+    value, x, gradient = at
+    step = 1.0
+    for _ in range(12):
+        trial = np.clip(x + step * direction, 0.0, top)
+        found, slope = smooth(trial)
+        if found >= value + 1e-4 * _dot(gradient, trial - x):
+            return found, trial, slope
 
-        self.price = x
+        step *= 0.3
+        if stop():
+            break
 
-    def _search(
-        self, x: Floats, value: float, gradient: Floats, direction: Floats, tau: float, top: float
-    ) -> tuple[float, Floats, Floats] | None:
-        step = 1.0
-        for _ in range(12):
-            trial = np.clip(x + step * direction, 0.0, top)
-            found, slope = self.smooth(trial, tau)
-            if found >= value + 1e-4 * _dot(gradient, trial - x):
-                return found, trial, slope
-
-            step *= 0.3
-            if self.stop():
-                break
-
-        return None
+    return None
 
 
 def _dot(x: Floats, y: Floats) -> float:

@@ -131,6 +131,8 @@ class Bound:
         holds for every schedule that the judge accepts on the task's workers.
     suits : callable
         ``suits(task) -> bool``: whether the method ``auto`` should spend time on it.
+    weight : float
+        Its part of the time under the method ``auto``, beside those of others that search.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Bound:
     certifies: bool = False
     leaves_out: frozenset[str] = frozenset()
     suits: Callable[[BoundTask], bool] = lambda task: True
+    weight: float = 1.0
 
     def lacks(self, task: BoundTask) -> list[str]:
         """Return the sorted names of the features of a task that the bound is not proved for.

@@ -65,7 +65,7 @@ def certify(
 
     fields: dict[str, Any] = {
         "objective": objective,
-        "cost_model": _cost_model(cost),
+        "cost_model": cost_model_dict(cost),
         "claim": "bound",
         "ticks_per_second": TICKS_PER_SECOND,
         "tree": dict(tree),
@@ -84,7 +84,11 @@ def _sealed(instance: Instance, model: str, fields: Mapping[str, Any]) -> dict[s
     return {**data, "sha256": hashlib.sha256(canonical_json(data)).hexdigest()}
 
 
-def _cost_model(cost: BatchCost) -> dict[str, Any]:
+def cost_model_dict(cost: BatchCost) -> dict[str, Any]:
+    """Return a cost model as a certificate states it: coefficients, or tables with minorants."""
+    if cost.table is not None:
+        return {"layers": cost.layers, "table": cost.table.to_dict()}
+
     texts = {name: text for name, text in cost.coefficients.items() if cost[name] != 0}
     return {"layers": cost.layers, "coefficients": texts}
 
@@ -145,8 +149,13 @@ def same_cost_model(certificate: Mapping[str, Any], cost_model: CostModel | None
     if certificate["model"] == "rounds" or not isinstance(cost_model, BatchCost):
         return certificate["model"] == "rounds" and not isinstance(cost_model, BatchCost)
 
+    if "table" in certificate["cost_model"]:
+        return bool(certificate["cost_model"] == cost_model_dict(cost_model))
+
     def exact(model: Mapping[str, Any]) -> tuple[int, dict[str, Fraction]]:
         values = {name: Fraction(text) for name, text in model["coefficients"].items()}
         return model["layers"], {name: value for name, value in values.items() if value}
 
-    return exact(certificate["cost_model"]) in [exact(_cost_model(c)) for c in cost_model.minorants]
+    return exact(certificate["cost_model"]) in [
+        exact(cost_model_dict(c)) for c in cost_model.minorants
+    ]

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.bounds.checker.classes import ONE, UNIT as CLASS_UNIT
 from optsched.bounds.dual import Prices
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
 _PRICE_BITS, _PATH_BITS = 24, 16
 _HIGHEST_WEIGHT = 4000
+_MINORANT_MARGIN = 1e-7
+"""How much minorants are lowered, relatively, so that rounding does not matter to the checker."""
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -47,6 +50,42 @@ def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
         "denominator": unit,
         "p1": _whole(p1 * unit),
         "p2": _whole(p2 * unit),
+    }
+
+
+def classes_leaf(
+    width: float,
+    price: Floats,
+    first: Floats,
+    reference: int,
+    classes: tuple[Floats, Floats, Floats],
+    found_tokens: int,
+) -> dict[str, Any]:
+    """Return the leaf of prices on cells of so many seconds, and of charges by batch length.
+
+    `first` has the weight of each request's first token, and `classes` the begin and end of each
+    class in seconds (the last is open), and its minorant (shape (classes, 6)). Minorants get a
+    margin, lengths and charges are rounded down.
+    """
+    unit = _unit(float(price.max()))
+    lo, hi, minorants = classes
+    shorter, rows = minorants * (1 - _MINORANT_MARGIN), []
+    edges = [math.floor(x * CLASS_UNIT) for x in (lo * (1 - _MINORANT_MARGIN)).tolist()]
+
+    for b, (fixed, *slopes) in enumerate(shorter.tolist()):
+        charges = [x / (1 - fixed / hi[b]) for x in slopes]
+        numbers = [math.floor(x * CLASS_UNIT) for x in (fixed, *charges)]
+        rows.append([edges[b], edges[b + 1] if b + 1 < len(edges) else None, *numbers])
+
+    return {
+        "relaxation": "classes",
+        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "denominator": unit,
+        "price": _whole(price * unit),
+        "first": _whole(np.clip(first, 0, 1) * ONE),
+        "found": found_tokens,
+        "reference": reference,
+        "classes": rows,
     }
 
 

@@ -8,7 +8,7 @@ it, so every schedule on them is one on it, with the same times.
 
 *A tabulated cost model* becomes each of its minorants, see `optsched.costs.table`.
 
-*A prefix cache.* Let H be the prompt tokens that requests may find in it, of all prompts together,
+*A prefix cache*, for bounds that do not allow for it themselves. Let H be the prompt tokens that requests may find in it, of all prompts together,
 so that no schedule has to hold or process them. Take any schedule with the cache, on one worker in
 seconds under a linear cost model. Let every request process what it found in its first batch, and
 let there be room for H more tokens, in whole blocks, and no maximum of tokens per batch. The

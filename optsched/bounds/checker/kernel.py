@@ -41,6 +41,37 @@ def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     return found
 
 
+@njit
+def least_class_costs(ends: Ints, paid: Ints, fixed: Ints, price: Ints) -> Ints:
+    """Return the least cost of each row of ``ends`` over classes and moments from its first one on.
+
+    A row is as in `least_costs`. Class b pays ``paid[row, b]`` per unit of ``price``, and
+    ``fixed[row, b]``. Beyond the last cell only waiting and ``fixed`` cost.
+    """
+    found = np.empty(len(ends), np.int64)
+    cells, classes = len(price), paid.shape[1]
+    for row in range(len(ends)):
+        cell, ahead, every = ends[row]
+        least = fixed[row].min()
+        wait, best = 0, NEVER
+
+        while wait + least < best:
+            if cell >= cells:
+                best = wait + least
+                break
+
+            for b in range(classes):
+                best = min(best, wait + price[cell] * paid[row, b] + fixed[row, b])
+
+            wait += ahead
+            ahead = every
+            cell += 1
+
+        found[row] = best
+
+    return found
+
+
 WINDOW = 1 << 15
 """Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
 UNIT_BITS = 26

@@ -79,12 +79,19 @@ class Request:
 
 
 class Part(NamedTuple):
-    """The requests of a leaf in order of arrival, in ticks from the first one of the range."""
+    """The requests of a leaf in order of arrival, in ticks from the first one of the range.
+
+    ``first`` has the least time until each request's first token, in ticks, where there are several
+    rates: then ``requests`` are those of the first ones. ``machine`` has the instance and the cost
+    model, for leaves that look at batches.
+    """
 
     arrival: list[int]
     requests: list[Request]
     rates: Rates
     ticks: int
+    first: list[int]
+    machine: tuple[Any, Any]
 
     def floor(self, time: int) -> int:
         """Return a time in units of 1 / scale seconds as ticks, rounded down."""

@@ -23,7 +23,7 @@ then on, and every arrival plus the request's chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import accumulate
 from typing import Any
@@ -42,6 +42,7 @@ FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
 OBJECTIVES = ("tel", "mean_ttft", "makespan")
 MAX_TICKS = 10**18
 """The most ticks per second."""
+_MINORANTS = 16
 
 
 def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
@@ -51,22 +52,23 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     expect(right, f"objective: found {objective!r:.60}; expected {', '.join(OBJECTIVES)}")
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
-    rates = rates_of(instance, certificate["cost_model"])
+    model, tree = certificate["cost_model"], certificate["tree"]
     arrival = instance.release_times.tolist()
     budget.spend(50 * len(arrival))
-    since = ticks_since(arrival, ticks)
     order = sorted(range(len(arrival)), key=lambda i: (arrival[i], i))
-    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
 
     # Latencies of disjoint sets add up, and a makespan is at least that of any set.
     latest = objective == "makespan"
+    leaves = _parts(tree, len(order), "max" if latest else "sum")
+    members = [order[first : last + 1] for first, last, _ in leaves]
+    budget.spend(50 * sum(map(len, members)))
     values = []
-    for first, last, leaf in _parts(certificate["tree"], len(order), "max" if latest else "sum"):
-        members = order[first : last + 1]
-        budget.spend(50 * len(members))
-        begin = since[members[0]]
-        requests = [request_of(rates, prompt[i], output[i]) for i in members]
-        part = Part([since[i] - begin for i in members], requests, rates, ticks)
+    for (begin, part), (_, _, leaf) in zip(
+        parts_of(instance, model, ticks, members), leaves, strict=True
+    ):
+        kind = leaf.get("relaxation")
+        right = "table" not in model or kind == "classes"
+        expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
         values.append((begin if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
     if not latest:
@@ -99,13 +101,45 @@ def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]
     return found
 
 
+def parts_of(
+    instance: Any, model: Any, ticks: int, members: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, Part]]:
+    """Return the part of each set of requests, in order of arrival, and the tick of its first one.
+
+    A batch takes no less than under each minorant of a table (`optsched.costs.table`).
+    """
+    expect(isinstance(model, dict), "cost_model: found no JSON object; expected one")
+    forms = [model]
+    if "table" in model:
+        expect_fields(model, "cost_model", ("layers", "table"))
+        given = model["table"]
+        right = isinstance(given, dict) and isinstance(given.get("minorants"), list)
+        right = right and 1 <= len(given["minorants"]) <= _MINORANTS
+        expect(right, f"cost_model: table: expected 1 to {_MINORANTS} minorants")
+        forms = [{"layers": model["layers"], "coefficients": one} for one in given["minorants"]]
+
+    rates = [rates_of(instance, form) for form in forms]
+    since = ticks_since(instance.release_times.tolist(), ticks)
+    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+
+    for some in members:
+        begin = since[some[0]]
+        under = [[request_of(one, prompt[i], output[i]) for i in some] for one in rates]
+        first = [
+            max(r.first * ticks // one.scale for one, r in zip(rates, each, strict=True))
+            for each in zip(*under, strict=True)
+        ]
+        arrival = [since[i] - begin for i in some]
+        yield begin, Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+
+
 Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
     kind: Any = leaf.get("relaxation")
-    known = kind in ("work", "busy-time", "shares", "clock")
-    expected = "expected work, busy-time, shares or clock"
+    known = kind in ("work", "busy-time", "shares", "clock", "classes")
+    expected = "expected work, busy-time, shares, clock or classes"
     expect(known, f"tree: relaxation: found {kind!r:.60}; {expected}")
     if kind == "work":
         return _work

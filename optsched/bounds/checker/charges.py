@@ -1,0 +1,600 @@
+r"""Minorants over feasible batches: whether so much per token is at most the time of every batch.
+
+docs/formulations.md, "Charges by batch length", has the notation. A *vector* (phi, a, b, k, g, d)
+is a minorant if every batch that fits the machine lasts
+
+    T >= phi + a n + b K + k D + g C + d Q.
+
+`worst_ratio` returns the least number, nearly, by which a vector must be divided to be one, and
+`refuse` rejects vectors that are none. Both are a branch and bound over boxes of (C, H, n, kv): the
+prefill tokens C, the KV cached before them H, the decodes n and their mean KV kv = K / n.
+
+*What is known of a batch.* D <= K + n (offset + block), since a decode holds one token more in
+whole blocks. With the capacity M, and F tokens that a prefix cache may hold of all prompts, what
+the requests hold is at most M + F, and what they hold beside those tokens at most M. So
+K + n (1 + offset) + H + C <= M + F and D <= min(M, M + F - H - C). No request has more than L
+tokens, so kv <= L, and Q <= C min(H, L) + C (C - 1) / 2. Every prefill takes a seat.
+
+*Time.* A tabulated batch lasts at least the sum of its grids. Each grid is extended to the largest
+content that fits, by the rule of the judge beyond its last value, so it is multilinear in every
+cell of its nodes. Requests are n, or with prefills any number of n + 1 to the seats: the least
+value counts. Uneven decodes are read at longer KV than their mean, so where there is skew a node
+gets the least value over longer KV that is reachable beside it; interpolated, this is at most the
+grid anywhere on the way, since weights are >= 0. Linear models are grids with a cell per axis,
+which begins at 1 token beside that of 0. Sums of squares c^2 and products c m are at most C^2 and
+C min(H, L), and at least C and 0, whichever makes the batch dearer for its time.
+
+*A box* lies in one cell. For a ratio r, with time below its value by lines below the grids of
+tokens and of requests, phi + ... + d Q - r T is linear in H, n and kv one by one, and convex in C.
+So its maximum over the box is at a corner. The two constraints that cut the box at a slant, D <= y
+with y = M + F - H - C (or M), and K + n (1 + offset) <= M + F - H - C, come in with multipliers:
+
+    k D <= (k - lambda) (K + n (offset + block)) + lambda y,    0 <= lambda <= k,
+    0 <= mu (M + F - H - C - K - n (1 + offset)),               mu >= 0.
+
+Both are linear one by one, too, so the corners decide. A box in which no multiplier will do is
+split, and the gap falls with the square of its size. Nothing is sampled: a box is left only when
+its corners prove it.
+
+*Rounding.* All terms of a sum are non-negative but the time, whose parts are below the largest node
+S. A corner takes fewer than 64 operations on floats, each with a relative error of 2^-53, so it
+errs by less than 1e-14 times the sum of its terms' sizes. It must be below -1e-12 times the terms
+and -1e-12 S. The ratio is also taken 2e-9 too large, which covers the judge's float64 times.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.checker.parts import Budget, TooLarge, expect, expect_known
+from optsched.problem.kernel import njit
+
+Floats = NDArray[np.float64]
+QUANTITIES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
+"""The quantities C, H, n and kv of the axes of a box."""
+TERMS = 6
+"""Numbers of a vector: per batch, decode, cached token, held token, prefill token and position."""
+_MARGIN = 1e-9
+_ROUNDING = 1e-12
+_NODES = 4_000_000
+"""Max nodes of the grids once they have each other's."""
+_DEPTH = 600
+_TRIES = 14
+"""Values of the multipliers that are tried."""
+
+
+class Batches(NamedTuple):
+    """The batches that fit a machine, and the least time that they take.
+
+    ``room`` is M + F, ``held`` M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond
+    what it had cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by
+    the ``axes`` (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
+    and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
+    of a linear model, and ``size`` bounds the time of every node.
+    """
+
+    room: float
+    held: float
+    min_extra: float
+    max_extra: float
+    seats: float
+    tokens: float
+    longest: float
+    hybrid: bool
+    chunk: Floats
+    cached: Floats
+    decodes: Floats
+    kv: Floats
+    values: Floats
+    dense: Floats
+    alone: Floats
+    beside: Floats
+    square: float
+    cross: float
+    size: float
+
+    @property
+    def axes(self) -> tuple[Floats, ...]:
+        """The nodes of C, H, n and kv."""
+        return self.chunk, self.cached, self.decodes, self.kv
+
+
+def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
+    """Return the batches that fit an instance's machine, under a linear or tabulated cost model.
+
+    No request has more tokens than the longest one of the instance. `found_tokens` is how many
+    prompt tokens a prefix cache may hold for all requests together.
+    """
+    expect(instance.time_unit == "second", "instance: found rounds; expected one in seconds")
+    expect_known(instance)
+    limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
+    capacity = int(instance.kv_capacity)
+    room = capacity + found_tokens
+    longest = min(int((instance.prompt_tokens + instance.output_tokens).max()), room)
+    tokens = min(limits.max_batch_tokens or room, 2 * room)
+    seats = min(limits.max_running or room, room)
+    decodes = max(1, min(seats, tokens, room // (2 + offset)))
+    chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
+    cached = 0 if instance.chunked_prefill is False else min(room, min(chunk, seats) * longest)
+    reach = (chunk, cached, decodes, longest)
+    extra = 1 + offset, offset + int(instance.kv_block_tokens)
+    unit = cost.layers / 1000.0
+    sizes = (room, capacity, *extra, seats, tokens, longest)
+    limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
+
+    if cost.table is None:
+        axes = _axes(reach, longest, [])
+        values = unit * _linear(cost, axes)
+        line = np.array([[0.0, 1.0], [0.0, 0.0]])
+        square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
+        whole: Any = (*limited, *axes, values, line, line, line, square, cross, values.max())
+        return Batches(*whole)
+
+    axes = _axes(reach, longest, [cost.table.skew, *cost.table.grids])
+    count = int(np.prod([float(len(axis)) for axis in axes]))
+    if count > _NODES:
+        raise TooLarge(f"found {count} nodes of a cost table; expected at most {_NODES}")
+
+    values = np.zeros(tuple(len(axis) for axis in axes))
+    lines = {name: (np.array([0.0]), np.array([0.0])) for name in ("tokens", "requests")}
+    for grid in cost.table.grids:
+        name = next(iter(grid.axes))
+        if len(grid.axes) == 1 and name in lines:
+            lines[name] = _sum_of(lines[name], (grid.axes[name], grid.values))
+            continue
+
+        known = set(grid.axes) <= set(QUANTITIES)
+        expect(known, f"cost table: found a grid over {', '.join(grid.axes)}, which nothing proves")
+        values += _resampled(grid, axes)
+
+    skew = _resampled(cost.table.skew, axes).max(axis=(0, 1, 3))
+    if skew.max() > 0:
+        _least_over_longer(values, axes, np.clip(skew, 0, 1), room)
+
+    dense = _reaching(lines["tokens"], min(tokens, chunk + decodes))
+    requests = _reaching(lines["requests"], seats)
+    beside = np.array([requests[0] - 1, np.minimum.accumulate(requests[1][::-1])[::-1]])
+    size = unit * sum(float(np.abs(part).max()) for part in (values, dense[1], requests[1]))
+    seconds = np.array([[1.0], [unit]])
+    lines_s = seconds * dense, seconds * requests, seconds * beside
+    whole = (*limited, *axes, unit * values, *lines_s, 0.0, 0.0, size)
+
+    return Batches(*whole)
+
+
+def worst_ratio(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> Floats:
+    """Return for each vector a number such that the vector divided by it is a minorant.
+
+    Parameters
+    ----------
+    batches : Batches
+    vectors : ndarray, shape (vectors, 6)
+    within : float
+        How far the number may be above the least one, relatively.
+    """
+    return witnesses(batches, vectors, within=within)[0]
+
+
+def witnesses(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> tuple[Floats, Floats]:
+    """Return `worst_ratio`, and for each vector a batch in which it is nearly reached.
+
+    A batch is its contents n, K, D, C and Q and its time; all 0 where none was looked at.
+    """
+    rows = np.ascontiguousarray(vectors, np.float64)
+    ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
+    _scan(batches, rows, ratio, found, _boxes(batches), within, 1 << 50)
+    return ratio * (1 + 4 * _MARGIN), found
+
+
+def refuse(batches: Batches, vectors: Floats, budget: Budget) -> None:
+    """Reject a certificate unless each of its vectors, shape (vectors, 6), is a minorant."""
+    rows = np.ascontiguousarray(vectors, np.float64)
+    expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
+    ratio, found = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
+    budget.spend_compiled(_scan(batches, rows, ratio, found, _boxes(batches), 0.0, budget.compiled))
+    wrong = np.flatnonzero(ratio >= 1)
+    which = f"charges: vector {wrong[0] if len(wrong) else 0}"
+    expect(len(wrong) == 0, f"{which}: found more than a batch's time; expected at most that")
+
+
+def _axes(reach: tuple[int, ...], longest: int, grids: list[Any]) -> tuple[Floats, ...]:
+    """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable."""
+    found = []
+    for name, end in zip(QUANTITIES, reach, strict=True):
+        given = [x for grid in grids for x in grid.axes.get(name, ()) if 1 < x < end]
+        more = [float(longest)] if name == "prefill_kv" and longest < end else []
+        found.append(np.unique([0.0, 1.0, float(max(end, 1)), *given, *more]))
+
+    return tuple(found)
+
+
+def _linear(cost: Any, axes: tuple[Floats, ...]) -> Floats:
+    """Return the time of a linear model at nodes, with the least sum of squares and products."""
+    chunk, cached, n, kv = np.meshgrid(*axes, indexing="ij", sparse=True)
+    token = cost["token"]
+    prefill = (cost["prefill_token"] + cost["prefill_square"]) * chunk + cost["prefill_kv"] * cached
+    decode = (cost["decode_request"] + cost["decode_kv"] * kv) * n + cost["decode_base"]
+    fixed = cost["prefill_request"] + cost["prefill_base"]
+    both = token * (chunk + n) + cost["base"] + (n > 0) * decode
+    return np.asarray(both + (chunk > 0) * (prefill + fixed))
+
+
+def _line_at(axis: Floats, values: Floats, x: Floats) -> Floats:
+    """Return values along the first axis at x: those of the first before it, going on at the end.
+
+    Beyond the last they are rounded down.
+    """
+    low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
+    share = np.maximum(0.0, (x - axis[low]) / (axis[low + 1] - axis[low]))
+    share = share.reshape(-1, *(1,) * (values.ndim - 1))
+    below, above = values[low], values[low + 1]
+    beyond = np.where(share > 1, _ROUNDING * share * (np.abs(below) + np.abs(above)), 0.0)
+    return np.asarray((1 - share) * below + share * above - beyond)
+
+
+def _resampled(grid: Any, axes: tuple[Floats, ...]) -> Floats:
+    """Return a grid over some of `QUANTITIES` at the nodes of all four."""
+    values, names = grid.values, list(grid.axes)
+    for k, name in enumerate(names):
+        nodes = axes[QUANTITIES.index(name)]
+        moved = _line_at(grid.axes[name], np.moveaxis(values, k, 0), nodes)
+        values = np.moveaxis(moved, 0, k)
+
+    order = sorted(range(len(names)), key=lambda k: QUANTITIES.index(names[k]))
+    shape = [len(axis) if name in names else 1 for name, axis in zip(QUANTITIES, axes, strict=True)]
+    whole = np.transpose(values, order).reshape(shape)
+    return np.broadcast_to(whole, tuple(len(axis) for axis in axes))
+
+
+def _least_over_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, room: int) -> None:
+    """Replace values by their least over longer KV that is reachable beside the decodes' node."""
+    decodes, kv = axes[2], axes[3]
+    for j in range(len(decodes)):
+        first, last = max(j - 1, 0), min(j + 1, len(decodes) - 1)
+        reach = room / max(decodes[first], 1.0) + skew[first : last + 1].max() * room
+        end = min(int(np.searchsorted(kv, reach)), len(kv) - 1)
+        for i in range(end - 1, -1, -1):
+            values[:, :, j, i] = np.minimum(values[:, :, j, i], values[:, :, j, i + 1])
+
+
+def _sum_of(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Floats, Floats]:
+    if len(one[0]) == 1:
+        return np.asarray(other[0]), np.asarray(other[1])
+
+    nodes = np.union1d(one[0], other[0])
+    return nodes, _line_at(*one, nodes) + _line_at(*other, nodes)
+
+
+def _reaching(line: tuple[Floats, Floats], end: int) -> Floats:
+    """Return the nodes of a line from 0 to an end."""
+    axis, _ = line
+    nodes = np.unique([0.0, *axis[(axis > 0) & (axis < end)], float(max(end, 1))])
+    return np.array([nodes, np.zeros(len(nodes)) if len(axis) == 1 else _line_at(*line, nodes)])
+
+
+def _boxes(batches: Batches) -> Floats:
+    """Return the boxes to begin with: low and high C, H, n and kv of every cell."""
+    chunk, cached, decodes, kv = (
+        [(0.0, 0.0), *(pairwise(axis[1:]) if len(axis) > 2 else [(1.0, 1.0)])]
+        for axis in batches.axes
+    )
+    cached = [(0.0, min(1.0, batches.cached[-1])), *cached[1:]]
+    found = []
+    for c, h, n, m in product(chunk, cached, decodes, kv):
+        idle = n[1] == 0, c[1] == 0
+        if (idle[0] == (m[1] == 0)) and not (idle[1] and h[0] > 0) and not all(idle):
+            found.append((*c, *((0.0, 0.0) if idle[1] else h), *n, *m))
+
+    return np.array(sorted(set(found)))
+
+
+@njit
+def _cell(axis: Floats, x: float) -> int:
+    """Return the cell of an axis in which x lies."""
+    low, high = 0, len(axis) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if axis[middle] <= x:
+            low = middle
+        else:
+            high = middle
+
+    return low
+
+
+@njit
+def _value(nodes: Floats, x: float) -> float:
+    """Return the value of a line at x, which goes on at its ends."""
+    i = _cell(nodes[0], x)
+    x0, x1 = nodes[0, i], nodes[0, i + 1]
+    return ((x1 - x) * nodes[1, i] + (x - x0) * nodes[1, i + 1]) / (x1 - x0)
+
+
+@njit
+def _line_below(nodes: Floats, low: float, high: float) -> tuple[float, float, float]:
+    """Return the value at ``low`` and the slope of a line below nodes, and how far below it is."""
+    if high <= low:
+        return _value(nodes, low), 0.0, 0.0
+
+    first, last, below = _value(nodes, low), _value(nodes, high), 0.0
+    slope = (last - first) / (high - low)
+    i = _cell(nodes[0], low) + 1
+    while i < nodes.shape[1] and nodes[0, i] < high:
+        below = max(below, first + slope * (nodes[0, i] - low) - nodes[1, i])
+        i += 1
+
+    return first - below, slope, below
+
+
+@njit
+def _tightened(batches: Any, box: Floats) -> bool:
+    """Make a box smaller by the limits, and return whether something is left of it."""
+    for _ in range(2):
+        rest = batches.room * (1 + 1e-12) - box[0] - box[2]
+        if box[4] > 0:
+            rest -= box[4] * (box[6] + batches.min_extra)
+        if rest < 0:
+            return False
+
+        box[1] = np.floor(min(box[1], batches.tokens - box[4], box[0] + rest))
+        box[3] = np.floor(min(box[3], box[2] + rest))
+        box[3] = min(box[3], min(box[1], batches.seats - box[4]) * batches.longest)
+        seats = batches.seats - (1.0 if box[0] > 0 else 0.0)
+        box[5] = min(box[5], batches.tokens - box[0], seats)
+
+        if box[4] > 0:
+            free = batches.room - box[0] - box[2]
+            box[5] = min(box[5], np.floor(free / (box[6] + batches.min_extra) * (1 + 1e-12)))
+            box[7] = min(box[7], free / box[4] * (1 + 1e-12) - batches.min_extra)
+            if box[0] > 0 and not batches.hybrid:
+                return False
+
+        for d in range(4):
+            if box[2 * d] > box[2 * d + 1]:
+                return False
+
+    return True
+
+
+@njit
+def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
+    """Fill in the corners of a box, and return how far the lines are below the grids there.
+
+    A corner has C, min(H, L), n, K, the own and the shared limit of D, spare KV, and the time.
+    """
+    axes = (batches.chunk, batches.cached, batches.decodes, batches.kv)
+    cell, weight = np.empty(4, np.int64), np.empty((4, 2, 2))
+    for d in range(4):
+        axis, i = axes[d], _cell(axes[d], box[2 * d])
+        cell[d], width = i, axes[d][i + 1] - axes[d][i]
+        for end in range(2):
+            x = box[2 * d + end]
+            weight[d, end, 0], weight[d, end, 1] = (axis[i + 1] - x) / width, (x - axis[i]) / width
+
+    time = np.empty(16)
+    for j in range(16):
+        time[j] = batches.values[
+            cell[0] + (j & 1),
+            cell[1] + ((j >> 1) & 1),
+            cell[2] + ((j >> 2) & 1),
+            cell[3] + ((j >> 3) & 1),
+        ]
+
+    for d in range(4):
+        for j in range(16):
+            if not (j >> d) & 1:
+                low, high = time[j], time[j | (1 << d)]
+                time[j] = weight[d, 0, 0] * low + weight[d, 0, 1] * high
+                time[j | (1 << d)] = weight[d, 1, 0] * low + weight[d, 1, 1] * high
+
+    first = box[0] + box[4]
+    start, slope, below = _line_below(
+        batches.dense, first, max(first, min(box[1] + box[5], batches.tokens))
+    )
+    requests = batches.beside if box[0] > 0 else batches.alone
+    begin, rise, under = _line_below(requests, box[4], box[5])
+    whole = box[0] + box[2] < batches.room - batches.held
+
+    for j in range(16):
+        chunk, cached = box[j & 1], box[2 + ((j >> 1) & 1)]
+        n, kv = box[4 + ((j >> 2) & 1)], box[6 + ((j >> 3) & 1)]
+        free = batches.room - chunk - cached
+        corners[j, 0], corners[j, 1] = chunk, min(cached, batches.longest)
+        corners[j, 2], corners[j, 3] = n, n * kv
+        corners[j, 4], corners[j, 5] = n * (kv + batches.max_extra), batches.held if whole else free
+        corners[j, 6] = free - n * (kv + batches.min_extra)
+        corners[j, 7] = time[j] + start + slope * (chunk + n - first) + begin + rise * (n - box[4])
+        corners[j, 8] = time[j]
+
+    return below, under
+
+
+@njit
+def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over: Floats) -> bool:
+    """Whether corners prove that a vector is at most so many times the time all over the box.
+
+    ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
+    """
+    k, curve = vector[3], max(0.0, vector[5] / 2 - ratio * batches.square)
+    tilt = max(0.0, vector[5] - ratio * batches.cross)
+    base, cut = np.empty(16), False
+
+    for j in range(16):
+        chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
+        base[j] = vector[0] + vector[1] * n + vector[2] * held + vector[4] * chunk
+        base[j] += tilt * chunk * cached + curve * chunk * (chunk - 1)
+        cut = cut or corners[j, 6] < 0 or corners[j, 5] < corners[j, 4]
+
+    price, low, high = (k if cut else 0.0), 0.0, np.inf
+    slack = _ROUNDING * ratio * batches.size
+
+    for _ in range(_TRIES):
+        top, worst, over[16] = -np.inf, 0, max(k, price) if cut else 0.0
+        for j in range(16):
+            own, shared, spare = corners[j, 4], corners[j, 5], corners[j, 6]
+            if price < k:
+                more = (k - price) * own + price * shared
+            else:
+                more = k * shared + (price - k) * spare
+
+            sizes = base[j] + max(k, price) * (own + 2 * batches.room)
+            over[j] = base[j] + more - ratio * corners[j, 7] + _ROUNDING * sizes + slack
+            if over[j] > top:
+                top, worst = over[j], j
+
+        if top <= 0:
+            return True
+        if not cut:
+            return False
+
+        left = corners[worst, 5] - corners[worst, 4] if price <= k else corners[worst, 6]
+        right = corners[worst, 6] if price >= k else left
+        if right < 0:
+            low = price
+        elif left > 0 and price > 0:
+            high = price
+        else:
+            return False
+
+        price = (low + high) / 2 if high < np.inf else 2 * price + vector[2] + vector[3]
+
+    return False
+
+
+@njit
+def _raise(batches: Any, corners: Floats, vector: Floats, ratio: float, found: Floats) -> float:
+    """Return the larger of a ratio and those at corners that are batches, and keep the last one."""
+    for j in range(16):
+        chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
+        if corners[j, 6] < 0 or chunk + n > batches.tokens or chunk + n == 0:
+            continue
+        if chunk > 0 and n + 1 > batches.seats:
+            continue
+
+        time = corners[j, 8] + _value(batches.dense, chunk + n)
+        time += _value(batches.beside if chunk > 0 else batches.alone, n)
+        after, squares = min(corners[j, 4], corners[j, 5]), 0.5 * chunk * (chunk - 1)
+        curve = max(0.0, vector[5] / 2 - ratio * batches.square)
+        tilt = max(0.0, vector[5] - ratio * batches.cross)
+        if tilt > 0:
+            time += batches.cross * chunk * cached
+        if curve > 0:
+            time += batches.square * chunk * (chunk - 1)
+
+        position = (cached * chunk if tilt > 0 else 0.0) + (squares if curve > 0 else 0.0)
+        charge = vector[0] + vector[1] * n + vector[2] * held + vector[3] * after
+        charge += vector[4] * chunk + vector[5] * position
+        if charge > ratio * time:
+            ratio = charge / time if time > 0 else np.inf
+            found[0], found[1], found[2], found[3] = n, held, after, chunk
+            found[4], found[5] = position, time
+
+    return ratio
+
+
+@njit
+def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, under: float) -> int:
+    """Return the side of a box along which corners differ most, or -1 if it cannot be split.
+
+    Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
+    """
+    best, side = -1.0, -1
+    for d in range(4):
+        width = box[2 * d + 1] - box[2 * d]
+        if width < (1.0 if d < 3 else 1e-7 * (1 + box[6])):
+            continue
+
+        change = 0.0
+        for j in range(16):
+            if not (j >> d) & 1:
+                i = j | (1 << d)
+                change += abs(over[i] - over[j]) + over[16] * abs(corners[i, 6] - corners[j, 6])
+
+        change += 8 * (below if d == 0 or d == 2 else 0.0) + 8 * (under if d == 2 else 0.0)
+        if change > best:
+            best, side = change, d
+
+    return side
+
+
+@njit
+def _scan(
+    batches: Any,
+    vectors: Floats,
+    ratio: Floats,
+    found: Floats,
+    boxes: Floats,
+    within: float,
+    allowed: int,
+) -> int:
+    """Raise the ratios of vectors to what all boxes prove, and return the steps taken.
+
+    With ``within`` 0 the ratio of a vector that is above it becomes infinite instead. After more
+    than ``allowed`` steps all are.
+    """
+    stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
+    members = np.empty((_DEPTH, len(vectors)), np.int64)
+    corners, over, steps = np.empty((16, 9)), np.empty(17), 0
+
+    for first in range(len(boxes)):
+        stack[0], size = boxes[first], 1
+        count[0] = len(vectors)
+        for v in range(len(vectors)):
+            members[0, v] = v
+
+        while size > 0:
+            size -= 1
+            box, left = stack[size], 0
+            if not _tightened(batches, box):
+                continue
+
+            below, under = _corners(batches, box, corners)
+            steps += 20
+            for p in range(count[size]):
+                v = members[size, p]
+                steps += 10
+                if ratio[v] == np.inf or _is_proved(batches, corners, vectors[v], ratio[v], over):
+                    continue
+
+                # From just below on, or the rest of the scan would have to tell the two apart.
+                near = ratio[v] / (1 + within / 2)
+                higher = _raise(batches, corners, vectors[v], near, found[v])
+                if higher > near:
+                    ratio[v] = higher * (1 + within) if within > 0 else np.inf
+                    if _is_proved(batches, corners, vectors[v], ratio[v], over):
+                        continue
+
+                members[size, left] = v
+                left += 1
+
+            if steps > allowed:
+                ratio[:] = np.inf
+                return steps
+            if left == 0:
+                continue
+
+            side = _longest_side(box, corners, over, below, under)
+            if side < 0 or size + 2 > _DEPTH:
+                for p in range(left):
+                    v = members[size, p]
+                    while ratio[v] < 1e300 and not _is_proved(
+                        batches, corners, vectors[v], ratio[v], over
+                    ):
+                        ratio[v] = ratio[v] * (1 + within) if within > 0 else np.inf
+
+                continue
+
+            low, high = box[2 * side], box[2 * side + 1]
+            middle = np.floor((low + high) / 2) if side < 3 else (low + high) / 2
+            stack[size + 1] = box
+            stack[size, 2 * side + 1] = middle
+            stack[size + 1, 2 * side] = middle + 1 if side < 3 else middle
+            count[size], count[size + 1] = left, left
+            members[size + 1, :left] = members[size, :left]
+            size += 2
+
+    return steps

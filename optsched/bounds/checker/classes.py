@@ -1,0 +1,314 @@
+"""Independent check of the leaf ``classes``: prices of machine time, and charges by batch length.
+
+docs/formulations.md, "Charges by length", has the notation and the proof. Classes (lo_b, hi_b]
+cover the lengths of all batches. While a batch of class b lasts T, its tokens pay charges c^b that
+sum to at most T. So with a price pi >= 0 of machine time, constant on cells of ``width`` ticks from
+the first arrival of the range on and 0 afterwards, token k of a request costs at least the min over
+one moment tau >= a_i + pre_k and one class b of
+
+    F = theta_k (tau - a_i) + pi(tau) c^b_k + Theta_k lo_b.
+
+*Weights.* The first token has the weight theta_1 that the leaf gives for each request, later ones
+share the rest equally, and Theta_k = sum_{l < k} theta_l + theta_k / 2.
+
+*The first token* is that of a prefill in chunks, each in a batch of its own. Token p of the prompt
+(from 0) pays pi (g_b + d_b p), and has a part omega_p of theta_1 in proportion to this charge in
+the class ``reference``. A chunk from p to q has the weight theta_1 (Omega_q - Omega_p) and the
+Theta theta_1 (Omega_q + Omega_p) / 2, which is at least half of its weight. So token p costs at
+least the min of theta_1 omega_p (tau - a_i) + pi (g_b + d_b p) + theta_1 omega_p lo_b / 2.
+
+*A later token* over m cached ones pays a_b + b_b m + k_b (m + 1) where it comes from a decode step,
+and g_b (m + 1) or more where it comes from a refill of m + 1 tokens. Of a refill in chunks each
+chunk has the part of theta_k, Theta_k and of the charge g_b (m + 1) that it has of the tokens. The
+smaller charge is used. Token k comes after the prefill and k - 2 further batches of the request,
+each no shorter than the shortest batch. Of a request that restarts the last run counts, and what
+evictions lose is left out.
+
+*Found tokens.* Let a prefix cache hold some prompt tokens, of all prompts together at most the
+leaf's ``found``, so that requests need not process h' and share the KV of h of their tokens. What a
+preempted request finds again is not allowed for. Batches then hold up to ``found`` tokens more, and
+k is paid for m + 1 - h only. The tokens found are the first of a prompt; one is processed, at the
+least. Their weight goes to the first chunk. So what a request pays falls by the costs of its first
+h' tokens, by at most h' times the larger of the first one and of their mean. What its steps pay is
+concave in h, so it falls by at most h / s of what it falls by at h = s. The earliest moments use
+only one batch for the prefill. The worst choice of all h', and of all h, is a fractional knapsack.
+
+*Chords.* F is affine in p and concave in k at each moment and class, so its min is concave, too,
+for one earliest moment. Consecutive tokens cost at least their number times the mean of the two at
+the ends, with the earliest moment of the first of them.
+
+*Integers.* The cost of an end of a chord is found on a scale of its own, 2**bits per tick: what a
+cell of waiting costs, and what each class pays per unit of the price and for its length, are
+rounded down to integers. The scale is such that each class's cost at the highest price is below
+2**60. Waiting is cut to 2**60 per cell, so that sums stay below 2**62.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.bounds.checker.charges import batches_of, refuse
+from optsched.bounds.checker.parts import Budget, TooLarge, expect, expect_fields, integer, integers
+from optsched.bounds.checker.requests import Part
+from optsched.costs.cost import BatchCost
+from optsched.costs.table import table_from_dict
+
+CHORDS = 24
+"""Chords over the tokens after the first."""
+ONE = 1 << 30
+"""The weight of all tokens of a request."""
+UNIT = 10**18
+"""Charges and lengths are multiples of 1 / UNIT seconds."""
+MAX_CLASSES = 64
+_TOP = 60
+"""Bits of what a class pays at the highest price."""
+_COST = 20
+"""Costs are added up in units of 2**-20 ticks."""
+_CELLS = 4_000_000
+_BATCH = 100_000
+"""Max ends of chords that are found at once."""
+_FIELDS = {"relaxation", "width", "denominator", "price", "found", "first", "reference", "classes"}
+
+
+class Charges(NamedTuple):
+    """Charges of a class of lengths (lo, hi]; hi is None for the last class.
+
+    A decode over m cached tokens pays ``decode + context m + memory (m + 1)``, and token p of a
+    prompt ``prefill + position p``. They are (hi - fixed) / hi of a minorant with the base fixed.
+    """
+
+    lo: int
+    hi: int | None
+    fixed: int
+    decode: int
+    context: int
+    memory: int
+    prefill: int
+    position: int
+
+    @property
+    def minorant(self) -> list[float]:
+        """The minorant of batch times, in seconds, phi first, that they come from."""
+        part, whole = (self.hi - self.fixed, self.hi * UNIT) if self.hi else (1, UNIT)
+        return [self.fixed / UNIT, *(charge * part / whole for charge in self[3:])]
+
+
+class Prices(NamedTuple):
+    """The price of machine time on cells, in integers over ``unit``."""
+
+    width: int
+    unit: int
+    price: Any
+    highest: int
+
+
+def charges_of(leaf: dict[str, Any]) -> list[Charges]:
+    """Return the classes of a leaf after checking that they cover all lengths from the first on."""
+    rows = leaf["classes"]
+    right = isinstance(rows, list) and 1 <= len(rows) <= MAX_CLASSES
+    expect(right, f"classes: classes: found no list of 1 to {MAX_CLASSES}; expected one")
+    found: list[Charges] = []
+
+    for row in rows:
+        right = isinstance(row, list) and len(row) == len(Charges._fields)
+        expect(right, "classes: found a class of other fields; expected 8")
+        last = len(found) == len(rows) - 1
+        open_end = row[1] is None
+        expect(open_end == last, "classes: found an end that is open; expected the last one so")
+        values = [integer(x, "classes: classes") for x in row if x is not None]
+        expect(min(values) >= 0, "classes: found an integer below 0; expected integers >= 0")
+        one = Charges(*row)
+        begin = found[-1].hi if found else one.lo
+        expect(one.lo == begin, f"classes: found a class from {one.lo}; expected {begin}")
+        right = one.fixed == 0 if one.hi is None else one.hi > max(one.lo, one.fixed)
+        expect(right, "classes: found an end that is not the last; expected it above lo and fixed")
+        found.append(one)
+
+    return found
+
+
+def _read(leaf: dict[str, Any]) -> Prices:
+    width, unit = (integer(leaf[name], f"classes: {name}") for name in ("width", "denominator"))
+    expect(width >= 1 and unit >= 1, "classes: found width or denominator < 1; expected >= 1")
+    price = integers(leaf["price"], "classes: price", highest=(1 << 40) - 1)
+    right = 1 <= len(price) <= _CELLS
+    expect(right, f"classes: found {len(price)} cells; expected 1 to {_CELLS}")
+    return Prices(width, unit, np.array(price, dtype=np.int64), max(price))
+
+
+class _Ends:
+    """The ends of chords whose least costs are still to be found."""
+
+    def __init__(self, ticks: int, prices: Prices, classes: Sequence[Charges]) -> None:
+        self.ticks, self.prices = ticks, prices
+        self.sums: dict[tuple[int, str], int] = {}
+        self.lengths = [one.lo for one in classes]
+        self.rows: list[tuple[int, int, int]] = []
+        self.paid: list[list[int]] = []
+        self.fixed: list[list[int]] = []
+        self.weights: list[tuple[tuple[int, str], int, int]] = []
+
+    def add(
+        self,
+        kind: tuple[int, str],
+        count: int,
+        earliest: int,
+        theta: tuple[int, int],
+        later: int,
+        charges: list[int],
+    ) -> None:
+        """Add half of ``count`` tokens to a sum, which no moment before ``earliest`` has.
+
+        Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``.
+        """
+        (width, unit, _, highest), ticks, below = self.prices, self.ticks, theta[1]
+        most, longest = max(charges) * highest, max(self.lengths)
+        top = most * ticks // (UNIT * unit) + later * longest * ticks // (UNIT * below) + 2
+        bits = _TOP - top.bit_length()
+        if bits < 0:
+            raise TooLarge("classes: found costs of 2**60 ticks; too large to check")
+
+        cell, ceiling = earliest // width, 1 << _TOP
+        lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // below
+        every = ((theta[0] * width) << bits) // below
+        scale, size = UNIT * unit, UNIT * below
+        share, rest = ticks << bits, (later * ticks) << bits
+        self.rows.append((min(cell, _CELLS), min(ceiling, lead), min(ceiling, every)))
+        self.paid.append([c * share // scale for c in charges] if highest else [0] * len(charges))
+        self.fixed.append([rest * length // size for length in self.lengths])
+        self.weights.append((kind, count, bits + 1 - _COST))
+        if len(self.rows) >= _BATCH:
+            self.find()
+
+    def find(self) -> None:
+        """Find the least costs of the ends at hand, and add them to their sums."""
+        from optsched.bounds.checker.kernel import least_class_costs
+
+        if self.rows:
+            rows, paid, fixed = (
+                np.array(x, dtype=np.int64) for x in (self.rows, self.paid, self.fixed)
+            )
+            found = least_class_costs(rows, paid, fixed, self.prices.price).tolist()
+            for (kind, count, bits), cost in zip(self.weights, found, strict=True):
+                more = count * cost >> bits if bits >= 0 else count * cost << -bits
+                self.sums[kind] = self.sums.get(kind, 0) + more
+
+        self.rows, self.paid, self.fixed, self.weights = [], [], [], []
+
+
+def least_paid(one: Charges, cached: int, found: int = 0) -> int:
+    """Return the least charge of a token after the first, by a decode step or a refill."""
+    decode = one.decode + one.context * cached + one.memory * (cached + 1 - found)
+    return min(decode, one.prefill * (cached + 1))
+
+
+def _most_found(rates: list[int], sizes: list[int], budget: int) -> int:
+    """Return the most that so many tokens are worth, each with its request's rate."""
+    total = 0
+    for rate, size in sorted(zip(rates, sizes, strict=True), reverse=True):
+        taken = min(size, budget)
+        total, budget = total + taken * rate, budget - taken
+
+    return total
+
+
+def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
+    """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
+    expect_fields(leaf, "classes", sorted(_FIELDS))
+    expect(objective == "tel", f"classes: found the objective {objective!r}; expected 'tel'")
+    classes = charges_of(leaf)
+    instance, model = part.machine
+    # The first vector says that no batch is shorter than the first class.
+    vectors = [[classes[0].lo / UNIT, 0.0, 0.0, 0.0, 0.0, 0.0], *(one.minorant for one in classes)]
+    batches = batches_of(instance, cost_of(model), integer(leaf["found"], "classes: found"))
+    refuse(batches, np.array(vectors), budget)
+
+    return proved_by(part, leaf, classes, budget)
+
+
+def cost_of(model: Any) -> BatchCost:
+    """Return the cost model that a certificate states."""
+    if "table" in model:
+        table = table_from_dict(model["table"])
+        return BatchCost("certificate", model["layers"], {"base": "1"}, table=table)
+
+    return BatchCost("certificate", model["layers"], model["coefficients"])
+
+
+def proved_by(part: Part, leaf: dict[str, Any], classes: Sequence[Charges], budget: Budget) -> int:
+    """Return what a leaf proves if its classes are right."""
+    budget.spend(10 * len(leaf["price"]))
+    prices, n = _read(leaf), len(part.requests)
+    budget.spend(2 * CHORDS * n * len(classes) * (1 + len(prices.price) // 1000))
+    first = integers(leaf["first"], "classes: first", count=n, highest=ONE)
+    reference, found = (integer(leaf[name], f"classes: {name}") for name in ("reference", "found"))
+    right = 0 <= reference < len(classes)
+    expect(right, f"classes: reference: found {reference}; expected 0 to {len(classes) - 1}")
+    expect(found >= 0, f"classes: found: found {found}; expected an integer >= 0")
+    ends, top = _Ends(part.ticks, prices, classes), classes[reference]
+    shortest = classes[0].lo * part.ticks // UNIT
+    waits = 0  # sum of theta_k pre_k
+
+    for i, (arrival, request, theta) in enumerate(
+        zip(part.arrival, part.requests, first, strict=True)
+    ):
+        m, s = request.steps, request.prompt
+        theta = theta if m > 0 else ONE
+        earliest = prefilled(part, i, shortest, found)
+        whole = top.prefill * s + top.position * (s * (s - 1) // 2)
+
+        for p in {0, s - 1}:
+            share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
+            weight = 2 * theta * share[0], 2 * ONE * share[1]
+            charges = [one.prefill + one.position * p for one in classes]
+            kind = i, "last" if p > 0 else "begin"
+            ends.add(kind, s if s > 1 else 2, arrival, weight, theta * share[0], charges)
+
+        for block in range(CHORDS):
+            low, high = m * block // CHORDS, m * (block + 1) // CHORDS
+            if high == low:
+                continue
+
+            before = earliest + low * shortest
+            waits += (ONE - theta) * (high - low) * before // m
+            for j in {low, high - 1}:
+                later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
+                weight = 2 * (ONE - theta), 2 * m * ONE
+                count = high - low if high - low > 1 else 2
+                for shared, name in ((0, "steps"), (s, "shared")) if found else ((0, "steps"),):
+                    charges = [least_paid(one, s + j, shared) for one in classes]
+                    ends.add((i, name), count, arrival + before, weight, later, charges)
+
+    ends.find()
+    total = sum(cost for (_, name), cost in ends.sums.items() if name != "shared")
+    total -= _least_allowed(ends.sums, [request.prompt for request in part.requests], found)
+    total = (total + (waits << _COST) // ONE) >> _COST
+    spent = int(prices.price.sum()) * prices.width
+
+    return total - n + (-spent // prices.unit)
+
+
+def prefilled(part: Part, i: int, shortest: int, found: int) -> int:
+    """Return the least ticks until a request's first token: one batch if tokens may be found."""
+    if found:
+        return shortest
+
+    chunks = 1 if part.rates.whole else -(-part.requests[i].prompt // part.rates.cap)
+    return max(part.first[i], chunks * shortest)
+
+
+def _least_allowed(sums: dict[tuple[int, str], int], prompts: list[int], found: int) -> int:
+    """Return what must be allowed for tokens that are found (module's text)."""
+    if found == 0:
+        return 0
+
+    processed, held = [], []
+    for i, s in enumerate(prompts):
+        begin, last = sums.get((i, "begin"), 0), sums.get((i, "last"), 0)
+        processed.append(-(-max(2 * begin, begin + last) // s))
+        held.append(-((sums.get((i, "shared"), 0) - sums.get((i, "steps"), 0)) // s))
+
+    return _most_found(processed, prompts, found) + _most_found(held, prompts, found)

@@ -1,0 +1,375 @@
+r"""Charges by batch length: the bound for tabulated models, and prices and mixtures for it.
+
+docs/formulations.md, "Charges by length", has the notation and the proof, and
+`optsched.bounds.checker.classes` the bound, which this module evaluates there. Here prices,
+mixtures and weights are looked for in floating point, and any are valid.
+
+*Mixtures.* The charges that are valid for a class are a convex set, so any mean of its vertices is
+valid. One mixture per class serves all tokens. Where tokens differ much in their KV, the ascent
+weighs the vertices by what they gain.
+
+*Ascent.* The minimum over moments and classes is smoothed as in `optsched.bounds.ascent`, with a
+temperature in seconds of waiting that falls. For fixed mixtures the value is concave in the prices,
+and for fixed prices in the mixtures; prices climb by L-BFGS, and mixtures by multiplicative steps,
+in turn. The weight of the first token is that of its charges, with the charges of the last class.
+
+*Prices to begin with* are those of `busy_time`, with the charges of the last class as the machine
+time of each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.ascent import climb
+from optsched.bounds.base import MINORANTS, PREFIX_CACHE, Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR
+from optsched.bounds.busy_time import cell_at, schedule_prices
+from optsched.bounds.certificate import cost_model_dict
+from optsched.bounds.charges import Charges, class_charges, targets_of
+from optsched.bounds.checker.classes import charges_of, prefilled, proved_by
+from optsched.bounds.checker.parts import Rejected, Unlimited
+from optsched.bounds.checker.requests import Part
+from optsched.bounds.checker.seconds import parts_of
+from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
+from optsched.costs.cost import BatchCost
+from optsched.problem.budget import Budget
+from optsched.problem.kernel import njit
+
+Floats = NDArray[np.float64]
+_CELLS = 400
+_LATER = 1.15
+"""Cells of time reach so much beyond the end of the schedule that prices begin with."""
+_COARSE = 4
+"""Chords over a request's decode steps in the ascent."""
+_TEMPERATURES = (2.0, 0.7, 0.3, 0.1, 0.03)
+"""Seconds of waiting that count as much as nothing in the soft minimum, one after another."""
+_STEPS = 200
+"""Max steps at a temperature."""
+_TOLERANCE = 1e-5
+"""Gains in the last steps, relative to what machine time costs, that end a temperature."""
+_LOGIT = 4.0
+"""The logarithm of a vertex's weight per unit of the variable that is climbed."""
+_CUT = 20.0
+_SCALES = (1.0, 0.7, 0.4, 0.2)
+"""Multiples of the prices of a schedule that the ascent may begin with."""
+_LENGTHS = 7
+"""Targets, of which there are as many of each kind."""
+_FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
+"""What is left of targets in batches that prefill less than the mean, as most do."""
+_CHARGES_SHARE = 0.4
+"""The share of the time for finding charges."""
+
+
+class Ends(NamedTuple):
+    """Ends of chords: what tokens there pay, and when. Columns have the shape (ends,).
+
+    Each stands for so many ``tokens``. ``theta`` and ``later`` are its weights theta and Theta, and
+    ``earliest`` its first moment in seconds. One of a prefill pays for its place ``at`` in the
+    prompt, and one of a later token, where ``steps`` is 1, for ``at`` cached ones.
+    """
+
+    tokens: Floats
+    earliest: Floats
+    theta: Floats
+    later: Floats
+    at: Floats
+    steps: NDArray[np.int64]
+
+
+@njit
+def charge(vector: Floats, at: float, is_step: bool) -> float:
+    """Return what a token pays: `optsched.bounds.checker.classes` says which."""
+    if not is_step:
+        return vector[3] + vector[4] * at
+
+    return min(vector[0] + vector[1] * at + vector[2] * (at + 1), vector[3] * (at + 1))
+
+
+@njit
+def _lower_envelope(paid, fixed, order, until):  # type: ignore[no-untyped-def]
+    """Return how many lines ``fixed[b] + price paid[b]`` are least for some price >= 0.
+
+    ``order`` receives them by ascending price, and ``until`` the price up to which each is least.
+    """
+    here = 0
+    for b in range(1, len(paid)):
+        if fixed[b] < fixed[here] or (fixed[b] == fixed[here] and paid[b] < paid[here]):
+            here = b
+
+    size, price = 0, 0.0
+    while here >= 0:
+        follower, at = -1, np.inf
+        for b in range(len(paid)):
+            if paid[b] < paid[here]:
+                cross = max(price, (fixed[b] - fixed[here]) / (paid[here] - paid[b]))
+                if cross < at or (cross == at and paid[b] < paid[follower]):
+                    at, follower = cross, b
+
+        order[size], until[size] = here, at
+        size, here, price = size + 1, follower, at
+
+    return size
+
+
+@njit(nogil=True)
+def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-untyped-def]
+    """Return the sum over ends of the soft minima over cells, at a temperature in seconds.
+
+    ``market`` has the width of a cell and prices. ``use`` receives the derivatives by the price of
+    each cell, and ``gain`` those by the charges of each class, shape (classes, 5).
+    """
+    width, price = market
+    cells, classes = len(price), len(lo)
+    use[:] = 0.0
+    gain[:] = 0.0
+    total = 0.0
+    paid, fixed, until = np.empty(classes), np.empty(classes), np.empty(classes)
+    order = np.empty(classes, np.int64)
+    cost, at_class = np.empty(cells + 1), np.empty(cells + 1, np.int64)
+
+    for e in range(len(ends.tokens)):
+        theta, later, at, is_step = ends.theta[e], ends.later[e], ends.at[e], ends.steps[e] == 1
+        earliest, heat = ends.earliest[e], max(tau * ends.theta[e], 1e-300)
+        for b in range(classes):
+            paid[b] = charge(mixed[b], at, is_step)
+            fixed[b] = later * lo[b]
+
+        _lower_envelope(paid, fixed, order, until)
+        first = cell_at(earliest, width)
+        least, free = np.inf, fixed[order[0]]
+        c, wait, place = first, 0.0, 0
+
+        while wait + free < least + _CUT * heat:
+            if c >= cells:  # no price from here on
+                c = cells
+                cost[c], at_class[c] = wait + free, -1
+                least = min(least, cost[c])
+                c += 1
+                break
+
+            while until[place] < price[c]:
+                place += 1
+            while place > 0 and until[place - 1] >= price[c]:
+                place -= 1
+
+            b = order[place]
+            cost[c], at_class[c] = wait + price[c] * paid[b] + fixed[b], b
+            least = min(least, cost[c])
+            c += 1
+            wait = theta * (c * width - earliest)
+
+        mass = 0.0
+        first = min(first, cells)
+        for k in range(first, c):
+            cost[k] = np.exp((least - cost[k]) / heat) if cost[k] < least + _CUT * heat else 0.0
+            mass += cost[k]
+
+        total += ends.tokens[e] * (least - heat * np.log(mass))
+        for k in range(first, min(c, cells)):
+            if cost[k] > 0:
+                b = at_class[k]
+                p = ends.tokens[e] * cost[k] / mass
+                use[k] += p * paid[b]
+                pays = p * price[k]
+                if not is_step:
+                    gain[b, 3] += pays
+                    gain[b, 4] += pays * at
+                elif paid[b] < mixed[b, 3] * (at + 1):
+                    gain[b, 0] += pays
+                    gain[b, 1] += pays * at
+                    gain[b, 2] += pays * (at + 1)
+                else:
+                    gain[b, 3] += pays * (at + 1)
+
+    return total
+
+
+def ends_of(
+    part: Part, top: Floats, shortest: float, first: Floats, chords: int, found: int = 0
+) -> Ends:
+    """Return the ends of all requests' chords.
+
+    `top` is the vector of the last class, `shortest` the length of the shortest batch, and `first`
+    the weight of each request's first token.
+    """
+    rows: list[tuple[float, ...]] = []
+    second = 1.0 / part.ticks
+    for i, request in enumerate(part.requests):
+        m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
+        whole = top[3] * s + top[4] * s * (s - 1) / 2
+        for p in (0, s - 1):
+            weight = theta * ((top[3] + top[4] * p) / whole if whole > 0 else 1 / s)
+            rows.append((s / 2, arrival, weight, weight / 2, p, 0))
+
+        if m == 0 or theta >= 1:
+            continue
+
+        each = (1 - theta) / m
+        for block in range(chords):
+            low, high = m * block // chords, m * (block + 1) // chords
+            before = prefilled(part, i, round(shortest * part.ticks), found)
+            earliest = arrival + before * second + low * shortest
+            for j in (low, high - 1) if high > low else ():
+                later = theta + each * (j + 0.5)
+                rows.append(((high - low) / 2, earliest, each, later, s + j, 1))
+
+    columns = np.array(rows).T.copy()
+    tokens, earliest, weight, later, at, is_step = columns
+    return Ends(tokens, earliest, weight, later, at, is_step.astype(np.int64))
+
+
+def _vectors(charges: Charges) -> Floats:
+    columns = charges.decode, charges.context, charges.memory, charges.prefill, charges.position
+    return np.stack(columns, axis=2)
+
+
+class _Ascent:
+    """Prices and mixtures of one part, and the steps that improve them.
+
+    `vertices` has charges by class, vertex and (decode, context, memory, prefill, position).
+    """
+
+    def __init__(self, part: Part, charges: Charges, found: int, stop: Callable[[], bool]) -> None:
+        self.part, self.charges, self.found, self.stop = part, charges, found, stop
+        self.vertices = _vectors(charges)
+        classes, each = self.vertices.shape[:2]
+        self.mixture = np.full((classes, each), 1 / each)
+        release = np.array(part.arrival, dtype=np.float64) / part.ticks
+        best = -np.inf
+        begins: tuple[Any, ...] = ()
+
+        for reference in range(classes):
+            prefill, steps = self._machine(self.mixed[reference])
+            whole = np.maximum(prefill + steps, 1e-12)
+            self.first = np.where(steps > 0, prefill / whole, 1.0)
+            price, self.width = schedule_prices(release, whole, int(_CELLS / _LATER))
+            self.price = np.append(price, np.zeros(_CELLS - len(price)))
+            self._set_ends(reference)
+            for scale in _SCALES:
+                value = self.smooth(scale * self.price, _TEMPERATURES[-1])[0]
+                if value > best:
+                    best = value
+                    begins = self.first, self.width, scale * self.price, reference
+
+        self.first, self.width, self.price, self.reference = begins
+        self.highest = max(float(self.price.max()), 1e-3)
+        self._set_ends(self.reference)
+
+    @property
+    def mixed(self) -> Floats:
+        """The mixed vector of each class, shape (classes, 5)."""
+        return np.einsum("bv,bvx->bx", self.mixture, self.vertices)
+
+    def _machine(self, vector: Floats) -> tuple[Floats, Floats]:
+        """Return the charges of each request's prefill and of its steps in a class."""
+        requests = self.part.requests
+        s = np.array([one.prompt for one in requests], dtype=np.float64)
+        m = np.array([one.steps for one in requests], dtype=np.float64)
+        middle = s + (m - 1) / 2
+        step = vector[0] + vector[1] * middle + vector[2] * (middle + 1)
+        steps = m * np.minimum(step, vector[3] * (middle + 1))
+        return vector[3] * s + vector[4] * s * (s - 1) / 2, steps
+
+    def _set_ends(self, reference: int) -> None:
+        shortest = float(self.charges.lo[0])
+        self.ends = ends_of(
+            self.part, self.mixed[reference], shortest, self.first, _COARSE, self.found
+        )
+
+    def smooth(self, price: Floats, tau: float) -> tuple[float, Floats, Floats]:
+        """Return the smoothed bound and its derivatives by prices and by charges."""
+        use, gain = np.empty(len(price)), np.empty((len(self.mixture), 5))
+        market = self.width, price
+        total = soft_costs(self.ends, self.charges.lo, self.mixed, market, tau, use, gain)
+        return float(total - price.sum() * self.width), use - self.width, gain
+
+    def _joint(self, x: Floats, tau: float) -> tuple[float, Floats]:
+        """Return the smoothed bound and its gradient by prices and logits of mixtures, scaled."""
+        self._unpack(x)
+        value, use, gain = self.smooth(self.price, tau)
+        by_vertex = np.einsum("bx,bvx->bv", gain, self.vertices)
+        mean = (self.mixture * by_vertex).sum(axis=1, keepdims=True)
+        logits = self.mixture * (by_vertex - mean) * _LOGIT
+        return value, np.concatenate([use * self.highest, logits.ravel()])
+
+    def _unpack(self, x: Floats) -> None:
+        self.price = x[: len(self.price)] * self.highest
+        logits = _LOGIT * x[len(self.price) :].reshape(self.mixture.shape)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        self.mixture = weights / weights.sum(axis=1, keepdims=True)
+
+    def run(self, take: Callable[[], None]) -> None:
+        """Climb at falling temperatures, and offer what was found after each."""
+        x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
+        for tau in _TEMPERATURES:
+            paid = float(self.price.sum()) * self.width
+            x = climb(
+                lambda x, tau=tau: self._joint(x, tau),  # type: ignore[misc]
+                x,
+                highest=1.0,
+                iterations=_STEPS,
+                tolerance=_TOLERANCE * paid,
+                stop=self.stop,
+            )
+            self._unpack(x)
+            take()
+
+    def leaf(self) -> dict[str, Any]:
+        """Return the leaf of the present prices and mixtures."""
+        charges = self.charges
+        more = (self.mixture / (1 - charges.fixed / charges.hi[:, None])).sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            base = np.maximum(0.0, charges.hi * (1 - 1 / more))
+            fixed = np.where(np.isinf(charges.hi), 0.0, base)
+        minorants = np.column_stack([fixed, self.mixed / more[:, None]])
+        rows = charges.lo, charges.hi, minorants
+        return classes_leaf(self.width, self.price, self.first, self.reference, rows, self.found)
+
+
+def classes(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound on total latency, in seconds."""
+    cost = task.cost_model
+    assert isinstance(cost, BatchCost)
+    order = np.argsort(task.instance.release_times, kind="stable").tolist()
+    model = cost_model_dict(cost)
+    _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
+    try:
+        mixes = targets_of(task.instance, _LENGTHS)
+        prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
+        targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
+        charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
+    except Rejected:
+        return Proof(0.0)
+
+    ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.over)
+    best: tuple[int, dict[str, Any] | None] = 0, None
+
+    def take() -> None:
+        nonlocal best
+        leaf = ascent.leaf()
+        value = proved_by(part, leaf, charges_of(leaf), Unlimited())
+        if value > best[0]:
+            best = value, leaf
+
+    take()
+    ascent.run(take)
+    return Proof(best[0] / TICKS_PER_SECOND, tree=best[1])
+
+
+CLASSES = Bound(
+    "classes",
+    "prices of machine time, and charges by batch length",
+    "second",
+    ("tel",),
+    classes,
+    PROVED_FOR | MINORANTS | PREFIX_CACHE,
+    searches=True,
+    suits=lambda task: bool((MINORANTS | PREFIX_CACHE) & task.features),
+    weight=8.0,
+    certifies=True,
+)

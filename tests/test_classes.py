@@ -1,0 +1,469 @@
+"""Charges by batch length in prices of machine time: below every optimum, exact, hard to forge."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from exhaustive_batches import SCALE, Exhaustive
+from numpy.typing import NDArray
+from test_batch_bounds import tiny
+from test_certificate import corrupted, sealed
+from test_certificate_seconds import claimed, exact
+from test_charges import price as batch_seconds, table
+
+from optsched import BatchCost, Instance, Limits
+from optsched.bounds import lower_bound
+from optsched.bounds.base import BoundTask
+from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
+from optsched.bounds.charges import Charges, class_charges
+from optsched.bounds.checker.charges import TERMS, batches_of, worst_ratio
+from optsched.bounds.checker.classes import (
+    ONE,
+    UNIT,
+    Charges as Exact,
+    charges_of,
+    prefilled,
+    proved_by,
+)
+from optsched.bounds.checker.parts import Rejected, Unlimited
+from optsched.bounds.checker.requests import Part
+from optsched.bounds.checker.seconds import parts_of
+from optsched.bounds.classes import classes, ends_of, soft_costs
+from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
+from optsched.costs.batch import EMPTY, add_decode, add_prefill
+from optsched.judge.evaluate import evaluate
+from optsched.policies import policies
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Budget
+from optsched.problem.errors import OptschedError, ViolationError
+
+Floats = NDArray[np.float64]
+ULP = 2.0**-52
+
+
+class Served(Exhaustive):
+    """Every schedule of an instance, by `batch_time`; requests find the first tokens of prompts."""
+
+    def __init__(self, instance: Instance, cost: BatchCost, found: list[int], **rest: Any) -> None:
+        super().__init__(instance, BatchCost("any", 1, {"base": "1"}), **rest)
+        self.cost, self.found = cost, found
+
+    def options(self, i: int, state: Any) -> Iterator[tuple]:
+        """Let a request begin behind what it finds, or not, and share the KV of that."""
+        yield from super().options(i, state)
+        if state == (0, 0, False) and self.found[i]:
+            need = self.prompt[i] - self.found[i]
+            for tokens in range(1, need + 1) if self.split else [need]:
+                after = (int(tokens == need), self.found[i] + tokens, tokens == need)
+                yield tokens, ("prefill", self.found[i]), False, after
+
+    def in_blocks(self, cached: int) -> int:
+        """Return what a request holds beside the tokens that all requests may find."""
+        return max(0, super().in_blocks(cached) - max(self.found))
+
+    def time(self, decode: list[int], prefill: list[tuple[int, int]]) -> Fraction:
+        """Return the time of a batch as the judge prices it."""
+        sums = EMPTY
+        for m in decode:
+            sums = add_decode(sums, m)
+        for c, m in prefill:
+            sums = add_prefill(sums, c, m)
+        return Fraction(float(batch_seconds(self.cost.array, sums))) * 1000 * SCALE
+
+
+def question(rng: np.random.Generator) -> tuple[Instance, BatchCost]:
+    """A tiny instance, three times of four under a random table."""
+    instance, cost = tiny(rng)
+    if rng.random() < 0.75:
+        cost = some_table(rng, instance)
+        step = float(batch_seconds(cost.array, add_decode(EMPTY, 3)))
+        arrival = rng.random(instance.n) * rng.choice([0.0, 1.0, 6.0]) * step
+        instance = replace(instance, arrival=np.round(arrival, 6))
+    return instance, cost
+
+
+def some_table(rng: np.random.Generator, instance: Instance) -> BatchCost:
+    """A random table that does not fall to 0 beyond its end."""
+    while True:
+        cost = BatchCost("tables", 1, {"base": "1"}, table=table(rng))
+        if np.isfinite(worst_ratio(batches_of(instance, cost, 9), np.eye(1, TERMS))).all():
+            return cost
+
+
+def part_of(instance: Instance, cost: BatchCost) -> Part:
+    order = np.argsort(instance.release_times, kind="stable").tolist()
+    return next(parts_of(instance, cost_model_dict(cost), TICKS_PER_SECOND, [order]))[1]
+
+
+def wild(
+    rng: np.random.Generator, instance: Instance, cost: BatchCost, charges: Charges, found: int
+) -> dict[str, Any]:
+    """A leaf of random prices, mixtures and weights, with a few cells or many."""
+    minorants = charges.minorants
+    weights = rng.random(minorants.shape[:2]) ** 3 + 1e-9
+    # With more = hi / (hi - phi), charges and `more` are mixed alike.
+    more = 1 / (1 - charges.fixed / charges.hi[:, None])
+    shares = weights / weights.sum(axis=1, keepdims=True) * more
+    shares /= shares.sum(axis=1, keepdims=True)
+    mixed = (shares[:, :, None] * minorants).sum(axis=1)
+    longest = instance.output_tokens.sum() + instance.prompt_tokens.sum()
+    end = (instance.release.max() + longest * charges.lo[0]) * rng.choice([0.02, 0.5, 1.5]) + 1e-6
+    cells = int(rng.integers(1, 40))
+    price = rng.choice([0.3, 1.0, 4.0]) * rng.random(cells) * np.linspace(1, 0, cells)
+    lengths = (charges.lo, charges.hi, mixed)
+    reference = int(rng.integers(len(charges.lo)))
+    first = rng.random(instance.n)
+    return classes_leaf(end / cells, price, first, reference, lengths, found)
+
+
+def check_tiny(seed: int, count: int) -> float:
+    """Hold wild and ascended leaves against optima, and return the largest part of one."""
+    rng = np.random.default_rng(seed)
+    largest = 0.0
+    for k in range(count):
+        instance, cost = question(rng)
+        share = [0] * instance.n
+        if rng.random() < 0.3:
+            share = [int(rng.integers(0, s)) for s in instance.prompt_tokens]
+        task = BoundTask(instance, cost, found_tokens=sum(share))
+        charges = class_charges(task)
+        optimum = Served(instance, cost, share).best("tel")[0]
+        leaves = [wild(rng, instance, cost, charges, sum(share)) for _ in range(6)]
+        if k % 8 == 0:
+            proof = classes(task, Budget(0.3))
+            assert proof.value <= optimum
+            leaves += [proof.tree] if proof.tree else []
+        for leaf in leaves:
+            certificate = json.loads(json.dumps(certify(instance, cost, "tel", leaf)))
+            verify_certificate(instance, certificate, cost)
+            value = exact(instance, certificate)
+            assert value <= optimum * (1 + ULP), f"{instance.to_dict()} {share}"
+            largest = max(largest, float(value) / optimum)
+    return largest
+
+
+def test_what_leaves_prove_is_below_the_optimum_of_tiny_instances() -> None:
+    assert check_tiny(0, 12) > 0.3  # a bound that is always 0 would pass what comes before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_the_same_by_the_thousand(seed: int) -> None:
+    assert check_tiny(seed, 200) > 0.5
+
+
+# --- the definition -----------------------------------------------------------------------------
+
+
+def by_definition(part: Part, leaf: dict[str, Any]) -> float:
+    """What a leaf proves without found tokens, by the theorem: every token on its own."""
+    width, price = leaf["width"] / TICKS_PER_SECOND, np.array(leaf["price"]) / leaf["denominator"]
+    rows = charges_of(leaf)
+    lo = [one.lo / UNIT for one in rows]
+    vectors = [[x / UNIT for x in one[3:]] for one in rows]
+
+    def least(
+        theta: float, since: float, earliest: float, later: float, paid: list[float]
+    ) -> float:
+        moments = [earliest, *(c * width for c in range(len(price) + 1) if c * width > earliest)]
+        found = []
+        for tau in moments:
+            cell = int(tau / width + 1e-9)
+            now = price[cell] if cell < len(price) else 0.0
+            costs = [now * c + later * begin for c, begin in zip(paid, lo, strict=True)]
+            found.append(theta * (tau - since) + min(costs))
+        return min(found)
+
+    total = 0.0
+    for i, request in enumerate(part.requests):
+        s, m = request.prompt, request.steps
+        since = part.arrival[i] / part.ticks
+        chunks = 1 if part.rates.whole else -(-s // part.rates.cap)
+        first = max(part.first[i] / part.ticks, chunks * lo[0])
+        theta = leaf["first"][i] / ONE if m else 1.0
+        own = [vectors[leaf["reference"]][3] + vectors[leaf["reference"]][4] * p for p in range(s)]
+        own = own if sum(own) > 0 else [1.0] * s
+        for p in range(s):
+            weight = theta * own[p] / sum(own)
+            total += least(weight, since, since, weight / 2, [v[3] + v[4] * p for v in vectors])
+        for j in range(m):
+            n = s + j
+            paid = [min(a + b * n + k * (n + 1), g * (n + 1)) for a, b, k, g, _ in vectors]
+            each = (1 - theta) / m
+            later = theta + each * (j + 0.5)
+            total += least(each, since, since + first + j * lo[0], later, paid)
+    return total - float(price.sum()) * width
+
+
+def test_the_checker_finds_what_the_definition_says() -> None:
+    # At most 24 steps and 2 prompt tokens: every chord is a token, or two at its ends.
+    rng = np.random.default_rng(3)
+    beyond = 0
+    for _ in range(8):
+        instance, cost = question(rng)
+        instance = replace(instance, prompt_tokens=np.minimum(instance.prompt_tokens, 2))
+        charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
+        for _ in range(5):
+            leaf = wild(rng, instance, cost, charges, 0)
+            value = proved_by(part, leaf, charges_of(leaf), Unlimited()) / TICKS_PER_SECOND
+            expected = by_definition(part, leaf)
+            assert value <= expected + 1e-12
+            assert value == pytest.approx(expected, rel=1e-6, abs=1e-10)
+            end = leaf["width"] * len(leaf["price"])
+            beyond += int(any(at >= end for at in part.arrival))
+    assert beyond > 3
+
+
+def test_a_request_beyond_the_last_cell_pays_for_its_time_alone() -> None:
+    # Batches of 10 ms. One token after a prefill of one: weights 1/2 and 1/2, Theta 1/4 and 3/4.
+    # At 5 s no price is left: 10/4 + 10 (3/4) + 10/2 = 15 ms (it waits 10 ms for the prefill).
+    cost = BatchCost("steps", 1, {"base": "10"})
+    instance = Instance([0.0, 5.0], [1, 1], [2, 2], kv_capacity=4, time_unit="second")
+    charges = class_charges(BoundTask(instance, cost))
+    part = part_of(instance, cost)
+    rows = (charges.lo, charges.hi, np.zeros((len(charges.lo), 6)))
+    leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5, 0.5]), 0, rows, 0)
+    value = proved_by(part, leaf, charges_of(leaf), Unlimited()) / TICKS_PER_SECOND
+    assert value == pytest.approx(2 * 0.015, rel=2e-4)  # lengths are proved within 1e-4
+
+
+def soft(market: Any, price: Floats, mixed: Floats, tau: float) -> tuple[float, Floats, Floats]:
+    ends, lo, width = market
+    use, gain = np.empty(len(price)), np.empty((len(lo), 5))
+    return soft_costs(ends, lo, mixed, (width, price), tau, use, gain), use, gain
+
+
+def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(4):
+        instance, cost = question(rng)
+        charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
+        leaf = wild(rng, instance, cost, charges, 0)
+        rows = charges_of(leaf)
+        mixed = np.array([one[3:] for one in rows]) / UNIT
+        lo = np.array([one.lo for one in rows]) / UNIT
+        first = np.where(np.array([r.steps for r in part.requests]) > 0, leaf["first"], ONE) / ONE
+        ends = ends_of(part, mixed[leaf["reference"]], lo[0], first, 24)
+        width = leaf["width"] / TICKS_PER_SECOND
+        price = np.array(leaf["price"], dtype=np.float64) / leaf["denominator"]
+
+        market: Any = ends, lo, width
+        cost_at = partial(soft, market)
+
+        steps = [
+            r.steps * (1 - f) / max(r.steps, 1) for r, f in zip(part.requests, first, strict=True)
+        ]
+        before = [prefilled(part, i, rows[0].lo * part.ticks // UNIT, 0) for i in range(len(first))]
+        waits = sum(
+            each * (at / part.ticks + lo[0] * (r.steps - 1) / 2)
+            for each, at, r in zip(steps, before, part.requests, strict=True)
+        )
+        hard = proved_by(part, leaf, rows, Unlimited()) / TICKS_PER_SECOND
+        spent = float(price.sum()) * width
+        assert cost_at(price, mixed, 1e-9)[0] + waits - spent == pytest.approx(
+            hard, rel=1e-5, abs=1e-9
+        )
+
+        tau = float(lo[0])
+        _, use, gain = cost_at(price, mixed, tau)
+        by_price, by_charge = rng.random(len(price)), rng.random(mixed.shape) * mixed
+        for eps in (1e-6,):
+            up = cost_at(price + eps * by_price, mixed, tau)[0]
+            down = cost_at(np.maximum(price - eps * by_price, 0), mixed, tau)[0]
+            if (price > eps).all():
+                assert (up - down) / (2 * eps) == pytest.approx(float(use @ by_price), rel=0.02)
+            up, down = (cost_at(price, mixed + e * by_charge, tau)[0] for e in (eps, -eps))
+            assert (up - down) / (2 * eps) == pytest.approx(
+                float((gain * by_charge).sum()), rel=0.02
+            )
+
+
+def test_found_tokens_lower_the_bound_by_no_more_than_they_are_worth() -> None:
+    rng = np.random.default_rng(5)
+    lower = 0
+    for _ in range(6):
+        instance, cost = question(rng)
+        charges = class_charges(BoundTask(instance, cost, found_tokens=2))
+        part = part_of(instance, cost)
+        leaf = wild(rng, instance, cost, charges, 2)
+        values = [
+            proved_by(part, {**leaf, "found": found}, charges_of(leaf), Unlimited())
+            for found in (0, 1, 2, 10**6)
+        ]
+        assert values == sorted(values, reverse=True)
+        lower += int(values[2] < values[0])
+    assert lower > 3
+
+
+# --- schedules of policies ----------------------------------------------------------------------
+
+
+def served(rng: np.random.Generator, names: list[str]) -> tuple[int, float]:
+    """Hold a bound against the schedules of policies on a random table; return how many."""
+    n = int(rng.integers(4, 16))
+    prompt, output = rng.integers(1, 12, n), rng.integers(1, 20, n)
+    block = int(rng.choice([1, 1, 4]))
+    instance = Instance(
+        np.round(rng.random(n) * rng.choice([0.0, 0.05, 0.3]), 6),
+        prompt,
+        output,
+        kv_capacity=(int((prompt + output).max()) // block + int(rng.integers(2, 20))) * block,
+        kv_block_tokens=block,
+        time_unit="second",
+        limits=Limits(
+            max_running=int(rng.integers(1, 6)) if rng.random() < 0.5 else None,
+            max_batch_tokens=int(rng.integers(12, 30)) if rng.random() < 0.5 else None,
+        ),
+        chunked_prefill=True,
+    )
+    cost = some_table(rng, instance)
+    proof = classes(BoundTask(instance, cost), Budget(0.5))
+    judged, closest = 0, 0.0
+    for name in names:
+        for seed in range(4):
+            try:
+                schedule = simulate(instance, name, cost, seed=seed)
+            except OptschedError:
+                break
+            tel = evaluate(instance, schedule, cost).metrics["tel"]
+            assert proof.value <= tel, f"{name}: {instance.to_dict()}"
+            judged, closest = judged + 1, max(closest, proof.value / tel)
+    return judged, closest
+
+
+def test_no_schedule_of_a_policy_is_below_the_bound() -> None:
+    rng = np.random.default_rng(6)
+    found = [served(rng, ["fcfs", "least-work", "sarathi"]) for _ in range(3)]
+    assert sum(judged for judged, _ in found) > 12
+    assert max(closest for _, closest in found) > 0.2
+
+
+@pytest.mark.slow
+def test_no_schedule_of_all_policies_on_hundreds_of_tables_is_below_the_bound() -> None:
+    rng, names = np.random.default_rng(7), sorted(policies())
+    assert sum(served(rng, names)[0] for _ in range(300)) > 5000
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def crowded() -> tuple[Instance, BatchCost, dict[str, Any]]:
+    """A queue on a linear machine, and a leaf that proves most of what can be."""
+    cost = BatchCost("steps", 1, {"base": "10", "decode_kv": "0.1", "token": "0.5"})
+    instance = Instance(
+        np.zeros(6), np.full(6, 4), np.full(6, 12), kv_capacity=40, time_unit="second",
+        limits=Limits(max_running=2), chunked_prefill=True,
+    )  # fmt: skip
+    proof = classes(BoundTask(instance, cost), Budget(1.0))
+    assert proof.tree is not None
+    return instance, cost, proof.tree
+
+
+def inflated(leaf: dict[str, Any], place: int, times: float) -> dict[str, Any]:
+    """The leaf with a number of all classes so many times as large."""
+    other = copy.deepcopy(leaf)
+    for row in other["classes"]:
+        row[place] = int(row[place] * times) if row[place] is not None else None
+    return other
+
+
+def test_charges_that_are_one_percent_too_large_are_refused() -> None:
+    instance, cost, leaf = crowded()
+    certify(instance, cost, "tel", leaf)
+    charges = class_charges(BoundTask(instance, cost))
+    wrong = [inflated(leaf, 0, 1.01)]  # the length of the shortest batch
+    for v in (0, 3, 5):  # vertices are tight, as mixtures need not be
+        rows = (charges.lo, charges.hi, charges.minorants[:, v])
+        one = classes_leaf(0.1, np.ones(5), np.full(instance.n, 0.3), 0, rows, 0)
+        certify(instance, cost, "tel", one)
+        for at in range(len(charges.lo)):
+            if charges.fixed[at, v] < 0.9 * charges.hi[at]:
+                row = one["classes"][at]
+                more = [*row[:3], *(int(x * 1.01) for x in row[3:])]
+                changed = [more if k == at else r for k, r in enumerate(one["classes"])]
+                wrong.append({**one, "classes": changed})
+    assert len(wrong) > 6
+    for bad in wrong:
+        with pytest.raises(OptschedError, match=r"charges|classes"):
+            certify(instance, cost, "tel", bad)
+
+
+def test_classes_that_do_not_cover_all_lengths_are_refused() -> None:
+    _, _, leaf = crowded()
+    rows = leaf["classes"]
+    gap, early, shut = copy.deepcopy(rows), copy.deepcopy(rows), copy.deepcopy(rows)
+    gap[1][0] += 1
+    early[0][1] = None
+    shut[-1][1] = 2 * UNIT
+    based = copy.deepcopy(rows)
+    based[-1][2] = 1
+    for wrong in (gap, early, shut, based, [], rows[:-1], rows[1:] + rows[:1]):
+        with pytest.raises(Rejected):
+            charges_of({**leaf, "classes": wrong})
+    assert charges_of(leaf)[0] == Exact(*rows[0])
+
+
+def forge(seed: int, count: int) -> None:
+    """Corrupt certificates: as they are, with a new digest, and with the value that they prove."""
+    rng = np.random.default_rng(seed)
+    tried = passed = 0
+    while tried < count:
+        instance, cost = question(rng)
+        optimum = Served(instance, cost, [0] * instance.n).best("tel")[0]
+        charges = class_charges(BoundTask(instance, cost))
+        leaf = wild(rng, instance, cost, charges, 0)
+        good = json.loads(json.dumps(certify(instance, cost, "tel", leaf)))
+        for _ in range(25):
+            bad = corrupted(rng, good)
+            if bad == good:
+                continue
+            tried += 1
+            with pytest.raises(ViolationError):
+                verify_certificate(instance, bad, cost)
+            for forged in (sealed(bad), claimed(instance, bad)):
+                try:
+                    verify_certificate(instance, forged, cost)
+                except ViolationError:
+                    continue
+                passed += 1
+                if forged["objective"] == "tel":
+                    assert exact(instance, forged) <= optimum * (1 + ULP), json.dumps(forged)
+    assert passed < tried
+
+
+def test_corrupted_and_forged_certificates_are_refused_or_still_true() -> None:
+    forge(8, 50)
+
+
+@pytest.mark.slow
+def test_ten_thousand_corruptions_are_refused_or_still_true() -> None:
+    forge(9, 10_000)
+
+
+def test_a_table_is_bounded_as_a_whole_and_certified() -> None:
+    # The tables are far above their minorant: only charges that read them prove anything.
+    rng = np.random.default_rng(11)
+    instance = Instance(
+        np.zeros(5), np.full(5, 3), np.full(5, 8), kv_capacity=24, time_unit="second",
+        limits=Limits(max_running=3), chunked_prefill=True,
+    )  # fmt: skip
+    cost = some_table(rng, instance)
+    value, name = lower_bound(instance, cost_model=cost, time_limit_s=2.0)
+    assert name == "classes"
+    others = [
+        lower_bound(instance, cost_model=cost, method=other)[0] for other in ("work", "busy-time")
+    ]
+    assert value is not None
+    assert value > 10 * max(other or 0.0 for other in others)
+    assert value <= min(
+        evaluate(instance, simulate(instance, policy, cost), cost).metrics["tel"]
+        for policy in ("fcfs", "least-work")
+    )
