@@ -742,7 +742,7 @@ def _process(
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
-        if s.partial > 0:
+        if s.partial:
             _stand_still(requests, s, running, usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
     s.finished += finished
