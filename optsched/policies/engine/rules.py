@@ -407,7 +407,7 @@ def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, co
     return c if c >= 1 else REFUSED
 
 
-@njit
+@njit(allocates=False)
 def _gate(requests: Records, s: np.record, running: Ints, settings: Settings) -> float:
     """Return how many seconds of a prefill may run beside those that decode.
 
@@ -434,7 +434,7 @@ def _gate(requests: Records, s: np.record, running: Ints, settings: Settings) ->
     return float(settings.gate * mean * max(1.0, prefills / decodes))
 
 
-@njit
+@njit(allocates=False)
 def _next_prefill(
     requests: Records,
     s: np.record,
@@ -700,7 +700,7 @@ def _stand_still(
 ) -> None:
     """Let what is projected of prefills that the last batch did not complete come a batch later."""
     now = s.batches - 1
-    for k in range(s.running if s.partial > 0 else 0):
+    for k in range(s.running):
         r = requests[running[k]]
         if r.decoding or r.gone:
             continue
@@ -742,7 +742,8 @@ def _process(
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
     if settings.admission == LOOKAHEAD:
-        _stand_still(requests, s, running, usage, settings.limits)
+        if s.partial:
+            _stand_still(requests, s, running, usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
     s.finished += finished
     if finished > 0:
