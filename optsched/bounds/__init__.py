@@ -79,8 +79,8 @@ def raise_bound(
     that is proved. Under a tabulated cost model each bound runs once for every minorant.
 
     `budget`: bounds that search run one after another, each with its weight's share of the time
-    that is left. When no time is left, a bound that searches runs only if it is named by ``method``, and
-    then as briefly as it can.
+    that is left. When no time is left, a bound that searches runs only if it is named by
+    ``method``, and then as briefly as it can.
     """
     runs = [
         (bound, question)
@@ -139,8 +139,8 @@ def lower_bound(
         What is bounded from below; default: total latency.
     time_limit_s : float
         Seconds for the bounds that search. They run one after another, each with its weight's
-        share of the time that is left. With 0 such a bound runs only if it is named by ``method``, and
-        then as briefly as it can.
+        share of the time that is left. With 0 such a bound runs only if it is named by
+        ``method``, and then as briefly as it can.
     progress : callable, optional
         Called as ``progress(name, value)`` with every bound that is better than those before.
     stop : threading.Event, optional

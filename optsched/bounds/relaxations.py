@@ -8,16 +8,16 @@ it, so every schedule on them is one on it, with the same times.
 
 *A tabulated cost model* becomes each of its minorants, see `optsched.costs.table`.
 
-*A prefix cache*, for bounds that do not allow for it themselves. Let H be the prompt tokens that requests may find in it, of all prompts together,
-so that no schedule has to hold or process them. Take any schedule with the cache, on one worker in
-seconds under a linear cost model. Let every request process what it found in its first batch, and
-let there be room for H more tokens, in whole blocks, and no maximum of tokens per batch. The
-batches are then those of a schedule without the cache. Each token found adds at most ``token +
-prefill_token`` and, with a prompt of s tokens, ``2 s prefill_square`` to one batch. So no token
-comes later by more than the sum D of that over H tokens with the longest prompt, and a bound on the
-total latency of this schedule, less D for each request, is one for the first. Terms with KV cached
-before only become smaller. What a cache still holds of a preempted request is not free: a schedule
-that evicts must recompute the whole input.
+*A prefix cache*, for bounds that do not allow for it themselves. Let H be the prompt tokens that
+requests may find in it, of all prompts together, so that no schedule has to hold or process them.
+Take any schedule with the cache, on one worker in seconds under a linear cost model. Let every
+request process what it found in its first batch, and let there be room for H more tokens, in whole
+blocks, and no maximum of tokens per batch. The batches are then those of a schedule without the
+cache. Each token found adds at most ``token + prefill_token`` and, with a prompt of s tokens, ``2 s
+prefill_square`` to one batch. So no token comes later by more than the sum D of that over H tokens
+with the longest prompt, and a bound on the total latency of this schedule, less D for each request,
+is one for the first. Terms with KV cached before only become smaller. What a cache still holds of a
+preempted request is not free: a schedule that evicts must recompute the whole input.
 """
 
 from __future__ import annotations
