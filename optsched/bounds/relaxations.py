@@ -16,8 +16,8 @@ blocks, and no maximum of tokens per batch. The batches are then those of a sche
 cache. Each token found adds at most ``token + prefill_token`` and, with a prompt of s tokens, ``2 s
 prefill_square`` to one batch. So no token comes later by more than the sum D of that over H tokens
 with the longest prompt, and a bound on the total latency of this schedule, less D for each request,
-is one for the first. Terms with KV cached before only become smaller. What a cache still holds of
-a preempted request is not free: a schedule that evicts must recompute the whole input.
+is one for the first. Terms with KV cached before only become smaller. What a cache still holds of a
+preempted request is not free: a schedule that evicts must recompute the whole input.
 """
 
 from __future__ import annotations
