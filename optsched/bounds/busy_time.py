@@ -63,7 +63,7 @@ from optsched.problem.objective import TOTAL_LATENCY
 Floats = NDArray[np.float64]
 
 _SAFETY = 1e-9
-_CELLS, _FINER, _MOST = 8_000, 64, 256_000_000
+_CELLS, _FINER, _MOST = 8_000, 64, 150_000_000
 """Cells of time; for the value also so many for each request, if requests times cells are few."""
 _COARSE, _FINE = 2, 8
 """Chords over a request's decode steps, for finding the cap and for the value."""
