@@ -96,6 +96,64 @@ def test_without_prices_a_prefill_costs_all_but_half_of_one_of_its_pieces() -> N
     assert value == pytest.approx(0.020 * 31 / 32, rel=1e-6)
 
 
+def test_without_prices_a_request_costs_its_chain_but_for_halves_of_what_has_one_moment() -> None:
+    # 20 ms and eight steps of 16 ms: 148 ms. Each of the 16 pieces of the prefill, of weight theta,
+    # and each step is counted from its begin, so half of its time is missing.
+    instance = Instance([2.0], [3], [9], kv_capacity=11, time_unit="second", kv_accounting="cached")
+    tokens, none = tokens_of(instance, PLAIN), np.zeros(3)
+    theta = float((tokens.prefill_paid / tokens.machine)[0])
+    value = busy.value_at(tokens, 0.1, none, none)
+    expected = 0.148 - theta * 0.020 / 32 - (1 - theta) * 0.016 / 2
+    assert value == pytest.approx(expected, rel=1e-7)
+
+
+def least_costs_alone(
+    tokens: Tokens, pieces: int, width: float, p1: np.ndarray, p2: np.ndarray
+) -> float:
+    """Return the sum of min F_k for one request, by trying moments tau and own work x of a grid."""
+    ((arrival,), (first,), (paid,)) = tokens.arrival, tokens.prefill, tokens.prefill_paid
+    steps, theta = int(tokens.steps[0]), float((paid / tokens.machine)[0])
+    theta = theta if steps else 1.0
+    ahead = [(first + tokens.prefill_fixed) * q / pieces for q in range(pieces)]
+    terms = [(1 / pieces, t, theta, theta / 2, first, paid, tokens.prefill_fixed) for t in ahead]
+    begin = float(tokens.first[0])
+    for k in range(steps):
+        each, own = (1 - theta) / steps, tokens.work[0] + k * tokens.work_slope
+        share = tokens.paid[0] + k * tokens.paid_slope
+        terms.append((1.0, begin, each, theta + (k + 0.5) * each, own, share, tokens.decode))
+        begin += tokens.alone[0] + k * tokens.work_slope
+
+    total = 0.0
+    for times, begin, weight, later, own, share, fixed in terms:
+        edges = np.arange(len(p1) + 1) * width
+        at = np.append(arrival + begin, edges[edges > arrival + begin])
+        cell = np.array([cell_at(t, width) for t in at])
+        one, two = (np.append(p, 0.0)[np.minimum(cell, len(p))] for p in (p1, p2))
+        x = max(own, 1e-12) * np.geomspace(1, 1e5, 30_000)
+        batch = (later * (fixed + x) + two[:, None] * own * (1 + fixed / x)).min(axis=1)
+        total += times * (weight * (at - arrival) + one * share + batch).min()
+
+    return total
+
+
+def test_what_one_request_pays_is_the_least_over_moments_and_batches() -> None:
+    rng = np.random.default_rng(5)
+    below = 0
+    for _ in range(60):
+        instance, cost = tiny(rng)
+        instance = instance.subset(np.arange(1))
+        tokens = tokens_of(instance, cost)
+        cells = int(rng.integers(1, 12))
+        width = float(tokens.chain[0]) * rng.choice([0.4, 1, 3]) / cells
+        p1, p2 = rng.choice([0, 0.1, 1, 9], (2, 1)) * rng.random((2, cells)) ** 3
+        value = busy.value_at(tokens, width, p1, p2, chords=8) + (p1 + p2).sum() * width
+        expected = least_costs_alone(tokens, 16, width, p1, p2)
+        assert value <= expected * (1 + 1e-12)
+        assert value >= expected * (1 - 1e-5)
+        below += p2.any()
+    assert below > 20
+
+
 def test_shares_of_fixed_costs_fill_a_full_batch() -> None:
     # M = 5 and s = 5, o = 1: each request alone fills the KV, so its share is the whole fixed
     # cost: 10 + 7 + 5 = 22 ms. Two of them complete at 22 and 44 at best, and do.

@@ -456,6 +456,52 @@ def test_prices_prove_what_they_prove_in_float64(rate: float) -> None:
     assert proof.certified == pytest.approx(proof.value, rel=3e-4)
 
 
+def test_a_piece_that_begins_where_a_cell_ends_may_prove_more_exactly_than_in_float64() -> None:
+    # 10 + 7 + 3 = 20 ms, alone: 20 ms at best. Half of the prefill's 16 pieces begin in the second
+    # cell of 10 ms, at p1 = 1/2, where a piece pays 13.2 / 2 = 6.6 ms or waits until 20 ms. Pieces
+    # begin 1.25 ms apart, 9.375 ms after its arrival on average, and half of 20 ms comes on top.
+    # In float64 times are a billionth less: the ninth piece begins in the first cell, at no price.
+    instance = Instance([0.0], [3], [1], kv_capacity=5, time_unit="second", kv_accounting="cached")
+    p1, p2, most = np.array([0.0, 0.5]), np.zeros(2), 6.6
+    paid = [min(most, 20 - 1.25 * q) for q in range(8, 16)]
+    expected = (10 + 9.375 + sum(paid) / 16 - 5) / 1000
+    assert expected < 0.020
+    made = certify(instance, PLAIN, "tel", busy_time_leaf(0.010, p1, p2))
+    assert float(exact(instance, made)) == pytest.approx(expected, rel=1e-6)
+    tokens = busy.tokens_of(instance, PLAIN)
+    value = busy.value_at(tokens, 0.010, p1, p2)
+    assert value == pytest.approx(expected - most / 16 / 1000, rel=1e-6)
+    earlier = 0.010 * (1 - 1e-8)
+    assert busy.value_at(tokens, earlier, p1, p2) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_prices_of_machine_time_prove_no_more_than_thousands_of_optima(seed: int) -> None:
+    rng, checked = np.random.default_rng(seed), 0
+    for _ in range(500):
+        instance, cost = tiny(rng)
+        tokens = busy.tokens_of(instance, cost)
+        most = Exhaustive(instance, cost).best("tel")[0] * (1 + 1e-12)
+        about = f"{instance.to_dict()} {dict(cost.coefficients)}"
+        chosen, end = busy.prices_of(tokens, 50)
+        tried = list(prices(rng, instance, cost))
+        for scale in (0.0, 0.3, 1.0, 2.0):
+            p2 = np.minimum(scale * chosen, 3 * rng.random())
+            tried += [(end, scale * chosen - p2, p2), (end, 0 * p2, p2)]
+
+        for width, p1, p2 in tried:
+            assert busy.value_at(tokens, width, p1, p2) <= most, about
+            try:
+                made = certify(instance, cost, "tel", busy_time_leaf(width, p1, p2))
+            except UsageError:
+                continue  # refused as too large
+            assert exact(instance, made) <= most, about
+            checked += 1
+
+    assert checked > 5000
+
+
 @pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])
 def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text: str) -> None:
     # Sums that would leave 64 bits are cut or refused. Where tokens take 1 ms: 3 in the prefill and
