@@ -4,7 +4,7 @@ The runs are those of LLMServingSim (Cho et al. 2026), and the cost models are f
 the same GPUs alone. vLLM's prefix cache was on. The published runs do not say which request found
 what in the cache, only what share of all prompt tokens could be found.
 
-The bound allows for the cache as `optsched.bounds.relaxations` proves.
+The bound allows for the cache as `optsched.bounds.checker.classes` proves.
 """
 
 from __future__ import annotations
