@@ -24,6 +24,7 @@ from optsched.bounds.checker.fields import (
     COST_TERMS,
     LESS_ROOM,
     LIMITS,
+    PREFIX_FIELDS,
     READ,
     SILENT,
     unknown_fields,
@@ -62,13 +63,14 @@ def an_instance(unit: str, name: str | None = None) -> Instance:
 
 
 def test_every_field_of_an_instance_and_every_term_of_a_batch_is_in_one_list() -> None:
-    lists = (READ, SILENT, LESS_ROOM)
+    lists = (READ, SILENT, LESS_ROOM, PREFIX_FIELDS)
     assert sorted(name for names in lists for name in names) == sorted(
         one.name for one in fields(Instance)
     )
     assert {one.name for one in fields(Limits)} == LIMITS
     assert set(COST_TERMS) <= set(COEFFICIENTS)
-    assert set(REQUIRED) | set(OTHER) | {"time_unit"} == {one.name for one in fields(Instance)}
+    certified = {one.name for one in fields(Instance)} - PREFIX_FIELDS
+    assert set(REQUIRED) | set(OTHER) | {"time_unit"} == certified
 
 
 @pytest.mark.parametrize("unit", ["round", "second"])

@@ -24,7 +24,7 @@ from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
 from optsched.bounds.charges import Charges, class_charges
-from optsched.bounds.checker.charges import TERMS, batches_of, worst_ratio
+from optsched.bounds.checker.charges import TERMS, batches_of, refuse, worst_ratio
 from optsched.bounds.checker.classes import (
     ONE,
     UNIT,
@@ -39,6 +39,7 @@ from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.classes import classes, ends_of, soft_costs
 from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
 from optsched.costs.batch import EMPTY, add_decode, add_prefill
+from optsched.costs.table import table_from_dict
 from optsched.judge.evaluate import evaluate
 from optsched.policies import policies
 from optsched.policies.engine.simulate import simulate
@@ -415,6 +416,45 @@ def test_classes_that_do_not_cover_all_lengths_are_refused() -> None:
         with pytest.raises(Rejected):
             charges_of({**leaf, "classes": wrong})
     assert charges_of(leaf)[0] == Exact(*rows[0])
+
+
+@pytest.mark.parametrize("found", [-1, 7, 2**60, 2**1020, 2**1023 + 5, 2**1024 - 2])
+def test_more_found_tokens_than_the_prompts_have_prove_no_more(found: int) -> None:
+    # Two prompts of 3 tokens. With 2^1023 products would overflow, and 10,000 s a token would pass.
+    instance = Instance([0, 0], [3, 3], [5, 5], kv_capacity=100, time_unit="second")
+    vectors = np.array([[0.0, 1e4, 0.0, 0.0, 1e4, 0.0]])
+    cost = BatchCost("linear", 1, {"base": "1", "token": "0.1"})
+    with pytest.raises(Rejected):
+        refuse(batches_of(instance, cost, found), vectors, Unlimited())
+
+
+def test_whole_prompts_are_computed_over_what_is_found() -> None:
+    # Of a prompt of 1,000 tokens 500 are found. The others then take 0.25 s, and pay for
+    # positions 500 to 999: 1.9e-6 * (500 * 500 + 500 * 499 / 2) = 0.712 s, which is too much.
+    axis = [0, 250, 500, 750, 1000, 2000]
+    grid = {"axes": {"prefill_tokens": axis}, "values": [0.001 * x * x for x in axis]}
+    table = table_from_dict({"minorants": [{"base": "0.000001"}], "grids": [grid]})
+    cost = BatchCost("square", 1, {"base": "1"}, table=table)
+    for chunked in (True, False):
+        instance = Instance(
+            [0], [1000], [1], kv_capacity=5000, time_unit="second", chunked_prefill=chunked
+        )
+        with pytest.raises(Rejected):
+            refuse(
+                batches_of(instance, cost, 500), np.array([[0, 0, 0, 0, 0, 1.9e-6]]), Unlimited()
+            )
+
+
+def test_a_machine_that_the_checker_refuses_is_no_error_of_the_bound() -> None:
+    instance = Instance([0, 0], [3, 3], [5, 5], kv_capacity=100, time_unit="second")
+    grid = {"axes": {"tokens": [1, 100]}, "values": [1.0, 50.0]}
+    for minorants, times in ((17, 1.0), (1, 1e9)):
+        values = [times * value for value in (1.0, 50.0)]
+        text = {"minorants": [{"base": "1"}] * minorants, "grids": [{**grid, "values": values}]}
+        cost = BatchCost("table", 1, {"base": "1"}, table=table_from_dict(text))
+        value, _ = lower_bound(instance, cost_model=cost, time_limit_s=1)
+        assert value is not None
+        assert value > 0
 
 
 def forge(seed: int, count: int) -> None:

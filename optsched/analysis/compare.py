@@ -289,7 +289,10 @@ def _with_ratios(
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
 
-    ladder = Ladder() if ladders is None else ladders.of.get(row.policy, Ladder())
+    ladder = Ladder(missing="it is measured") if row.measured else Ladder()
+    if ladders is not None and not row.measured:
+        ladder = ladders.of.get(row.policy, ladder)
+
     return replace(
         row,
         ratio_to_best_known=None if not best_known else tel / best_known,

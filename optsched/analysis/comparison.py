@@ -71,10 +71,11 @@ class PolicyRow:
     def meaning(self) -> str | None:
         """What the ratios say, in words: ``at least 1.22 and at most 1.40 times the optimum``.
 
-        None where there is no ratio. Digits are rounded outwards, so that the words hold.
+        None where there is no ratio, or where a measured server beats the bound. Digits are rounded
+        outwards, so that the words hold.
         """
         low, high = self.ratio_to_best_known, self.ratio_to_bound
-        if low is None:
+        if low is None or (high is not None and high < 1):
             return None
         if low == high:
             return f"{number(low)} times the optimum"
@@ -88,9 +89,13 @@ class PolicyRow:
 
         ``known`` is what the best known schedule does without, ``lengths``, ``order``,
         ``admission``, ``batching`` and ``rest`` are its parts where there are losses, and
-        ``not_known`` is the best known value less the bound. What has no ratio has no share.
+        ``not_known`` is the best known value less the bound. What has no ratio has no share, and
+        neither has a measured server that beats the bound.
         """
         low, high, total = self.ratio_to_best_known, self.ratio_to_bound, self.tel
+        if high is not None and high < 1:
+            return {}
+
         shares = {} if low is None else {"known": 1 - 1 / low}
         if self.losses is not None and total:
             shares |= {name: value / total for name, value in self.losses._asdict().items()}

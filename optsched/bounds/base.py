@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, further_fields
+from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, PREFIX_FIELDS, further_fields
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -193,7 +193,6 @@ PREFIX_CACHE = frozenset({"prefix_cache"})
 these three: `optsched.bounds.relaxations` asks without them, workers in seconds excepted."""
 
 
-PREFIX_FIELDS = frozenset({"prefix_parent", "prefix_tokens", "prefix_block_tokens"})
 PREFIX = frozenset({"prefix"})
 """The feature of KV that requests can share (`PREFIX_FIELDS`). Bounds that count the work or the
 memory of whole prompts are wrong for schedules that claim it (`optsched.problem.prefixes`)."""

@@ -337,27 +337,27 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     assert isinstance(cost, BatchCost)
     order = np.argsort(task.instance.release_times, kind="stable").tolist()
     model = cost_model_dict(cost)
-    _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
+    best: tuple[int, dict[str, Any] | None] = 0, None
     try:
+        _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
         mixes = targets_of(task.instance, _LENGTHS)
         prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
         targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
+        ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.over)
+
+        def take() -> None:
+            nonlocal best
+            leaf = ascent.leaf()
+            value = proved_by(part, leaf, charges_of(leaf), Unlimited())
+            if value > best[0]:
+                best = value, leaf
+
+        take()
+        ascent.run(take)
     except Rejected:
-        return Proof(0.0)
+        pass  # the checker would refuse such a machine: what was proved before stands
 
-    ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.over)
-    best: tuple[int, dict[str, Any] | None] = 0, None
-
-    def take() -> None:
-        nonlocal best
-        leaf = ascent.leaf()
-        value = proved_by(part, leaf, charges_of(leaf), Unlimited())
-        if value > best[0]:
-            best = value, leaf
-
-    take()
-    ascent.run(take)
     return Proof(best[0] / TICKS_PER_SECOND, tree=best[1])
 
 

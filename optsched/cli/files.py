@@ -140,9 +140,15 @@ def import_trace(
         "ids_tokens": ids_tokens,
     }
     asked["prefix_block_tokens"] = prefix_block_tokens
-    if not prefixes and (slack or outputs != "none" or ids_tokens or prefix_block_tokens):
-        named = "--outputs, --slack, --ids-tokens or --prefix-block-tokens"
-        raise UsageError(f"{named}: found one alone; expected --prefixes with it")
+    of_prefixes = {
+        "--outputs": outputs != "none",
+        "--slack": slack,
+        "--ids-tokens": ids_tokens,
+        "--prefix-block-tokens": prefix_block_tokens,
+    }
+    named = [name for name, given in of_prefixes.items() if given]
+    if named and not prefixes:
+        raise UsageError(f"{', '.join(named)}: found without --prefixes; expected it, too")
 
     with LiveLine() as line:
         asked |= {"tokenizer": tokenizer, "progress": lambda rows: line.show(f"{rows} rows")}

@@ -168,6 +168,9 @@ class BatchCost:
 
         tokens = np.unique(np.concatenate(axes)).astype(np.int64)
         tokens = tokens[tokens >= 1]
+        if not len(tokens):
+            return None
+
         time = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in (1, *tokens.tolist())]
         more, share = np.array(time[1:]) - time[0], time[-1] / tokens[-1] / 2
         return int(np.append(1, tokens[more <= share * (tokens - 1)])[-1])

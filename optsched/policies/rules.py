@@ -218,10 +218,12 @@ class Rules(Runner):
                 "with 'prefill' only 'running_decode' before it, chunked prefill, "
                 "overflow='evict_latest' and no promote",
             ),
+            ("gate", self.gate > 0, "gate > 0"),
+            ("piece", self.piece > 0, "piece > 0"),
             (
                 "gate",
-                self.gate > 0 and (split or self.gate == math.inf),
-                "gate > 0, and groups with 'prefill'",
+                split or self.gate == math.inf,
+                "groups with 'prefill' with it",
             ),
             (
                 "piece",

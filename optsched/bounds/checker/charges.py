@@ -60,7 +60,7 @@ TERMS = 6
 """Numbers of a vector: per batch, decode, cached token, held token, prefill token and position."""
 _MARGIN = 1e-9
 _ROUNDING = 1e-12
-_NODES = 4_000_000
+_NODES = 300_000
 """Max nodes of the grids once they have each other's."""
 _DEPTH = 600
 _TRIES = 14
@@ -111,6 +111,8 @@ def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
     """
     expect(instance.time_unit == "second", "instance: found rounds; expected one in seconds")
     expect_known(instance)
+    expect(found_tokens >= 0, f"found {found_tokens} found tokens; expected an integer >= 0")
+    found_tokens = min(found_tokens, int(instance.prompt_tokens.sum()))
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     capacity = int(instance.kv_capacity)
     room = capacity + found_tokens
@@ -119,7 +121,8 @@ def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
     seats = min(limits.max_running or room, room)
     decodes = max(1, min(seats, tokens, room // (2 + offset)))
     chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
-    cached = 0 if instance.chunked_prefill is False else min(room, min(chunk, seats) * longest)
+    whole_prefills = instance.chunked_prefill is False and not found_tokens
+    cached = 0 if whole_prefills else min(room, min(chunk, seats) * longest)
     reach = (chunk, cached, decodes, longest)
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
     unit = cost.layers / 1000.0
@@ -443,6 +446,8 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
 
             sizes = base[j] + max(k, price) * (own + 2 * batches.room)
             over[j] = base[j] + more - ratio * corners[j, 7] + _ROUNDING * sizes + slack
+            if np.isnan(over[j]):
+                return False
             if over[j] > top:
                 top, worst = over[j], j
 

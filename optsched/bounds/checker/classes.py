@@ -25,13 +25,14 @@ each no shorter than the shortest batch. Of a request that restarts the last run
 evictions lose is left out.
 
 *Found tokens.* Let a prefix cache hold some prompt tokens, of all prompts together at most the
-leaf's ``found``, so that requests need not process h' and share the KV of h of their tokens. What a
-preempted request finds again is not allowed for. Batches then hold up to ``found`` tokens more, and
-k is paid for m + 1 - h only. The tokens found are the first of a prompt; one is processed, at the
-least. Their weight goes to the first chunk. So what a request pays falls by the costs of its first
-h' tokens, by at most h' times the larger of the first one and of their mean. What its steps pay is
-concave in h, so it falls by at most h / s of what it falls by at h = s. The earliest moments use
-only one batch for the prefill. The worst choice of all h', and of all h, is a fractional knapsack.
+leaf's ``found``, so that requests need not process h' and share the KV of h of their tokens. A
+refill is computed in full: what a preempted request finds at it is not allowed for. Batches then
+hold up to ``found`` tokens more, and k is paid for m + 1 - h only. The tokens found are the first
+of a prompt; one is processed, at the least. Their weight goes to the first chunk. So what a request
+pays falls by the costs of its first h' tokens, by at most h' times the larger of the first one and
+of their mean. What its steps pay is concave in h, so it falls by at most h / s of what it falls by
+at h = s. The earliest moments use only one batch for the prefill. The worst choice of all h', and
+of all h, is a fractional knapsack.
 
 *Chords.* F is affine in p and concave in k at each moment and class, so its min is concave, too,
 for one earliest moment. Consecutive tokens cost at least their number times the mean of the two at

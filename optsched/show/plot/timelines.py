@@ -167,9 +167,9 @@ def plot_kv(
     capacities = sorted({machine.kv_capacity for machine in drawn})
     if worker is None and timeline.workers > 1:
         for k in range(min(timeline.workers, 32)):
-            times, kv, _ = timeline.kv_by_group(groups, _STEPS, k)
+            times, kv = _kv_of(timeline, groups, k)
             look = {**style.line_style(k), "lw": 1, "where": "post"}
-            ax.step(times, kv.sum(axis=0), label=f"worker {k}", **look)
+            ax.step(times, kv, label=f"worker {k}", **look)
     elif timeline.batch_shared is not None:
         times, kinds = timeline.kv_by_kind(_STEPS, worker or 0)
         colours = [BLUE, style.GREEN, GREY]
@@ -187,6 +187,16 @@ def plot_kv(
     legend(ax, 9, title="requests by arrival" if grouped else None, title_fontsize="small")
     _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacities[-1])
     return ax
+
+
+def _kv_of(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
+    """Return moments and the KV of a worker; what requests share counts once."""
+    if timeline.batch_shared is not None:
+        times, kinds = timeline.kv_by_kind(_STEPS, worker)
+        return times, sum(kinds.values())
+
+    times, kv, _ = timeline.kv_by_group(groups, _STEPS, worker)
+    return times, kv.sum(axis=0)
 
 
 def _shades(count: int) -> list[str]:

@@ -26,7 +26,7 @@ from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, Tra
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
 from optsched.workloads.traces.plausible import check_trace
-from optsched.workloads.traces.prefixes import OUTPUTS, prefix_columns
+from optsched.workloads.traces.prefixes import OUTPUTS, check_ids, prefix_columns
 
 UNITS = (*PLACES, "datetime")
 """Units of times in a file."""
@@ -309,6 +309,10 @@ def read_trace_report(
     rows.collect(chosen.read(source), wanted.progress)
     kept = rows.kept()
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
+    ids_tokens = wanted.ids_tokens or chosen.ids_tokens
+    if wanted.prefixes:
+        check_ids(kept, ids_tokens, source.findings)
+
     notes = rows.notes()
     if "tokenizer" in chosen.options and wanted.tokenizer is None:
         notes.append("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's")
@@ -320,7 +324,7 @@ def read_trace_report(
         if rows.backwards:
             kept = kept.pick(order)
 
-    instance = _instance(file, kept, wanted, since, wanted.ids_tokens or chosen.ids_tokens)
+    instance = _instance(file, kept, wanted, since, ids_tokens)
     why = wanted.changes
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
@@ -347,7 +351,7 @@ def _instance(
 ) -> Instance:
     """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
     shared: dict[str, Any] = {}
-    if wanted.prefixes and kept.ids is not None:
+    if wanted.prefixes:
         shared = prefix_columns(kept, ids_tokens, wanted.outputs, wanted.slack)
         block = ids_tokens if ids_tokens > 1 else wanted.kv_block_tokens
         shared["prefix_block_tokens"] = wanted.prefix_block_tokens or block

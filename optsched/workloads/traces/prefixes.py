@@ -7,11 +7,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.errors import InputError
 from optsched.problem.prefixes import tree_of
-from optsched.workloads.traces.base import Block
+from optsched.workloads.traces.base import Block, Findings
 
 OUTPUTS = ("none", "granted")
 """What of earlier outputs a prompt may repeat where a trace has ids of prompts alone."""
+
+
+def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
+    """Refuse a trace without ids; rows whose ids are not those of their prompt's blocks are odd."""
+    if kept.ids is None:
+        raise InputError(
+            f"{findings.path}: found no ids of blocks or tokens; expected them, such as hash_ids, "
+            "for shared prefixes"
+        )
+
+    counts, whole = np.array([len(one) for one in kept.ids]), kept.prompt_tokens // tokens
+    odd = np.flatnonzero((counts < whole) | (counts > -(-kept.prompt_tokens // tokens)))
+    if tokens > 1 and len(odd):
+        words = f"the prompt has not as many ids as blocks of {tokens} tokens (see ids_tokens)"
+        findings.odd(words, int(kept.line[odd[0]]), len(odd))
 
 
 def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[str, Any]:
@@ -41,11 +57,41 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
     if outputs == "granted" and tokens > 1:
         follows = tree.whole if kept.follows is None else _named(kept, sequences)
         granted = np.where(follows < 0, 0, np.minimum(ends[np.maximum(follows, 0)], prompt))
-        parent = np.where(granted > shared, follows, parent)
-        shared = np.maximum(shared, granted)
+        parent, shared = _joined((parent, shared), (follows, granted))
 
     shared = np.where(parent < 0, 0, shared)
     return {"prefix_parent": np.where(shared > 0, parent, -1), "prefix_tokens": shared}
+
+
+def _joined(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any]:
+    """Return the tree in which all pairs share as little as links to earlier requests allow.
+
+    Links join groups, largest first. What is shared across two groups is that link, so the first of
+    one group becomes the parent of the other's first, whichever comes later.
+    """
+    found = [
+        (share, i, q)
+        for earlier, shares in links
+        for i, (q, share) in enumerate(zip(earlier.tolist(), shares.tolist(), strict=True))
+        if q >= 0
+    ]
+    parent = np.full(len(links[0][0]), -1)
+    shared, first = np.zeros_like(parent), list(range(len(parent)))
+    for share, i, q in sorted(found, reverse=True):
+        low, high = sorted((_first(first, i), _first(first, q)))
+        if low < high:
+            parent[high], shared[high], first[high] = low, share, low
+
+    return parent, shared
+
+
+def _first(first: list[int], i: int) -> int:
+    """Return the first request of a group, and shorten the way to it."""
+    while first[i] != i:
+        first[i] = first[first[i]]
+        i = first[i]
+
+    return i
 
 
 def _named(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:
@@ -54,10 +100,10 @@ def _named(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:
     place: dict[Any, int] = {}
     found = np.full(len(sequences), -1)
     for i, (own, other) in enumerate(kept.follows):
-        q = place.get(other, -1)
+        q = -1 if other is None else place.get(str(other), -1)
         if q >= 0 and sequences[i][: len(sequences[q])] == sequences[q]:
             found[i] = q
 
-        place[own] = i
+        place[str(own)] = i
 
     return found
