@@ -553,22 +553,37 @@ def forge(seed: int, count: int) -> None:
         optimum = Exhaustive(instance, cost).best(objective)[0]
         for tree in trees(rng, instance, cost, objective):
             good = json.loads(json.dumps(certify(instance, cost, objective, tree)))
-            for _ in range(12):
-                bad = corrupted(rng, good)
-                if bad == good:
-                    continue
-                tried += 1
-                with pytest.raises(ViolationError):
-                    verify_certificate(instance, bad, cost)
-                for forged in (sealed(bad), claimed(instance, bad)):
-                    try:
-                        verify_certificate(instance, forged, cost)
-                    except ViolationError:
-                        continue
-                    passed += 1
-                    if forged["objective"] == objective:
-                        assert exact(instance, forged) <= optimum * (1 + ULP), json.dumps(forged)
+            more = forgeries(rng, instance, cost, good, optimum, 12)
+            tried, passed = tried + more[0], passed + more[1]
     assert passed < tried
+
+
+def forgeries(
+    rng: np.random.Generator,
+    instance: Instance,
+    cost: BatchCost,
+    good: dict[str, Any],
+    optimum: Any,
+    count: int,
+) -> tuple[int, int]:
+    """Corrupt a certificate; return how many were tried, and how many forged ones pass and hold."""
+    tried = passed = 0
+    for _ in range(count):
+        bad = corrupted(rng, good)
+        if bad == good:
+            continue
+        tried += 1
+        with pytest.raises(ViolationError):
+            verify_certificate(instance, bad, cost)
+        for forged in (sealed(bad), claimed(instance, bad)):
+            try:
+                verify_certificate(instance, forged, cost)
+            except ViolationError:
+                continue
+            passed += 1
+            if forged["objective"] == good["objective"]:
+                assert exact(instance, forged) <= optimum * (1 + ULP), json.dumps(forged)
+    return tried, passed
 
 
 def claimed(instance: Instance, bad: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.prefixes import tree_of
 from optsched.workloads.traces import read_trace
 from optsched.workloads.traces.base import Block
-from optsched.workloads.traces.prefixes import prefix_columns
+from optsched.workloads.traces.prefixes import OUTPUTS, prefix_columns
 
 # Blocks of 512: the first two share one, the third goes on behind the second, the last is partial.
 MOONCAKE = [
@@ -133,11 +133,12 @@ def test_slack_and_granted_outputs_hide_nothing_of_what_any_two_share():
         objects[:] = ids
         one = np.array([1] * len(ids))
         kept = Block(one, np.array(prompt), one, ids=objects)
-        columns = prefix_columns(kept, 3, "none", True)
-        instance = Instance([0] * len(ids), prompt, one, kv_capacity=99, **columns)
-        for i in range(len(ids)):
-            for q in range(i):
-                assert shares(instance, i, q) >= common(begun[i], begun[q]), (seed, i, q)
+        for outputs in OUTPUTS:
+            columns = prefix_columns(kept, 3, outputs, True)
+            instance = Instance([0] * len(ids), prompt, one, kv_capacity=99, **columns)
+            for i in range(len(ids)):
+                for q in range(i):
+                    assert shares(instance, i, q) >= common(begun[i], begun[q]), (seed, i, q)
 
 
 @pytest.mark.skipif("OPTSCHED_DATA" not in os.environ, reason="OPTSCHED_DATA is not set")

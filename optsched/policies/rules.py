@@ -220,16 +220,8 @@ class Rules(Runner):
             ),
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
-            (
-                "gate",
-                split or self.gate == math.inf,
-                "groups with 'prefill' with it",
-            ),
-            (
-                "piece",
-                self.piece > 0 and (self.chunked or self.piece == math.inf),
-                "piece > 0, and chunked prefill with it",
-            ),
+            ("gate", split or self.gate == math.inf, "groups with 'prefill' with it"),
+            ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
         )
         for name, holds, expected in checks:
             if not holds:
