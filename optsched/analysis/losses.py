@@ -47,7 +47,7 @@ class InParts(Protocol):
 class Losses(NamedTuple):
     """A policy's total latency less the best known one, by what it is lost to, in its unit.
 
-    Parameters
+    Attributes
     ----------
     lengths : float
         To predictions: the policy as it ran, less the same with true output lengths.
