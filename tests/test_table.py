@@ -393,3 +393,30 @@ def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -
         sums = add_decode(sums, 1024)
     whole = batch_time(found.cost_model.array, sums)
     assert max(batch_time(m.array, sums) for m in found.cost_model.minorants) > 0.85 * whole
+
+
+H100 = Path(__file__).parents[1] / "benchmarks/gpu/h100-torch-llama-3.1-8b"
+
+
+def test_the_shipped_table_is_what_its_profile_gives() -> None:
+    shipped = load_cost_model("llama-3.1-8b-h100-torch")
+    found = fit(H100).cost_model
+    assert found.array == pytest.approx(shipped.array, rel=1e-5)
+
+
+def test_whole_steps_of_the_shipped_table_take_up_to_an_eighth_more_than_their_kernels() -> None:
+    cost = load_cost_model("llama-3.1-8b-h100-torch")
+    ratios = []
+    for row in pd.read_csv(H100 / "steps.csv").itertuples():
+        sums = EMPTY
+        for _ in range(row.n_decode):
+            sums = add_decode(sums, row.kv_decode)
+
+        if row.prefill_chunk:
+            sums = add_prefill(sums, row.prefill_chunk, row.kv_prefill)
+
+        ratios.append(row.time_us / 1e6 / batch_time(cost.array, sums))
+
+    assert len(ratios) == 24
+    assert min(ratios) > 1
+    assert max(ratios) < 1.126
