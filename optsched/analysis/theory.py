@@ -6,8 +6,6 @@ Below, "Chen et al." is Chen, Ye and Zhou 2025, and ``alpha = l / u`` is the quo
 smallest and the largest output.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
