@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import combinations
 from random import Random
 
-from slow_judge import _block_of, _in_blocks, _names, sequences_of
+from slow_judge import _block_of, _in_blocks, _names, of_rows, sequences_of
 
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import Schedule, from_batches
+from optsched.problem.schedule import Schedule
 
 
 def sharing_instance(rng: Random, *, most: int = 4, **fixed) -> Instance:
@@ -41,26 +41,6 @@ def sharing_instance(rng: Random, *, most: int = 4, **fixed) -> Instance:
     if rng.random() < 0.1:
         del values["prefix_parent"], values["prefix_tokens"]
     return Instance([0] * n, prompt, output, **{**values, **fixed})
-
-
-def schedule_of(instance, rows, evict, *, mode, reused, worker=None, start=None) -> Schedule:
-    """Return the schedule of rows of (request, tokens) with what each entry claims."""
-    offsets, evicted_offsets = [0], [0]
-    for row, gone in zip(rows, evict, strict=True):
-        offsets.append(offsets[-1] + len(row))
-        evicted_offsets.append(evicted_offsets[-1] + len(gone))
-    return from_batches(
-        offsets,
-        [i for row in rows for i, _ in row],
-        [c for row in rows for _, c in row],
-        instance=instance,
-        evicted_offsets=evicted_offsets,
-        evicted=[i for gone in evict for i in gone],
-        evict_mode=mode,
-        worker=worker,
-        start=start,
-        reused=[r for row in reused for r in row],
-    )
 
 
 def random_claims(rng: Random, instance: Instance, wrong: float = 0.01) -> Schedule:
@@ -122,7 +102,8 @@ def random_claims(rng: Random, instance: Instance, wrong: float = 0.01) -> Sched
         worker.append(w)
     apart = [5 * j for j in range(len(rows))] if workers > 1 else None
     worker = worker if workers > 1 else None
-    return schedule_of(instance, rows, evict, mode=mode, reused=reused, worker=worker, start=apart)
+    more = {"evict_mode": mode, "worker": worker, "start": apart}
+    return of_rows(instance, rows, evict, reused=reused, **more)
 
 
 def any_retention(instance: Instance, schedule: Schedule) -> bool | None:
@@ -295,7 +276,7 @@ class LruEngine:
             evict.append(gone)
             reused.append(claims)
             assert entries
-        return schedule_of(self.instance, rows, evict, mode="recompute", reused=reused)
+        return of_rows(self.instance, rows, evict, reused=reused)
 
 
 def engine_instance(rng: Random) -> Instance:

@@ -8,10 +8,10 @@ may check them in another order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from random import Random
 
 from optsched.costs.cost import BatchCost
@@ -359,23 +359,27 @@ def batches(
     **options,
 ) -> Schedule:
     """Return the schedule whose batches process ``rows``, after the evictions of ``evict``."""
-    offsets, evicted_offsets = [0], [0]
-    request: list[int] = []
-    tokens: list[int] = []
-    evicted: list[int] = []
-    for j, row in enumerate(rows):
-        request += row.keys()
-        tokens += row.values()
-        evicted += (evict or {}).get(j, [])
-        offsets.append(len(request))
-        evicted_offsets.append(len(evicted))
+    gone = [(evict or {}).get(j, []) for j in range(len(rows))]
+    return of_rows(instance, [list(row.items()) for row in rows], gone, **options)
+
+
+def of_rows(
+    instance: Instance,
+    rows: Sequence[Sequence[tuple[int, int]]],
+    evict: Sequence[Sequence[int]],
+    *,
+    reused: Sequence[Sequence[int]] | None = None,
+    **options,
+) -> Schedule:
+    """Return the schedule of rows of (request, tokens), each after evictions, and their claims."""
     return from_batches(
-        offsets,
-        request,
-        tokens,
+        [0, *accumulate(map(len, rows))],
+        [i for row in rows for i, _ in row],
+        [c for row in rows for _, c in row],
         instance=instance,
-        evicted_offsets=evicted_offsets,
-        evicted=evicted,
+        evicted_offsets=[0, *accumulate(map(len, evict))],
+        evicted=[i for gone in evict for i in gone],
+        reused=None if reused is None else [r for row in reused for r in row],
         **options,
     )
 
@@ -499,13 +503,13 @@ def corrupted(rng: Random, instance: Instance, schedule: Schedule) -> Schedule:
     """Return a schedule with one random change, which may or may not break a rule."""
     total = schedule.batches
     rows = []
-    evict: dict[int, list[int]] = {}
+    evict = []
     for j in range(total):
         low, high = schedule.batch_offsets[j : j + 2]
         pairs = zip(schedule.request[low:high], schedule.tokens[low:high], strict=True)
         rows.append([(int(i), int(c)) for i, c in pairs])
         low, high = schedule.evicted_offsets[j : j + 2]
-        evict[j] = [int(i) for i in schedule.evicted[low:high]]
+        evict.append([int(i) for i in schedule.evicted[low:high]])
     start = None if schedule.start is None else schedule.start.tolist()
     worker = None if schedule.worker is None else schedule.worker.tolist()
     mode = schedule.evict_mode
@@ -535,19 +539,5 @@ def corrupted(rng: Random, instance: Instance, schedule: Schedule) -> Schedule:
         rows[j], rows[k] = rows[k], rows[j]
     else:
         mode = "restart" if mode == "recompute" else "recompute"
-    offsets = [0]
-    evicted_offsets = [0]
-    for j in range(total):
-        offsets.append(offsets[-1] + len(rows[j]))
-        evicted_offsets.append(evicted_offsets[-1] + len(evict[j]))
-    return from_batches(
-        offsets,
-        [i for row in rows for i, _ in row],
-        [c for row in rows for _, c in row],
-        instance=instance,
-        evicted_offsets=evicted_offsets,
-        evicted=[i for j in range(total) for i in evict[j]],
-        start=start,
-        worker=worker,
-        evict_mode=mode,
-    )
+    options = {"start": start, "worker": worker, "evict_mode": mode}
+    return of_rows(instance, rows, evict, **options)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from optsched import Instance, Limits
 from optsched.bounds.base import BoundTask
 from optsched.bounds.charges import Charges, charges_of, class_charges, targets_of
-from optsched.bounds.checker.charges import TERMS, batches_of, refuse, witnesses, worst_ratio
+from optsched.bounds.checker.batches import batches_of
+from optsched.bounds.checker.charges import TERMS, refuse, witnesses
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.costs.batch import COEFFICIENTS, EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost
@@ -150,7 +151,7 @@ def hold_against_all(seed: int) -> tuple[Floats, Floats]:
         cost = BatchCost("table", 1, {"base": "1"}, table=table(rng))
 
     vectors = random_vectors(rng, 8)
-    proved = worst_ratio(batches_of(instance, cost, found), vectors)
+    proved = witnesses(batches_of(instance, cost, found), vectors)[0]
     return proved, largest(vectors, rows(instance, cost, found))
 
 
@@ -315,7 +316,7 @@ def test_falling_tables_leave_nothing_to_charge_beyond_their_end() -> None:
     lines = Grid({"tokens": np.array([1.0, 4, 8])}, np.array([9.0, 6, 2]))
     cost = BatchCost("f", 1, {"base": "1"}, table=CostTable([lines], [{"base": "1e-6"}]))
     instance = Instance([0.0], [40], [10], time_unit="second", kv_capacity=100)
-    ratio = worst_ratio(batches_of(instance, cost), np.array([[1e-6, 0, 0, 0, 0, 0]]))
+    ratio = witnesses(batches_of(instance, cost), np.array([[1e-6, 0, 0, 0, 0, 0]]))[0]
     assert ratio == np.inf
 
 

@@ -23,12 +23,13 @@ from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
 from optsched.bounds.charges import Charges, class_charges
-from optsched.bounds.checker.charges import TERMS, batches_of, refuse, worst_ratio
+from optsched.bounds.checker.batches import batches_of
+from optsched.bounds.checker.charges import TERMS, refuse, witnesses
 from optsched.bounds.checker.classes import (
     ONE,
     UNIT,
-    Charges as Exact,
-    charges_of,
+    ExactCharges,
+    exact_charges,
     prefilled,
     proved_by,
 )
@@ -94,7 +95,7 @@ def some_table(rng: np.random.Generator, instance: Instance) -> BatchCost:
     """A random table that does not fall to 0 beyond its end."""
     while True:
         cost = BatchCost("tables", 1, {"base": "1"}, table=table(rng))
-        if np.isfinite(worst_ratio(batches_of(instance, cost, 9), np.eye(1, TERMS))).all():
+        if np.isfinite(witnesses(batches_of(instance, cost, 9), np.eye(1, TERMS))[0]).all():
             return cost
 
 
@@ -172,7 +173,7 @@ def test_the_same_by_the_thousand(seed: int) -> None:
 def by_definition(part: Part, leaf: dict[str, Any]) -> float:
     """What a leaf proves without found tokens, by the theorem: every token on its own."""
     width, price = leaf["width"] / TICKS_PER_SECOND, np.array(leaf["price"]) / leaf["denominator"]
-    rows = charges_of(leaf)
+    rows = exact_charges(leaf)
     lo = [one.lo / UNIT for one in rows]
     vectors = [[x / UNIT for x in one[3:]] for one in rows]
 
@@ -219,7 +220,7 @@ def test_the_checker_finds_what_the_definition_says() -> None:
         charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
         for _ in range(5):
             leaf = wild(rng, instance, cost, charges, 0)
-            value = proved_by(part, leaf, charges_of(leaf), Unlimited()) / TICKS_PER_SECOND
+            value = proved_by(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
             expected = by_definition(part, leaf)
             assert value <= expected + 1e-12
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-10)
@@ -237,7 +238,7 @@ def test_a_request_beyond_the_last_cell_pays_for_its_time_alone() -> None:
     part = part_of(instance, cost)
     rows = (charges.lo, charges.hi, np.zeros((len(charges.lo), 6)))
     leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5, 0.5]), 0, rows, 0)
-    value = proved_by(part, leaf, charges_of(leaf), Unlimited()) / TICKS_PER_SECOND
+    value = proved_by(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
     assert value == pytest.approx(2 * 0.015, rel=2e-4)  # lengths are proved within 1e-4
 
 
@@ -253,7 +254,7 @@ def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> N
         instance, cost = question(rng)
         charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
         leaf = wild(rng, instance, cost, charges, 0)
-        rows = charges_of(leaf)
+        rows = exact_charges(leaf)
         mixed = np.array([one[3:] for one in rows]) / UNIT
         lo = np.array([one.lo for one in rows]) / UNIT
         first = np.where(np.array([r.steps for r in part.requests]) > 0, leaf["first"], ONE) / ONE
@@ -301,7 +302,7 @@ def test_found_tokens_lower_the_bound_by_no_more_than_they_are_worth() -> None:
         part = part_of(instance, cost)
         leaf = wild(rng, instance, cost, charges, 2)
         values = [
-            proved_by(part, {**leaf, "found": found}, charges_of(leaf), Unlimited())
+            proved_by(part, {**leaf, "found": found}, exact_charges(leaf), Unlimited())
             for found in (0, 1, 2, 10**6)
         ]
         assert values == sorted(values, reverse=True)
@@ -413,8 +414,8 @@ def test_classes_that_do_not_cover_all_lengths_are_refused() -> None:
     based[-1][2] = 1
     for wrong in (gap, early, shut, based, [], rows[:-1], rows[1:] + rows[:1]):
         with pytest.raises(Rejected):
-            charges_of({**leaf, "classes": wrong})
-    assert charges_of(leaf)[0] == Exact(*rows[0])
+            exact_charges({**leaf, "classes": wrong})
+    assert exact_charges(leaf)[0] == ExactCharges(*rows[0])
 
 
 @pytest.mark.parametrize("found", [-1, 7, 2**60, 2**1020, 2**1023 + 5, 2**1024 - 2])

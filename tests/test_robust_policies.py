@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from optsched_studies.chen import largest_quotient
 from readable_rules import Readable
 
 from optsched.analysis.ratio.families import from_shares
-from optsched.analysis.theory import largest_quotient
 from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from optsched_studies.chen import largest_quotient, rayleigh_matrices
 
 from optsched.analysis.ratio import against, geometric, two_point, weighted_geometric
 from optsched.analysis.ratio.worst import quick_optimum
@@ -17,8 +18,6 @@ from optsched.analysis.theory import (
     a_min_ratio,
     a_min_two_point_bound,
     geometric_shares,
-    largest_quotient,
-    rayleigh_matrices,
     weighted_geometric_shares,
 )
 from optsched.judge.evaluate import evaluate

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from optsched_studies.trail import ALPACA, errors
 
 from optsched.problem.errors import InputError
@@ -17,9 +17,7 @@ from optsched.workloads.predict.trail import (
     BINS,
     LONGEST,
     _lengths,
-    refine_probabilities,
     trail,
-    transition,
 )
 
 
@@ -46,6 +44,37 @@ def class_probabilities(
     density = -((y - middles(bins, longest)) ** 2) / (2 * variance)
     density = np.exp(density - density.max(axis=1, keepdims=True))
     return density / density.sum(axis=1, keepdims=True)
+
+
+def transition(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
+    """Return the filter's transition matrix T, with lengths uniform within a bin of width w.
+
+    Each token moves one length in w to the bin below, or from the lowest bin to the end.
+    """
+    out = bins / longest
+    return np.diag(np.full(bins, 1 - out)) + np.diag(np.full(bins - 1, out), 1)
+
+
+def refine_probabilities(
+    probabilities: ArrayLike, *, longest: float = LONGEST, feedback: bool = True
+) -> NDArray[np.float64]:
+    """Return the filter's posterior after every token of one request.
+
+    With `feedback` the next prior is T times the last *posterior*, as the paper's text says; else T
+    times the last prior, as its equation says, which forgets every p(t) but the first.
+    """
+    p = np.asarray(probabilities, dtype=np.float64)
+    matrix = transition(p.shape[1], longest)
+    q = p.copy()
+    prior = p[0]
+
+    for t in range(1, len(p)):
+        prior = matrix @ (q[t - 1] if feedback else prior)
+        both = prior * p[t]
+        if both.sum() > 0:
+            q[t] = both / both.sum()
+
+    return q
 
 
 def test_bins_are_those_of_the_paper() -> None:

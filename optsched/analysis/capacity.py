@@ -1,7 +1,5 @@
 """How much load, or how few workers, keep requests within their SLOs: by policy, and proved."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path

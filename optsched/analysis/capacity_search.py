@@ -1,7 +1,5 @@
 """The search for the largest rate, or the fewest workers, of policies and of all schedules."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

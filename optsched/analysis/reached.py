@@ -1,7 +1,5 @@
 """What `optsched.capacity` is asked and returns: what is reached, and what is proved impossible."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ Below, "Chen et al." is Chen, Ye and Zhou 2025, and ``alpha = l / u`` is the quo
 smallest and the largest output.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -60,50 +58,6 @@ def _shares(shares: ArrayLike) -> NDArray[np.float64]:
         )
 
     return x
-
-
-def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return A_u and B_u of Chen et al., Corollary 4.8, where s = 0 and l = 1."""
-    i = np.arange(1, u + 1, dtype=np.float64)
-    smaller = np.minimum.outer(i, i)
-    product, total = np.multiply.outer(i, i), np.add.outer(i, i)
-    return smaller**2 / product * (total**2 / 2 - smaller**2), smaller**2
-
-
-def largest_quotient(u: int) -> tuple[float, NDArray[np.float64]]:
-    """Return the largest Rayleigh quotient over all vectors, and a vector that attains it.
-
-    The quotient is the largest eigenvalue of B^-1 A. It bounds the competitive ratio of A_min for
-    outputs in [1, u]. The vector has no negative entry, as was computed for every u up to 1000. It
-    is therefore the shares of a worst case, and the bound is the ratio itself, which Chen et al.
-    show in Figure 1.
-
-    Notes
-    -----
-    B = L L' with L_ij = sqrt(2 j - 1) for i >= j, because min(i, j)^2 is the sum of the first
-    min(i, j) odd numbers. L^-1 takes differences of neighbouring rows.
-    """
-    a, _ = rayleigh_matrices(u)
-    root = np.sqrt(2 * np.arange(1, u + 1, dtype=np.float64) - 1)
-
-    def solved(m: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.diff(m, axis=0, prepend=0.0) / root[:, None]
-
-    symmetric = solved(solved(a).T)
-    y = np.ones(u) / math.sqrt(u)
-    value = 0.0
-
-    for _ in range(10_000):  # power iteration, since one eigenvalue is far above the others
-        ahead = symmetric @ y
-        last, value = value, float(np.linalg.norm(ahead))
-        change = float(np.abs(ahead / value - y).max())
-        y = ahead / value
-        if change < 1e-14 and value == last:
-            break
-
-    z = y / root
-    x = z - np.append(z[1:], 0.0)  # L' x = y
-    return value, x if x.sum() >= 0 else -x
 
 
 def a_max_bounds(alpha: float) -> tuple[float, float]:

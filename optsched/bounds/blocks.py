@@ -8,8 +8,6 @@ the sum of all outputs. Every optimal schedule finishes each block before the ne
 one of all requests.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from optsched.bounds.base import BoundTask
-from optsched.bounds.checker.charges import TERMS, Batches, batches_of, witnesses
+from optsched.bounds.checker.batches import Batches, batches_of
+from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.parts import Rejected
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError

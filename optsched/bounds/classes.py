@@ -31,7 +31,7 @@ from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
 from optsched.bounds.charges import Charges, class_charges, targets_of
-from optsched.bounds.checker.classes import charges_of, prefilled, proved_by
+from optsched.bounds.checker.classes import exact_charges, prefilled, proved_by
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
@@ -349,7 +349,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
         def take() -> None:
             nonlocal best
             leaf = ascent.leaf()
-            value = proved_by(part, leaf, charges_of(leaf), Unlimited())
+            value = proved_by(part, leaf, exact_charges(leaf), Unlimited())
             if value > best[0]:
                 best = value, leaf
 

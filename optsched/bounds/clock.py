@@ -6,8 +6,6 @@ pieces end is chosen by dynamic programming, with a short search for each piece.
 follows for the pieces that were chosen.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

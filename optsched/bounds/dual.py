@@ -5,8 +5,6 @@ the value of the linear relaxation of the time-indexed program, by linear progra
 the dual with the requests' own rows optimized out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

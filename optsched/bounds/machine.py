@@ -1,7 +1,5 @@
 """One preemptive machine: schedules of jobs with release dates, in exact integers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush

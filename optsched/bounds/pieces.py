@@ -10,8 +10,6 @@ only their order counts (`optsched.bounds.busy_time`), and where few are in the 
 each other down (`optsched.bounds.clock`, `optsched.bounds.shares`).
 """
 
-from __future__ import annotations
-
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

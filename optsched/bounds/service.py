@@ -44,8 +44,6 @@ ticks of an integer clock, with windows rounded outward and work inward. Work is
 relative margin of 1e-7, and windows are widened by 1e-9, for the rounding of the judge's clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

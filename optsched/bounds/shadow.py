@@ -1,7 +1,5 @@
 """Shadow prices: what one more KV token would save in each round, and the bound they prove."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from optsched.bounds.ascent import raise_dual

@@ -10,8 +10,6 @@ Notes
 Limits on batches and KV in blocks only rule schedules out, so every bound stays valid under them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof

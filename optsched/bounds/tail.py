@@ -8,8 +8,6 @@ Bisection finds an x close to the largest, or ends earlier with a smaller one. I
 are integers, so L_k >= x + 1.
 """
 
-from __future__ import annotations
-
 import math
 
 from optsched.bounds.base import IN_ROUNDS, WORKERS, Bound, BoundTask, Proof

@@ -1,7 +1,5 @@
 """Shapes of decoder-only transformers: known ones, and those of a Hugging Face config.json."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ proves refuses it by name until somebody has looked: the bounds and the checker 
 `optsched.bounds.checker.fields`, and exact methods have features (docs/develop/add-cost-term.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

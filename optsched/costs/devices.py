@@ -1,7 +1,5 @@
 """Accelerators: published peaks, the names that files give them, and peaks of one's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Cost models from profiles, fitted by relative least squares and tested on held-out rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

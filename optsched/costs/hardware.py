@@ -3,8 +3,6 @@
 `optsched.costs.devices` has the devices, and `optsched.costs.architectures` the models.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

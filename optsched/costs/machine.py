@@ -1,7 +1,5 @@
 """Machines: what each worker of a fleet can hold and do, and how long its batches take."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

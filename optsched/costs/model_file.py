@@ -1,7 +1,5 @@
 """The text of a cost model's file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 

@@ -17,8 +17,6 @@ the share, by number of decodes, of the way from the mean to the maximum at whic
 read. Where its table goes on below 0 or above 1, it stays there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

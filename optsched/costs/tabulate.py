@@ -6,8 +6,6 @@ where they prefill. `optsched.costs.table` says why no point between those of th
 bound wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The parts of an experiment: its trials, a function that runs one, its claims and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

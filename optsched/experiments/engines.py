@@ -4,8 +4,6 @@ joblib's Dask engine is not used. It waits for ever for a task that Dask gave up
 cluster has one worker it runs the trials in this process.
 """
 
-from __future__ import annotations
-
 import pickle
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Run an experiment. Trials finish in any order and on any engine; results have one order."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import closing

@@ -4,8 +4,6 @@ A store belongs to one experiment, its parameters, its seed and the code that ra
 differs in one of these is refused, so that results of different kinds never stand in one table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """One request to a server that is not trusted: it ends in time and takes little memory."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import socket

@@ -1,7 +1,5 @@
 """Times that a real server took for the requests of an instance."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

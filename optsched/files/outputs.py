@@ -1,7 +1,5 @@
 """Every output of optsched: whether it can be written, and writing it as a whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -5,8 +5,6 @@ error is one line that begins with the file. Writing is atomic: an interrupted w
 old file. A file whose name ends in ``.gz`` is compressed with gzip.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Result files of commands that run no solver, and the first fields of all result files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

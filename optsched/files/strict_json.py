@@ -1,7 +1,5 @@
 """Strict reading and plain writing of JSON, for all of optsched's file formats."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

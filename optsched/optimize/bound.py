@@ -1,7 +1,5 @@
 """`bound`: a value that no schedule beats, and the best schedule found on the way to it."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

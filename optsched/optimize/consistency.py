@@ -3,8 +3,6 @@
 `solve`, `bound` and `compare` use it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from optsched.judge.evaluate import Evaluation

@@ -1,7 +1,5 @@
 """Exact methods: choose one, find a schedule to start from, run it and check its answer."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

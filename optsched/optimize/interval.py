@@ -1,7 +1,5 @@
 """The interval in which an optimum lies: `solve`, `bound` and `compare` improve one."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Any

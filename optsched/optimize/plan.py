@@ -4,8 +4,6 @@
 infermax.md for seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The question whether a schedule takes less than a given share of what a policy takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Solve an instance: choose a formulation and a method, run it, and have its answer judged."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Exact methods are in `optsched.optimize.exact`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

@@ -7,8 +7,6 @@ whose edge is a convex curve. A schedule of mean latency at most x has at least 
 x, since the curve falls.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

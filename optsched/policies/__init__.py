@@ -7,8 +7,6 @@ A file of this package defines policies with `policy`; nothing else needs editin
         return Rules(order="prompt", max_running=max_running)
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

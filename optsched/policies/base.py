@@ -1,7 +1,5 @@
 """The kinds of scheduler: `Rules`, `Windows`, or any object that answers batch by batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

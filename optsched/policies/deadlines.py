@@ -1,7 +1,5 @@
 """Schedulers for SLOs: deadlines decide who is prefilled next, and the pace of decodes how much."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from optsched.policies import policy

@@ -1,7 +1,5 @@
 """Policies of Choi et al. 2025 (ELIS): a worker decides once per window of tokens what it runs."""
 
-from __future__ import annotations
-
 from optsched.policies import policy
 from optsched.policies.base import Windows
 

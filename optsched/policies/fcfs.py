@@ -1,7 +1,5 @@
 """The plain baseline: first come, first served."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from optsched.policies import policy

@@ -9,8 +9,6 @@ policy ``fcfs`` in seconds is::
         return Batch(admit(view, tokens, line, evicted), evicted)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Least own work first, which lowers total latency once many requests share a batch's costs."""
 
-from __future__ import annotations
-
 from optsched.policies import policy
 from optsched.policies.base import Rules
 

@@ -1,7 +1,5 @@
 """Policies of Jaillet et al. 2025: MC-SF, MC-Benchmark, alpha-protection and beta-clearing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from optsched.policies import policy

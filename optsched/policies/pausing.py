@@ -1,7 +1,5 @@
 """Shortest remaining prefill first, where long prefills pause while others decode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from optsched.policies import policy

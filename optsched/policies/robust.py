@@ -5,8 +5,6 @@ both ends, and so does the true length where nothing is predicted. An eviction l
 produced, as in the paper. The policies run in rounds and, with a cost model, in seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -283,7 +283,7 @@ class Rules(Runner):
         settings : optsched.policies.engine.rules.Settings
         evict_mode : {"restart", "recompute"}
         """
-        from optsched.judge.life import EMPTY, UNLIMITED, add_decode, batch_time
+        from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, rules as loop
 
@@ -304,7 +304,6 @@ class Rules(Runner):
             requests["later"] = own_work(prompt, predicted, job.cost)
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
-        step = float(batch_time(job.cost.array, add_decode(EMPTY, 1)))
         requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
         requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
         limits, seats = limits_of(instance, mode), rules.max_running or UNLIMITED
@@ -326,7 +325,6 @@ class Rules(Runner):
             requeue_back=rules.requeue == "back",
             random_ties=rules.ties == "random",
             by_estimate=rules.order == "output",
-            by_work=rules.order == "work",
             promote=rules.promote,
             make_room=rules.make_room,
             late_last=rules.late_last,
@@ -337,10 +335,20 @@ class Rules(Runner):
             short=bool((predicted < instance.output_tokens).any()),
             max_batch_tokens=batch,
             max_prefill_tokens=min(batch, rules.max_prefill_tokens or UNLIMITED),
-            gate=rules.gate * step,
-            piece=rules.piece * step,
         )
         return requests, settings, mode
+
+    def new_state(self, job: Job) -> Records:
+        """Return the state of the loop before the first batch, shape (1,)."""
+        from optsched.judge.life import EMPTY, add_decode, batch_time
+        from optsched.policies.engine import common, rules as loop
+
+        rules = self.on(job.instance)[0]
+        state = common.new_state(loop.STATE_FIELDS, job.instance)
+        step = float(batch_time(job.cost.array, add_decode(EMPTY, 1)))
+        state["cleared_at"], state["by_work"] = -1, rules.order == "work"
+        state["gate"], state["piece"] = rules.gate * step, rules.piece * step
+        return state
 
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
@@ -360,10 +368,7 @@ class Rules(Runner):
             columns, usage[w] = run(requests, state, settings, cost, queue, span, *kept, until)
             return columns
 
-        states = [common.new_state(loop.STATE_FIELDS, job.instance) for _ in range(workers)]
-        for state in states:
-            state["cleared_at"] = -1
-
+        states = [self.new_state(job) for _ in range(workers)]
         return common.Compiled(job, mode, requests, states, step, settings.limits.chunked)
 
     def uses_lengths(self, instance: Instance) -> bool:

@@ -5,8 +5,6 @@ in the simulator that it extends (Vidur). Only both give the published effect of
 (docs/lab/infermax-analysis.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from optsched.policies import policy

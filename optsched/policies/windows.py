@@ -1,7 +1,5 @@
 """Schedulers that decide once per window of tokens, as data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Checks that turn numbers from files and users into read-only flat arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any

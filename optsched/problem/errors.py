@@ -1,7 +1,5 @@
 """The errors that optsched raises: each is one line with the place, what was found and expected."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

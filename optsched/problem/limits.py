@@ -1,7 +1,5 @@
 """The SLOs of an instance's requests: its own columns, and those given for all requests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Small HTML tables for notebooks. All text in them is escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any

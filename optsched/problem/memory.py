@@ -1,7 +1,5 @@
 """How much memory a model or a table may take. Whoever makes one asks before."""
 
-from __future__ import annotations
-
 from optsched.problem.errors import TooLargeError
 
 MAX_BYTES = 2 * 10**9

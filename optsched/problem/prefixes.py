@@ -15,8 +15,6 @@ share up to the end of the block. The *owner* of a name is the first request on 
 that has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple

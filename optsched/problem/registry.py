@@ -1,7 +1,5 @@
 """Registries of named values that are found in the modules of a package, not listed by hand."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """For which schedules a bound or an optimum holds: as data, and in the words that are printed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

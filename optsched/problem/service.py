@@ -1,7 +1,5 @@
 """Service level objectives (SLOs): their names, and the limits of the requests of an instance."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

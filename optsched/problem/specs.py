@@ -1,7 +1,5 @@
 """Reading of specifications ``name:key=value,...`` and of lists of ``key=value``."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import inspect

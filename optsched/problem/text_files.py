@@ -1,7 +1,5 @@
 """Files of text that users give: read whole, and refused in one line whatever is in them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

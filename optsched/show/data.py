@@ -1,7 +1,5 @@
 """What is drawn of a capacity file, for plots and reports alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """The place where a monotone function reaches a value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

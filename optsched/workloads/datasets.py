@@ -1,7 +1,5 @@
 """Public traces: their addresses and digests, and a download that checks the bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The optimum that ratios are measured against, by the hindsight program."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adversarial families of instances from the papers, in rounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A way to notice that long work on ratios shall end."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -51,7 +51,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.charges import batches_of, refuse
+from optsched.bounds.checker.batches import batches_of
+from optsched.bounds.checker.charges import refuse
 from optsched.bounds.checker.parts import Budget, TooLarge, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part
 from optsched.costs.cost import BatchCost
@@ -74,7 +75,7 @@ _BATCH = 100_000
 _FIELDS = {"relaxation", "width", "denominator", "price", "found", "first", "reference", "classes"}
 
 
-class Charges(NamedTuple):
+class ExactCharges(NamedTuple):
     """Charges of a class of lengths (lo, hi]; hi is None for the last class.
 
     A decode over m cached tokens pays ``decode + context m + memory (m + 1)``, and token p of a
@@ -106,22 +107,22 @@ class Prices(NamedTuple):
     highest: int
 
 
-def charges_of(leaf: dict[str, Any]) -> list[Charges]:
+def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
     """Return the classes of a leaf after checking that they cover all lengths from the first on."""
     rows = leaf["classes"]
     right = isinstance(rows, list) and 1 <= len(rows) <= MAX_CLASSES
     expect(right, f"classes: classes: found no list of 1 to {MAX_CLASSES}; expected one")
-    found: list[Charges] = []
+    found: list[ExactCharges] = []
 
     for row in rows:
-        right = isinstance(row, list) and len(row) == len(Charges._fields)
+        right = isinstance(row, list) and len(row) == len(ExactCharges._fields)
         expect(right, "classes: found a class of other fields; expected 8")
         last = len(found) == len(rows) - 1
         open_end = row[1] is None
         expect(open_end == last, "classes: found an end that is open; expected the last one so")
         values = [integer(x, "classes: classes") for x in row if x is not None]
         expect(min(values) >= 0, "classes: found an integer below 0; expected integers >= 0")
-        one = Charges(*row)
+        one = ExactCharges(*row)
         begin = found[-1].hi if found else one.lo
         expect(one.lo == begin, f"classes: found a class from {one.lo}; expected {begin}")
         right = one.fixed == 0 if one.hi is None else one.hi > max(one.lo, one.fixed)
@@ -143,7 +144,7 @@ def _read(leaf: dict[str, Any]) -> Prices:
 class _Ends:
     """The ends of chords whose least costs are still to be found."""
 
-    def __init__(self, ticks: int, prices: Prices, classes: Sequence[Charges]) -> None:
+    def __init__(self, ticks: int, prices: Prices, classes: Sequence[ExactCharges]) -> None:
         self.ticks, self.prices = ticks, prices
         self.sums: dict[tuple[int, str], int] = {}
         self.lengths = [one.lo for one in classes]
@@ -200,7 +201,7 @@ class _Ends:
         self.rows, self.paid, self.fixed, self.weights = [], [], [], []
 
 
-def least_paid(one: Charges, cached: int, found: int = 0) -> int:
+def least_paid(one: ExactCharges, cached: int, found: int = 0) -> int:
     """Return the least charge of a token after the first, by a decode step or a refill."""
     decode = one.decode + one.context * cached + one.memory * (cached + 1 - found)
     return min(decode, one.prefill * (cached + 1))
@@ -220,7 +221,7 @@ def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budg
     """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
     expect_fields(leaf, "classes", sorted(_FIELDS))
     expect(objective == "tel", f"classes: found the objective {objective!r}; expected 'tel'")
-    classes = charges_of(leaf)
+    classes = exact_charges(leaf)
     instance, model = part.machine
     # The first vector says that no batch is shorter than the first class.
     vectors = [[classes[0].lo / UNIT, 0.0, 0.0, 0.0, 0.0, 0.0], *(one.minorant for one in classes)]
@@ -239,7 +240,9 @@ def cost_of(model: Any) -> BatchCost:
     return BatchCost("certificate", model["layers"], model["coefficients"])
 
 
-def proved_by(part: Part, leaf: dict[str, Any], classes: Sequence[Charges], budget: Budget) -> int:
+def proved_by(
+    part: Part, leaf: dict[str, Any], classes: Sequence[ExactCharges], budget: Budget
+) -> int:
     """Return what a leaf proves if its classes are right."""
     budget.spend(10 * len(leaf["price"]))
     prices, n = _read(leaf), len(part.requests)

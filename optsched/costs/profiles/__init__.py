@@ -5,8 +5,6 @@ row against the peaks of the device, and returns `Table` objects that say what e
 held and how long it took.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict, Unpack

@@ -11,8 +11,6 @@ another degree are derived: what is shared takes inversely as long, what every d
 itself takes the same, and all-reduces go at the peak of the link.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole batches of a real engine, as ``optsched profile`` measures them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

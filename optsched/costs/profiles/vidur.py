@@ -1,7 +1,5 @@
 """Profiles in the columns of Vidur (Agrawal et al. 2024): mlp.csv and attention*.csv."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -9,8 +9,6 @@ Every file of this package is found automatically. It may define
 Files import their solvers only when a method runs, so listing the methods costs nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What a formulation is: a task in, methods that solve it, an answer out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -7,8 +7,6 @@ other: the best one of a set into k parts joins a part on one worker and the bes
 into k - 1. Objectives are sums over requests, or a maximum of them.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from dataclasses import replace

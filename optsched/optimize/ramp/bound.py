@@ -1,7 +1,5 @@
 """The ramp bound. It is registered here since its relaxation uses the searches of this package."""
 
-from __future__ import annotations
-
 from optsched.bounds.base import ANY_INSTANCE, REGISTRY, Bound, BoundTask, Proof
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance

@@ -1,7 +1,5 @@
 """The chain of levels that leads to a bound, and the certificate's leaf that it becomes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

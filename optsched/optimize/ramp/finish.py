@@ -17,8 +17,6 @@ cost m and change nothing, and the schedule is better without them.
 Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

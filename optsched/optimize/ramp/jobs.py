@@ -1,7 +1,5 @@
 """The requests of one busy period, which the ramp relaxation and the searches work on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

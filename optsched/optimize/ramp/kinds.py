@@ -9,8 +9,6 @@ path of merged kinds. So a checker that keeps the requests separate finds a boun
 as high.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from optsched.bounds.checker.parts import Ints

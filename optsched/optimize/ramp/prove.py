@@ -9,8 +9,6 @@ and enumerates the last graph, while the first one builds the next. With one thr
 deterministic from the seed unless a time limit ends it. Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import threading

@@ -1,7 +1,5 @@
 """How large graphs of the ramp relaxation become before the prover goes about it in another way."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ large-neighbourhood search takes the rest of the time. Whenever the work is stop
 valid bound and a feasible schedule.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -6,8 +6,6 @@ For total latency it is `optsched.optimize.search.rule_search`, with several wor
 few policies, or the given ones, are candidates too, so the result is never worse than they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

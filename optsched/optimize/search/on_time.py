@@ -27,8 +27,6 @@ taken back comes to any of them. So requests move from one worker to another.
 Counts are the judge's.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

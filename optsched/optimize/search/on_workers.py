@@ -9,8 +9,6 @@ places of the trace at once. All workers are served anew, under the parameters t
 has. The moves are kept around which the sum of latencies is smaller.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from optsched.bounds.timeline import Floats, Ints

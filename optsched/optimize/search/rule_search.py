@@ -11,8 +11,6 @@ between such moments keeps the parameters that are best for it, and one run trie
 stretch.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ solution is not believed either: the model is then solved once more without pres
 below 2^52 (`Problem.shrink`). Bounds are read as integers, since their floats are rounded.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

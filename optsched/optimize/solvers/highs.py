@@ -7,8 +7,6 @@ of more than a few thousand nonzeros run in a process of their own
 not used, since it would run the user's script again in that process unless the script has a guard.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

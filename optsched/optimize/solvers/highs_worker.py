@@ -6,8 +6,6 @@ stdout, pickled. It also writes a message every half second. If that fails, nobo
 and the script ends.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -24,8 +24,6 @@ A cut excludes the solution at hand and none of the model. So the solves end wit
 model, which is optimal if it was in the easier one, or with the time.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """PuLP problems: solved by HiGHS as arrays, and written to files without loss of digits in rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path

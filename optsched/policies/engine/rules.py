@@ -72,6 +72,11 @@ STATE_FIELDS = (
     ("finished", np.int64),  # requests, and
     ("seen", np.int64),  # tokens that they had
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
+    # What pauses prefills never changes. In `Settings`, which every call copies, these three made
+    # all loops 10 % slower.
+    ("gate", np.float64),  # seconds for each token that those who decode have left
+    ("piece", np.float64),  # seconds of a batch with a prefill
+    ("by_work", np.bool_),  # whether prefills are in the order of their work
 )
 
 
@@ -88,7 +93,6 @@ class Settings(NamedTuple):
     requeue_back: bool
     random_ties: bool
     by_estimate: bool
-    by_work: bool
     promote: bool
     make_room: bool
     late_last: bool
@@ -99,8 +103,6 @@ class Settings(NamedTuple):
     short: bool  # some prediction is too short
     max_batch_tokens: int  # of the scheduler itself
     max_prefill_tokens: int  # not more
-    gate: float  # seconds for each token that those who decode have left
-    piece: float  # seconds of a batch with a prefill
 
 
 @njit
@@ -401,14 +403,14 @@ def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, co
     c = min(c, soft, hard)
     if settings.paced:
         c = _tokens_within(r, sums, c, cost, s.time_left)
-    if settings.piece < np.inf:  # one token goes on in any case, however long the decodes take
-        c = max(min(c, 1), _tokens_within(r, sums, c, cost, settings.piece))
+    if s.piece < np.inf:  # one token goes on in any case, however long the decodes take
+        c = max(min(c, 1), _tokens_within(r, sums, c, cost, s.piece))
 
     return c if c >= 1 else REFUSED
 
 
 @njit(allocates=False)
-def _gate(requests: Records, s: np.record, running: Ints, settings: Settings) -> float:
+def _gate(requests: Records, s: np.record, running: Ints) -> float:
     """Return how many seconds of a prefill may run beside those that decode.
 
     What they have left is predicted, or the mean of an exponential law that fits those seen so far:
@@ -430,8 +432,8 @@ def _gate(requests: Records, s: np.record, running: Ints, settings: Settings) ->
     if decodes == 0:
         return np.inf
 
-    mean = left / decodes if settings.by_work else produced / max(1, s.finished)
-    return float(settings.gate * mean * max(1.0, prefills / decodes))
+    mean = left / decodes if s.by_work else produced / max(1, s.finished)
+    return float(s.gate * mean * max(1.0, prefills / decodes))
 
 
 @njit(allocates=False)
@@ -547,8 +549,8 @@ def _form(
             continue
 
         position, gate = 0, np.inf
-        if group == PREFILL and settings.gate < np.inf:
-            gate = _gate(requests, s, running, settings)
+        if group == PREFILL and s.gate < np.inf:
+            gate = _gate(requests, s, running)
 
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:

@@ -1,7 +1,5 @@
 """Runs an online policy on an instance, which gives a `Schedule`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace

@@ -28,11 +28,10 @@ class Stepwise:
     """
 
     def __init__(self, rules: Rules, job: Job) -> None:
-        from optsched.policies.engine import common, rules as loop
 
         self.rules = rules
         _, self.evict_mode, self.hybrid, self.chunked = rules.on(job.instance)
-        self.state = common.new_state(loop.STATE_FIELDS, job.instance)
+        self.state = rules.new_state(job)
         self.queued: set[int] = set()  # those that have waited
         self.batched: dict[int, int] = {}  # KV after the last batch of each request that was in it
         self.requests: Records = rules.prepared(job)[0][:0]

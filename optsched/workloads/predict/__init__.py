@@ -9,8 +9,6 @@ list::
         return lambda instance, generator: np.maximum(1, instance.output_tokens // 2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

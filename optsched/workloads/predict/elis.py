@@ -1,7 +1,5 @@
 """The iterative predictor of ELIS (Choi et al. 2025), whose error falls from window to window."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.random import Generator
 

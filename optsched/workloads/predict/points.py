@@ -1,7 +1,5 @@
 """Predictors of single numbers and intervals: from the truth, with an error, or from a file."""
 
-from __future__ import annotations
-
 import csv
 import math
 

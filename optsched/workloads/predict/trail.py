@@ -3,7 +3,7 @@
 k equal bins cover the tokens left from 0 to ``longest``. After every token, a classifier reads the
 model's embeddings and gives each bin a probability. A filter that knows how lengths shrink turns
 these into a posterior. The prediction is the posterior's mean over the middles of the bins. The
-classifier here is synthetic; `refine_probabilities` takes the probabilities of any classifier.
+classifier here is synthetic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
@@ -23,37 +23,6 @@ from optsched.workloads.predict import Columns, Guess, predictor
 
 BINS, LONGEST = 10, 512
 """Number k of bins, and the tokens that they cover."""
-
-
-def transition(bins: int = BINS, longest: float = LONGEST) -> NDArray[np.float64]:
-    """Return the filter's transition matrix T, with lengths uniform within a bin of width w.
-
-    Each token moves one length in w to the bin below, or from the lowest bin to the end.
-    """
-    out = bins / longest
-    return np.diag(np.full(bins, 1 - out)) + np.diag(np.full(bins - 1, out), 1)
-
-
-def refine_probabilities(
-    probabilities: ArrayLike, *, longest: float = LONGEST, feedback: bool = True
-) -> NDArray[np.float64]:
-    """Return the filter's posterior after every token of one request.
-
-    With `feedback` the next prior is T times the last *posterior*, as the paper's text says; else T
-    times the last prior, as its equation says, which forgets every p(t) but the first.
-    """
-    p = np.asarray(probabilities, dtype=np.float64)
-    matrix = transition(p.shape[1], longest)
-    q = p.copy()
-    prior = p[0]
-
-    for t in range(1, len(p)):
-        prior = matrix @ (q[t - 1] if feedback else prior)
-        both = prior * p[t]
-        if both.sum() > 0:
-            q[t] = both / both.sum()
-
-    return q
 
 
 def _lengths(
@@ -71,7 +40,8 @@ def _lengths(
     Request i has the readings ``offsets[i]:offsets[i + 1]``. The classifier's probabilities are a
     normal density around the reading, taken at the middles of the bins and normalised. Its variance
     adds up all that separates a reading from a middle: the noise, the bias, and w^2 / 12 for the
-    width w of a bin. The loops are plain, to be compiled.
+    width w of a bin. Each token moves one length in w to the bin below, or from the lowest bin to
+    the end. The loops are plain, to be compiled.
     """
     width = longest / bins
     found = np.empty(readings.shape[0])
@@ -155,7 +125,9 @@ def trail(
     longest : int
         Tokens that the bins cover.
     refine, feedback : bool
-        Whether the filter is applied, and its prior; see `refine_probabilities`.
+        Whether the filter is applied, and whether its next prior comes from the last posterior, as
+        the paper's text says, or from the last prior, as its equation says, which forgets every
+        reading but the first and the present one.
 
     Notes
     -----

@@ -30,8 +30,6 @@ decode_base <= prefill_base. An eviction that is put off becomes one if the next
 request. A state with fewer tokens produced, or with more, does not dominate.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Infermax by CP-SAT: the method for arrivals, max TPOT and several objectives in order."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

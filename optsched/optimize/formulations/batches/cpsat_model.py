@@ -24,8 +24,6 @@ starts are variables only if TPOT or gaps are combined with other objectives and
 different times. Else each batch starts as early as it may.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
 from itertools import pairwise

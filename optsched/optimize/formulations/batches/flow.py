@@ -21,8 +21,6 @@ an independent check of A*, and as the method with the best schedule known of 16
 tokens with prompts of one (`docs/lab/infermax.md`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

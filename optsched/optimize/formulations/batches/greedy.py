@@ -1,7 +1,5 @@
 """Greedy plans, which infermax's methods start from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import chain, islice, product

@@ -10,8 +10,6 @@
 - `search` finds a schedule and a bound for instances that are too large for the others.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from optsched.optimize.formulations.base import Formulation, Task

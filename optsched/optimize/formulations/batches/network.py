@@ -6,8 +6,6 @@ of requests for every arc. A finished request leaves the network. All requests a
 module also bounds the number of batches that are needed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable

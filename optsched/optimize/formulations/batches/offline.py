@@ -3,8 +3,6 @@
 `optsched.optimize.search.offline` searches for schedules, and `optsched.bounds` bounds the work.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from optsched.bounds.base import ANY_INSTANCE, MINORANTS, WORKERS

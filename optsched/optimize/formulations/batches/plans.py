@@ -1,7 +1,5 @@
 """Plans, which are lists of batches: their requests' states, exact times, schedules, answers."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Sequence

@@ -34,8 +34,6 @@ input. `optsched.optimize.formulations.batches.problem` gives the reason and the
 valid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise

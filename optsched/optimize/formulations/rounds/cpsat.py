@@ -8,8 +8,6 @@ For the most requests in time every request may be absent. A literal says that i
 rows about it hold only then.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

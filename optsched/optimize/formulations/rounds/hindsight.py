@@ -1,7 +1,5 @@
 """The hindsight formulation of the round model: its methods, and which of them to take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS

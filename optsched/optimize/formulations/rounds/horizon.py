@@ -4,8 +4,6 @@ The module also has a quick feasible schedule. Its value is the upper bound that
 start times need.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

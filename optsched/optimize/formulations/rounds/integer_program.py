@@ -16,8 +16,6 @@ sum of all x_it is maximized (`optsched.optimize.formulations.rounds.on_time`). 
 of starts can violate are left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -4,8 +4,6 @@ The Lagrangian dual gives the bound, and a large-neighbourhood search the schedu
 `optsched.optimize.search.anytime`.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -6,8 +6,6 @@ out. A request is in time if it starts by its last start in time (`last_on_time`
 column or a presence for such starts only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The hindsight program as Jaillet et al. 2025 write it, in PuLP: to be read and exported."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The hindsight program by the reverse-time ramp relaxation, refined until it meets a schedule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ repeated for each worker, with one row "once" per request over all of them. Last
 one worker: what runs on a worker takes no more rounds than all requests together.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

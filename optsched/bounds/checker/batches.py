@@ -1,0 +1,214 @@
+r"""Batches that fit a machine, and the least time that they take by a cost model.
+
+docs/formulations.md, "Charges by batch length", has the notation. A batch has C prefill tokens with
+H cached tokens before them, and n decodes of mean KV kv, K = n kv in all. It holds D tokens after.
+
+*What is known of a batch.* D <= K + n (offset + block), since a decode holds one token more in
+whole blocks. With the capacity M, and F tokens that a prefix cache may hold of all prompts, what
+the requests hold is at most M + F, and what they hold beside those tokens at most M. So
+K + n (1 + offset) + H + C <= M + F and D <= min(M, M + F - H - C). No request has more than L
+tokens, so kv <= L, and Q <= C min(H, L) + C (C - 1) / 2. Every prefill takes a seat.
+
+*Time.* A tabulated batch lasts at least the sum of its grids. Each grid is extended to the largest
+content that fits, by the rule of the judge beyond its last value, so it is multilinear in every
+cell of its nodes. Requests are n, or with prefills any number of n + 1 to the seats: the least
+value counts. Uneven decodes are read at longer KV than their mean, so where there is skew a node
+gets the least value over longer KV that is reachable beside it; interpolated, this is at most the
+grid anywhere on the way, since weights are >= 0. Linear models are grids with a cell per axis,
+which begins at 1 token beside that of 0. Sums of squares c^2 and products c m are at most C^2 and
+C min(H, L), and at least C and 0, whichever makes the batch dearer for its time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.checker.parts import TooLarge, expect, expect_known
+
+Floats = NDArray[np.float64]
+QUANTITIES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
+"""The quantities C, H, n and kv of the axes of a box."""
+ROUNDING = 1e-12
+"""A hundred times the relative error of a sum of floats here."""
+_NODES = 300_000
+"""Max nodes of the grids once they have each other's."""
+
+
+class Batches(NamedTuple):
+    """The batches that fit a machine, and the least time that they take.
+
+    ``room`` is M + F, ``held`` M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond
+    what it had cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by
+    the ``axes`` (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
+    and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
+    of a linear model, and ``size`` bounds the time of every node.
+    """
+
+    room: float
+    held: float
+    min_extra: float
+    max_extra: float
+    seats: float
+    tokens: float
+    longest: float
+    hybrid: bool
+    chunk: Floats
+    cached: Floats
+    decodes: Floats
+    kv: Floats
+    values: Floats
+    dense: Floats
+    alone: Floats
+    beside: Floats
+    square: float
+    cross: float
+    size: float
+
+    @property
+    def axes(self) -> tuple[Floats, ...]:
+        """The nodes of C, H, n and kv."""
+        return self.chunk, self.cached, self.decodes, self.kv
+
+
+def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
+    """Return the batches that fit an instance's machine, under a linear or tabulated cost model.
+
+    No request has more tokens than the longest one of the instance. `found_tokens` is how many
+    prompt tokens a prefix cache may hold for all requests together.
+    """
+    expect(instance.time_unit == "second", "instance: found rounds; expected one in seconds")
+    expect_known(instance)
+    expect(found_tokens >= 0, f"found {found_tokens} found tokens; expected an integer >= 0")
+    found_tokens = min(found_tokens, int(instance.prompt_tokens.sum()))
+    limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
+    capacity = int(instance.kv_capacity)
+    room = capacity + found_tokens
+    longest = min(int((instance.prompt_tokens + instance.output_tokens).max()), room)
+    tokens = min(limits.max_batch_tokens or room, 2 * room)
+    seats = min(limits.max_running or room, room)
+    decodes = max(1, min(seats, tokens, room // (2 + offset)))
+    chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
+    whole_prefills = instance.chunked_prefill is False and not found_tokens
+    cached = 0 if whole_prefills else min(room, min(chunk, seats) * longest)
+    reach = (chunk, cached, decodes, longest)
+    extra = 1 + offset, offset + int(instance.kv_block_tokens)
+    unit = cost.layers / 1000.0
+    sizes = (room, capacity, *extra, seats, tokens, longest)
+    limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
+
+    if cost.table is None:
+        axes = _axes(reach, longest, [])
+        values = unit * _linear(cost, axes)
+        line = np.array([[0.0, 1.0], [0.0, 0.0]])
+        square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
+        whole: Any = (*limited, *axes, values, line, line, line, square, cross, values.max())
+        return Batches(*whole)
+
+    axes = _axes(reach, longest, [cost.table.skew, *cost.table.grids])
+    count = int(np.prod([float(len(axis)) for axis in axes]))
+    if count > _NODES:
+        raise TooLarge(f"found {count} nodes of a cost table; expected at most {_NODES}")
+
+    values = np.zeros(tuple(len(axis) for axis in axes))
+    lines = {name: (np.array([0.0]), np.array([0.0])) for name in ("tokens", "requests")}
+    for grid in cost.table.grids:
+        name = next(iter(grid.axes))
+        if len(grid.axes) == 1 and name in lines:
+            lines[name] = _sum_of(lines[name], (grid.axes[name], grid.values))
+            continue
+
+        known = set(grid.axes) <= set(QUANTITIES)
+        expect(known, f"cost table: found a grid over {', '.join(grid.axes)}, which nothing proves")
+        values += _resampled(grid, axes)
+
+    skew = _resampled(cost.table.skew, axes).max(axis=(0, 1, 3))
+    if skew.max() > 0:
+        _least_over_longer(values, axes, np.clip(skew, 0, 1), room)
+
+    dense = _reaching(lines["tokens"], min(tokens, chunk + decodes))
+    requests = _reaching(lines["requests"], seats)
+    beside = np.array([requests[0] - 1, np.minimum.accumulate(requests[1][::-1])[::-1]])
+    size = unit * sum(float(np.abs(part).max()) for part in (values, dense[1], requests[1]))
+    seconds = np.array([[1.0], [unit]])
+    lines_s = seconds * dense, seconds * requests, seconds * beside
+    whole = (*limited, *axes, unit * values, *lines_s, 0.0, 0.0, size)
+
+    return Batches(*whole)
+
+
+def _axes(reach: tuple[int, ...], longest: int, grids: list[Any]) -> tuple[Floats, ...]:
+    """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable."""
+    found = []
+    for name, end in zip(QUANTITIES, reach, strict=True):
+        given = [x for grid in grids for x in grid.axes.get(name, ()) if 1 < x < end]
+        more = [float(longest)] if name == "prefill_kv" and longest < end else []
+        found.append(np.unique([0.0, 1.0, float(max(end, 1)), *given, *more]))
+
+    return tuple(found)
+
+
+def _linear(cost: Any, axes: tuple[Floats, ...]) -> Floats:
+    """Return the time of a linear model at nodes, with the least sum of squares and products."""
+    chunk, cached, n, kv = np.meshgrid(*axes, indexing="ij", sparse=True)
+    token = cost["token"]
+    prefill = (cost["prefill_token"] + cost["prefill_square"]) * chunk + cost["prefill_kv"] * cached
+    decode = (cost["decode_request"] + cost["decode_kv"] * kv) * n + cost["decode_base"]
+    fixed = cost["prefill_request"] + cost["prefill_base"]
+    both = token * (chunk + n) + cost["base"] + (n > 0) * decode
+    return np.asarray(both + (chunk > 0) * (prefill + fixed))
+
+
+def _line_at(axis: Floats, values: Floats, x: Floats) -> Floats:
+    """Return values along the first axis at x: those of the first before it, going on at the end.
+
+    Beyond the last they are rounded down.
+    """
+    low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
+    share = np.maximum(0.0, (x - axis[low]) / (axis[low + 1] - axis[low]))
+    share = share.reshape(-1, *(1,) * (values.ndim - 1))
+    below, above = values[low], values[low + 1]
+    beyond = np.where(share > 1, ROUNDING * share * (np.abs(below) + np.abs(above)), 0.0)
+    return np.asarray((1 - share) * below + share * above - beyond)
+
+
+def _resampled(grid: Any, axes: tuple[Floats, ...]) -> Floats:
+    """Return a grid over some of `QUANTITIES` at the nodes of all four."""
+    values, names = grid.values, list(grid.axes)
+    for k, name in enumerate(names):
+        nodes = axes[QUANTITIES.index(name)]
+        moved = _line_at(grid.axes[name], np.moveaxis(values, k, 0), nodes)
+        values = np.moveaxis(moved, 0, k)
+
+    order = sorted(range(len(names)), key=lambda k: QUANTITIES.index(names[k]))
+    shape = [len(axis) if name in names else 1 for name, axis in zip(QUANTITIES, axes, strict=True)]
+    whole = np.transpose(values, order).reshape(shape)
+    return np.broadcast_to(whole, tuple(len(axis) for axis in axes))
+
+
+def _least_over_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, room: int) -> None:
+    """Replace values by their least over longer KV that is reachable beside the decodes' node."""
+    decodes, kv = axes[2], axes[3]
+    for j in range(len(decodes)):
+        first, last = max(j - 1, 0), min(j + 1, len(decodes) - 1)
+        reach = room / max(decodes[first], 1.0) + skew[first : last + 1].max() * room
+        end = min(int(np.searchsorted(kv, reach)), len(kv) - 1)
+        for i in range(end - 1, -1, -1):
+            values[:, :, j, i] = np.minimum(values[:, :, j, i], values[:, :, j, i + 1])
+
+
+def _sum_of(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Floats, Floats]:
+    if len(one[0]) == 1:
+        return np.asarray(other[0]), np.asarray(other[1])
+
+    nodes = np.union1d(one[0], other[0])
+    return nodes, _line_at(*one, nodes) + _line_at(*other, nodes)
+
+
+def _reaching(line: tuple[Floats, Floats], end: int) -> Floats:
+    """Return the nodes of a line from 0 to an end."""
+    axis, _ = line
+    nodes = np.unique([0.0, *axis[(axis > 0) & (axis < end)], float(max(end, 1))])
+    return np.array([nodes, np.zeros(len(nodes)) if len(axis) == 1 else _line_at(*line, nodes)])
