@@ -383,13 +383,19 @@ def answer(
 
 def adopt(answer: Answer, folder: str | Path | None = None) -> None:
     """Put a better schedule or certificate into the library: its file, and the line for it."""
+    data = read_library(folder)
+    check_output(library_folder(folder) / TABLE)
+    keep(answer, data, folder)
+    write_library(data, folder)
+
+
+def keep(answer: Answer, data: dict[str, Any], folder: str | Path | None = None) -> None:
+    """Write the file of a better one, and put its entry into what ``bks.json`` will hold."""
     if answer.entry is None:
         raise UsageError(f"library: found one that is {answer.verdict}; expected a better one")
 
-    data, (key, content) = read_library(folder), answer.content
+    key, content = answer.content
     target = library_folder(folder) / answer.entry[key]["file"]
     make_folder(target.parent)
-    check_output(library_folder(folder) / TABLE)
     write_bytes(content, target)
     data["instances"][answer.instance] = answer.entry
-    write_library(data, folder)

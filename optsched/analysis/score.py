@@ -102,11 +102,14 @@ class Score:
     ----------
     policy : str
     seed : int
+    release : str
+        The library's.
     rows : tuple of Row
     """
 
     policy: str
     seed: int
+    release: str
     rows: tuple[Row, ...]
 
     @property
@@ -145,7 +148,7 @@ class Score:
             rows.append({**data, "captured": row.captured})
 
         head: dict[str, Any] = {"format": "optsched-score", "version": 1, "policy": self.policy}
-        head |= {"seed": self.seed, "release": read_library()["release"]}
+        head |= {"seed": self.seed, "release": self.release}
         head |= {"score": self.score, "floor": self.floor, "best_known": self.best_known}
         head |= {"combined_score": self.reached, "failed": sum(r.value is None for r in self.rows)}
         return {**head, "instances": rows}
@@ -210,7 +213,7 @@ def score(
         if processes is None:
             pool.close()
 
-    return Score(policy, seed, tuple(rows))
+    return Score(policy, seed, data["release"], tuple(rows))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from optsched.policies.memory_constrained import CAREFUL
     "smallest-volume",
     "smallest predicted KV volume first, while KV fits at every completion",
     clairvoyant=True,
-    paper="Kong et al. 2026, Algorithm SVF",
+    paper="Kong, Qi, Ye and Zhou 2026, abstract",
 )
 def smallest_volume(*, margin: int = 0, max_running: int | None = None) -> Rules:
     """Return rules that take waiting requests by the KV token-rounds that they will hold.
