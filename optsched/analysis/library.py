@@ -121,15 +121,17 @@ def verify(
     data = read_library(folder)
     chosen = select(names, data)
     jobs = min(jobs or os.cpu_count() or 1, len(chosen))
-    one = partial(_wrong, folder=folder)
+    head = {key: data[key] for key in ("release", "families")}
+    one = partial(_wrong, head=head, folder=folder)
+    items = [(name, data["instances"][name]) for name in chosen]
     found: dict[str, str] = {} if names else _left_over(data, folder)
 
     if jobs == 1:
-        answers = ((k, one(name)) for k, name in enumerate(chosen))
+        answers = ((k, one(item)) for k, item in enumerate(items))
     else:
         processes = Processes()
         call = partial(processes.call, one)
-        answers = in_processes(call, enumerate(chosen), jobs, processes)  # type: ignore[assignment]
+        answers = in_processes(call, enumerate(items), jobs, processes)  # type: ignore[assignment]
 
     for done, (k, wrong) in enumerate(answers, 1):
         if wrong is not None:
@@ -175,12 +177,13 @@ def _left_over(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, 
     return {TABLE: f"{extra[0].relative_to(root)}: found a file that no instance names"}
 
 
-def _wrong(name: str, folder: str | Path | None) -> str | None:
+def _wrong(
+    item: tuple[str, dict[str, Any]], head: Mapping[str, Any], folder: str | Path | None
+) -> str | None:
     """Return what is wrong with all that the library says of an instance, or None."""
-    data = read_library(folder)
-    entry = entry_of(name, data)
+    name, entry = item
     try:
-        if sealed(name, entry, data)["sha256"] != entry["sha256"]:
+        if sealed(name, entry, head)["sha256"] != entry["sha256"]:
             raise InputError(f"{TABLE}: sha256: found another digest; expected that of the entry")
 
         instance = read_instance(instance_file(name, folder))

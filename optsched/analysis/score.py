@@ -138,7 +138,13 @@ class Score:
         return math.exp(math.fsum(math.log(v / row.fcfs) for v, row in pairs) / len(self.rows))
 
     def to_dict(self, *, times: bool = False) -> dict[str, Any]:
-        """Return the JSON object of a score; equal runs give equal ones, but for times."""
+        """Return the JSON object of a score; equal runs give equal ones, but for times.
+
+        Parameters
+        ----------
+        times : bool
+            Whether it has the seconds of each run.
+        """
         rows = []
         for row in self.rows:
             data = asdict(row)
@@ -208,7 +214,8 @@ def score(
     try:
         limits = time_limit_s, memory_limit
         place = None if folder is None else str(folder)
-        rows = pool.call(_in_forks, policy, bounded, seed, limits, place)
+        stamped = [(name, data["instances"][name]["sha256"]) for name in bounded]
+        rows = pool.call(_in_forks, policy, stamped, seed, limits, place)
     finally:
         if processes is None:
             pool.close()
@@ -249,12 +256,15 @@ def _prepared(name: str, folder: str | None, digest: str) -> _Task:
 
 
 def _in_forks(
-    policy: str, names: Sequence[str], seed: int, limits: tuple[float, int], folder: str | None
+    policy: str,
+    names: Sequence[tuple[str, str]],
+    seed: int,
+    limits: tuple[float, int],
+    folder: str | None,
 ) -> list[Row]:
     """Return a policy's rows, from forks of this process, a new one after each that had to end."""
     warnings.simplefilter("ignore")  # of ranges of cost models, and of forks beside threads
-    entries = read_library(folder)["instances"]
-    tasks = [_prepared(name, folder, entries[name]["sha256"]) for name in names]
+    tasks = [_prepared(name, folder, digest) for name, digest in names]
     rows: list[Row] = []
     while len(rows) < len(tasks):
         rows += _fork(policy, tasks[len(rows) :], seed, limits)
