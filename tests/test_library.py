@@ -30,7 +30,7 @@ from optsched.problem.instance import canonical_json
 from optsched.workloads.generate import parse_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
-FROZEN = "a6dfb4eef22f3fb9f610686d3e060f0df2789e3bcb3d89a4eb5c97be3119bc75"
+FROZEN = "a5716d0f8cdf674b0485d8ad58f4891b835ec5992d99cb478a262017cbe43cdc"
 """The digest of the names and digests of the instances of release 2026.1."""
 LIMIT_BYTES = 4_000_000
 

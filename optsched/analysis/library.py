@@ -165,8 +165,11 @@ def select(names: Sequence[str], data: Mapping[str, Any]) -> list[str]:
 
 
 def _left_over(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, str]:
-    """Return that there are files of which no entry says anything."""
+    """Return that there are files of which no entry says anything, or digits that say nothing."""
     root, entries = library_folder(folder), data["instances"]
+    if (root / TABLE).read_text(encoding="utf-8") != json_text(dict(data)):
+        return {TABLE: "found another text than the one that optsched writes for its values"}
+
     records = [e[k] for e in entries.values() for k in ("best", "bound") if e.get(k)]
     named = {instance_file(name, root) for name in entries} | {root / TABLE}
     named |= {root / record["file"] for record in records}
