@@ -21,8 +21,9 @@
 # proved, and measured times can be put beside both. On the busy server below, a schedule exists
 # that takes less than half as long. Most of that is order, and the model's own error is small.
 #
-# *Stop 8 of 8 on the [tour](../docs/notebooks/index.md). Before:
-# [how many GPUs do I need?](how_many_gpus.ipynb)*
+# *Stop 8 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# [how many GPUs do I need?](how_many_gpus.ipynb) Next:
+# [evolve a scheduler and know when to stop](evolve.ipynb)*
 #
 # There is no GPU here. **The measured run below is made up**: a simulation of vLLM's scheduler on
 # batches that take 3 % longer than the cost model says, with 2 % noise on top. (If the environment
@@ -190,5 +191,4 @@ assert steps["order"] > 0
 # --measured measured.json` ([how](../docs/howto/engine.md)). What was measured on two GPUs and on a
 # CPU is in [the laboratory](../docs/lab/vllm-measured.md).
 #
-# *This was the last stop. The [how-tos](../docs/howto/index.md) show how to do each of these things
-# with files of your own, and the [laboratory](../docs/lab/index.md) has what was measured.*
+# *Next stop: [evolve a scheduler and know when to stop](evolve.ipynb)*

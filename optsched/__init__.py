@@ -18,8 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from optsched.analysis import library as library
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
+    from optsched.analysis.score import Score as Score, score as score
     from optsched.costs.cost import (
         BatchCost as BatchCost,
         UnitCost as UnitCost,
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "analysis.capacity": "Capacity capacity",
     "analysis.compare": "Comparison compare",
+    "analysis.score": "Score score",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
     "costs.machine": "Machine",
     "files.measured": "Measured read_measured write_measured",
@@ -98,7 +101,7 @@ _PUBLIC = {
 """The public names of every module. A test checks that type checkers see the same names above."""
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-_MODULES = {"plot": "show.plot"}
+_MODULES = {"library": "analysis.library", "plot": "show.plot"}
 """Modules that are public by a name of their own."""
 
 __all__ = [*sorted(_HOMES), *_MODULES]

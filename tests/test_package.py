@@ -211,6 +211,8 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
         assert {f"optsched/_data/{folder}/{name}" for name in shipped} <= names
     for kind in ("*.py", "*.toml"):
         assert {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob(kind)} <= names
+    library = {p.relative_to(ROOT.parent) for p in (ROOT.parent / "instances/library").rglob("*.*")}
+    assert {f"optsched/_data/{name.as_posix()}" for name in library} <= names
     studies = ROOT.parent / "benchmarks" / "studies"
     inside = {p.relative_to(studies).as_posix() for p in studies.rglob("*.py")}
     assert {f"optsched/_data/studies/{name}" for name in inside} <= names
@@ -218,6 +220,12 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
     metadata = next(n for n in names if n.endswith("entry_points.txt"))
     assert "optsched = optsched.cli:main" in zipfile.ZipFile(wheel).read(metadata).decode()
     experiments_run_from(wheel, tmp_path)
+    verified = subprocess.run(
+        [sys.executable, "-P", "-m", "optsched", "library", "verify", "tiny", "--jobs", "1"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "unpacked")},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert verified.stdout == "8 instances: 0 failures\n", verified.stderr
 
 
 def experiments_run_from(wheel: Path, folder: Path) -> None:

@@ -25,6 +25,7 @@ from optsched.cli import (
     files,
     fitting,
     judging,
+    library,
     listing,
     picturing,
     predicting,
@@ -184,13 +185,14 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(files.import_trace, files.export, fitting.fit, fitting.roofline, fitting.kv_capacity),
     *(profiling.profile, replaying.replay, experimenting.experiment, picturing.plot),
     *(picturing.trace, picturing.report, listing.policies, listing.formulations),
-    *(listing.methods, listing.models, listing.schema),
+    *(listing.methods, listing.models, listing.schema, library.score),
 )
 for function in COMMANDS:
     special: dict[str, Any] = {"name": "import", "cls": files.ImportCommand}
     app.command(**(special if function is files.import_trace else {}))(command(function))
 
 app.add_typer(data.app, name="data")
+app.add_typer(library.app, name="library")
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def schema(name: str) -> None:
     """Print the JSON Schema of a file format.
 
     Parameters:
-      name NAME: The format: instance, schedule, result, comparison or certificate.
+      name NAME: The format: instance, schedule, result, comparison, certificate, library ...
     """
     from optsched.files.read_write import json_schema
 

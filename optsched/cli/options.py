@@ -42,13 +42,16 @@ def in_range(
 
 AT_LEAST_0, AT_LEAST_1 = {"callback": in_range(0.0)}, {"callback": in_range(1)}
 ABOVE_0 = {"callback": in_range(0.0, strict=True)}
+ARGUMENT = {"argument": True}
+"""Makes an argument of a parameter that has a default."""
 TimeLimit = Annotated[float, AT_LEAST_0]
 Seed = Annotated[int, {"min": 0}]
 Slos = Mapping[str, float]
 NO_SLOS: Slos = MappingProxyType({})
 
 _SHARED = """
-  instance_file INSTANCE: The instance: a JSON file, or the name of a shipped instance.
+  instance_file INSTANCE: The instance: a JSON file, or the name of a shipped instance, such as
+    tiny or library/chat-x1.
   schedule_file SCHEDULE: The schedule: a JSON file.
   cost_model NAME|FILE.toml: The cost model, which an instance in seconds needs. `optsched models`
     lists names.
@@ -135,8 +138,8 @@ def _parameter(
     if default is inspect.Parameter.empty:
         default, more["show_default"] = ..., False
 
-    required = default is ... and not names
-    declare: Any = typer.Argument if required else typer.Option
+    argument = more.pop("argument", default is ... and not names)
+    declare: Any = typer.Argument if argument else typer.Option
     declared = declare(default, *names, help=words, **more)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind
@@ -163,13 +166,14 @@ def read_checked(
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
     from optsched.costs.cost import cost_for
+    from optsched.files.library import cost_model_of
     from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(*outputs)
     check_folder(folder)
     check_rounds(instance, formulation)
-    cost = cost_for(instance, cost_model)
+    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
     return instance, None if instance.in_rounds else cost
 
 

@@ -8,12 +8,12 @@ old file. A file whose name ends in ``.gz`` is compressed with gzip.
 import hashlib
 import io
 import os
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from optsched.files.library import PREFIX, instance_file, read_library, shipped_folder
 from optsched.files.outputs import write_bytes
 from optsched.files.strict_json import (
     Place,
@@ -44,7 +44,8 @@ def read_instance(path: str | Path) -> Instance:
     ----------
     path : str or Path
         A ``.json`` or ``.json.gz`` file. If there is no such file, a name in
-        `example_instances`. An instance without a ``name`` is named after its file.
+        `example_instances`, or ``library/NAME`` for an instance of the library. An instance
+        without a ``name`` is named after its file.
 
     Raises
     ------
@@ -52,12 +53,13 @@ def read_instance(path: str | Path) -> Instance:
         The file cannot be read, does not hold an instance, or holds an impossible one. The error
         is one line that begins with the file.
     """
-    file = Path(path)
-    if not os.path.isfile(file):
-        file = example_instances().get(str(path), file)
-        if not os.path.exists(file):
-            shipped = ", ".join(example_instances())
-            raise InputError(f"{path}: no such file; expected a file or one of {shipped}")
+    file = named_instance(path)
+    if not os.path.exists(file):
+        shipped = ", ".join(example_instances())
+        raise InputError(
+            f"{path}: no such file; expected a file, library/NAME (`optsched library list`), or "
+            f"one of {shipped}"
+        )
 
     data = read_json(file, expect="instance")
     with Place(file):
@@ -204,10 +206,33 @@ def columns_file(path: str | Path) -> Path:
 
 
 def example_instances() -> dict[str, Path]:
-    """Return the file of each shipped instance by name, sorted by name."""
-    inside = Path(str(resources.files("optsched"))) / "_data" / "instances"
-    folder = inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "instances"
-    return {stem(file): file for file in sorted(folder.glob("*.json*"))}
+    """Return the file of each shipped instance by name, sorted by name, without the library's."""
+    return {stem(file): file for file in sorted(shipped_folder().glob("*.json*"))}
+
+
+def named_instance(path: str | Path) -> Path:
+    """Return the file that a text means: a file, or a shipped instance, or one of the library."""
+    file, text = Path(path), str(path)
+    if os.path.isfile(file):
+        return file
+    if text.startswith(PREFIX):
+        file = instance_file(text.removeprefix(PREFIX))
+        return file if file.is_file() else Path(path)
+
+    return example_instances().get(text, file)
+
+
+def shipped_instance(digest: object) -> Instance | None:
+    """Return the shipped instance of a digest, if there is one."""
+    for file in example_instances().values():
+        if (found := read_instance(file)).sha256 == digest:
+            return found
+
+    for name, entry in read_library()["instances"].items():
+        if entry["instance_sha256"] == digest:
+            return read_instance(instance_file(name))
+
+    return None
 
 
 def json_schema(name: str) -> dict[str, Any]:

@@ -368,6 +368,51 @@ class MeasuredFile(_Strict):
     )
 
 
+class LibraryRecord(_Strict):
+    """A best known schedule, or a bound with its certificate, and where it is from."""
+
+    value: int | float
+    file: Annotated[str, Field(pattern=r"^(schedules|certificates)/[^/\\\\]+$")]
+    sha256: Sha256 = Field(description="digest of that file's bytes")
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    by: str = Field(description="who found it")
+    method: str | None = None
+    seconds: Annotated[float, Field(ge=0)] | None = _null("time that it took")
+    threads: Annotated[int, Field(ge=1)] | None = None
+
+
+class LibraryEntry(_Strict):
+    """What is known of an instance of the library."""
+
+    family: str
+    purpose: str = Field(description="what the instance is for")
+    source: str = Field(description="the generator, its parameters and the seed")
+    objective: str
+    cost_model: str | None = _null("a shipped one, for an instance in seconds")
+    workers: Annotated[int, Field(ge=1)] = Field(1, description="max workers of a schedule")
+    requests: Annotated[int, Field(ge=1)]
+    instance_sha256: Sha256
+    status: Literal["closed", "open"] = Field(
+        description="closed: the best known value is proved optimal by the bound's certificate"
+    )
+    best: LibraryRecord
+    bound: LibraryRecord | None = _null("absent: nothing is proved")
+    sha256: Sha256 = Field(
+        description="digest of the rest with name, release and the family's summary as canonical "
+        "JSON"
+    )
+
+
+class LibraryFile(_Strict):
+    """A library's best known schedules and bounds, by family and instance."""
+
+    format: Literal["optsched-library"]
+    version: Literal[1]
+    release: str
+    families: dict[str, str] = Field(description="what each family is for")
+    instances: dict[str, LibraryEntry]
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "instance": InstanceFile,
     "schedule": ScheduleFile,
@@ -377,6 +422,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "measured": MeasuredFile,
     "tradeoff": TradeoffFile,
     "capacity": CapacityFile,
+    "library": LibraryFile,
 }
 """The model of each file format."""
 

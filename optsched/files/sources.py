@@ -36,13 +36,12 @@ def named_file(named: object, beside: str | Path) -> Path | None:
 
 def instance_for(digest: object, given: str | None, what: str) -> Instance:
     """Return the given instance, or the shipped one with a digest."""
-    from optsched.files.read_write import example_instances, read_instance
+    from optsched.files.read_write import read_instance, shipped_instance
 
     if given is None:
-        for file in example_instances().values():
-            shipped = read_instance(file)
-            if shipped.sha256 == digest:
-                return shipped
+        shipped = shipped_instance(digest)
+        if shipped is not None:
+            return shipped
 
         raise UsageError(f"--instance: {what} needs the instance that it was made for")
 

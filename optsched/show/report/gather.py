@@ -122,17 +122,14 @@ def gather(
             "schedules or instances"
         )
 
-    from optsched.files.read_write import example_instances, instance_from_dict, read_instance
+    from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
     instances: dict[str, Instance] = {}
     origins = []
 
     for file in files:
-        text = str(file)
-        if not Path(text).exists() and text in example_instances():
-            text = str(example_instances()[text])
-
+        text = str(file) if Path(file).exists() else str(named_instance(file))
         form, data, digest = read_source(text, (*_ADD, "instance"))
         origins.append(_origin(text, form, data, digest))
         if form == "instance":
@@ -148,10 +145,9 @@ def gather(
             if form == "schedule" and data.get("instance_sha256") is None:
                 data["instance_sha256"] = next(iter(instances))
 
-    wanted = {_digest(form, data) for _, form, data in read}
-    for shipped in map(read_instance, example_instances()):
-        if shipped.sha256 in wanted and shipped.sha256 not in instances:
-            instances[shipped.sha256] = shipped
+    wanted = {_digest(form, data) for _, form, data in read} - set(instances)
+    shipped = [found for found in map(shipped_instance, wanted) if found is not None]
+    instances |= {found.sha256: found for found in sorted(shipped, key=lambda one: one.name)}
 
     sections: dict[str, Section] = {}
     for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):

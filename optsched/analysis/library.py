@@ -1,0 +1,407 @@
+"""The library of instances: read it, verify all that it claims, and check what is to go into it.
+
+Every number of the library can be checked without a solver: `verify` replays the schedules and
+checks the certificates. `check` says whether a schedule or a certificate is better than what the
+library has, and `adopt` puts it there.
+
+Examples
+--------
+>>> import optsched
+>>> optsched.library.verify(["tiny-n4"])
+{}
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optsched.bounds.certificate import certified_value, verify_certificate
+from optsched.costs.cost import load_cost_model
+from optsched.files.library import (
+    TABLE,
+    entry_of,
+    instance_file,
+    library_folder,
+    read_library as read_library,
+    sealed,
+    write_library,
+)
+from optsched.files.outputs import check_output, make_folder, write_bytes
+from optsched.files.read_write import read_instance, read_json, schedule_from_dict
+from optsched.files.strict_json import Place, check_format, json_text
+from optsched.judge.evaluate import evaluate
+from optsched.judge.evaluation import Evaluation
+from optsched.optimize.consistency import reconcile, rounding
+from optsched.optimize.strategies import outside_reason
+from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.objective import Objective, parse_objective
+from optsched.problem.processes import Processes, in_processes
+
+_KINDS = {"schedule": ("best", "schedules"), "certificate": ("bound", "certificates")}
+"""Of each kind of file, the field of an entry and the folder."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `check` says of a schedule or a certificate.
+
+    Attributes
+    ----------
+    instance : str
+        The instance that the file is about.
+    verdict : {"better", "not better", "not feasible"}
+    words : str
+        The answer in words: by how much, or which rule is broken, and by which request.
+    value, known : float or None
+        The file's value, as judged or checked, and the library's.
+    entry : dict or None
+        The instance's entry with the file in it, if it is better.
+    content : tuple of (str, bytes)
+        Which of the entry's two files it is, and the file, if it is better.
+    """
+
+    instance: str
+    verdict: str
+    words: str
+    value: float | None = None
+    known: float | None = None
+    entry: dict[str, Any] | None = None
+    content: tuple[str, bytes] = ("", b"")
+
+    @property
+    def line(self) -> str | None:
+        """The line to put into ``bks.json``, if the file is better."""
+        return None if self.entry is None else json.dumps({self.instance: self.entry})[1:-1]
+
+
+def load(
+    name: str, folder: str | Path | None = None, data: Mapping[str, Any] | None = None
+) -> Instance:
+    """Return an instance of the library, named with or without ``library/``."""
+    entry_of(name, data or read_library(folder))
+    return read_instance(instance_file(name.removeprefix("library/"), folder))
+
+
+def verify(
+    names: Sequence[str] = (),
+    *,
+    folder: str | Path | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, str]:
+    """Replay every schedule and check every certificate of the library, without a solver.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Instances or families. None named: all, and that no file of the folder is left over.
+    folder : path, optional
+        Another library's folder.
+    jobs : int, optional
+        Number of processes; default: as many as there are cores, and none for a single instance.
+    progress : callable, optional
+        Called with the number of instances verified and of all.
+
+    Returns
+    -------
+    dict of str to str
+        What is wrong, by instance. Empty: everything is as the library says.
+    """
+    data = read_library(folder)
+    chosen = select(names, data)
+    jobs = min(jobs or os.cpu_count() or 1, len(chosen))
+    head = {key: data[key] for key in ("release", "families")}
+    one = partial(_wrong, head=head, folder=folder)
+    items = [(name, data["instances"][name]) for name in chosen]
+    found: dict[str, str] = {} if names else _left_over(data, folder)
+
+    if jobs == 1:
+        answers = ((k, one(item)) for k, item in enumerate(items))
+    else:
+        processes = Processes()
+        call = partial(processes.call, one)
+        answers = in_processes(call, enumerate(items), jobs, processes)  # type: ignore[assignment]
+
+    for done, (k, wrong) in enumerate(answers, 1):
+        if wrong is not None:
+            found[chosen[k]] = wrong
+        if progress is not None:
+            progress(done, len(chosen))
+
+    return {name: found[name] for name in [*chosen, TABLE] if name in found}
+
+
+def gap(entry: Mapping[str, Any]) -> float | None:
+    """Return the relative gap of an entry's two values, or None without a bound."""
+    if entry.get("bound") is None:
+        return None
+
+    low, high = sorted((entry["best"]["value"], entry["bound"]["value"]))
+    return float((high - low) / high) if high else 0.0
+
+
+def select(names: Sequence[str], data: Mapping[str, Any]) -> list[str]:
+    """Return the instances of some names of instances and families; all if none is named."""
+    wanted: list[str] = []
+    for name in names:
+        family = [key for key, entry in data["instances"].items() if entry["family"] == name]
+        if not family:
+            entry_of(name, data)  # or the error says what is known
+
+        wanted += family or [name.removeprefix("library/")]
+
+    return list(dict.fromkeys(wanted)) if names else list(data["instances"])
+
+
+def _left_over(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, str]:
+    """Return that there are files of which no entry says anything, or digits that say nothing."""
+    root, entries = library_folder(folder), data["instances"]
+    if (root / TABLE).read_text(encoding="utf-8") != json_text(dict(data)):
+        return {TABLE: "found another text than the one that optsched writes for its values"}
+
+    records = [e[k] for e in entries.values() for k in ("best", "bound") if e.get(k)]
+    named = {instance_file(name, root) for name in entries} | {root / TABLE}
+    named |= {root / record["file"] for record in records}
+    extra = sorted(file for file in root.rglob("*") if file.is_file() and file not in named)
+    if not extra:
+        return {}
+
+    return {TABLE: f"{extra[0].relative_to(root)}: found a file that no instance names"}
+
+
+def _wrong(
+    item: tuple[str, dict[str, Any]], head: Mapping[str, Any], folder: str | Path | None
+) -> str | None:
+    """Return what is wrong with all that the library says of an instance, or None."""
+    name, entry = item
+    try:
+        if sealed(name, entry, head)["sha256"] != entry["sha256"]:
+            raise InputError(f"{TABLE}: sha256: found another digest; expected that of the entry")
+
+        instance = read_instance(instance_file(name, folder))
+        for key, value in (("instance_sha256", instance.sha256), ("requests", instance.n)):
+            _same(f"{TABLE}: {key}", entry[key], value)
+
+        known, evaluation = _known(instance, entry, folder)
+        _same(f"{TABLE}: status", entry["status"], _status(instance, entry, evaluation, known))
+    except OptschedError as error:
+        return str(error)
+
+    return None
+
+
+def _known(
+    instance: Instance, entry: Mapping[str, Any], folder: str | Path | None
+) -> tuple[dict[str, float | None], Evaluation]:
+    """Return the best known value and the bound of an entry, checked anew from their files."""
+    known: dict[str, float | None] = {"best": None, "bound": None}
+    evaluation: Evaluation | None = None
+    for kind, (key, _) in _KINDS.items():
+        record = entry.get(key)
+        if record is None:
+            continue
+
+        file = library_folder(folder) / record["file"]
+        content = file.read_bytes() if file.is_file() else b""
+        _same(f"{record['file']}: sha256", hashlib.sha256(content).hexdigest(), record["sha256"])
+        value, judged = _value(instance, entry, kind, read_json(file, expect=kind))
+        evaluation = judged or evaluation
+        slack = 0.0 if judged is None or instance.in_rounds else rounding(judged, value)
+        if not abs(value - record["value"]) <= slack:
+            _same(f"{TABLE}: {key}.value", record["value"], value)
+
+        known[key] = record["value"]
+
+    assert evaluation is not None  # the schema has a best schedule
+    return known, evaluation
+
+
+def _same(place: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise InputError(f"{place}: found {found!r}; expected {expected!r}")
+
+
+def _value(
+    instance: Instance, entry: Mapping[str, Any], kind: str, data: dict[str, Any]
+) -> tuple[float, Evaluation | None]:
+    """Return the value that a schedule has, or a certificate proves, for an entry's objective."""
+    cost = None if entry.get("cost_model") is None else load_cost_model(entry["cost_model"])
+    workers = entry.get("workers", 1)
+    if kind == "certificate":
+        verify_certificate(instance, data, cost)
+        if data["objective"] != entry["objective"] or workers > 1:
+            raise InputError(
+                f"certificate: found {data['objective']} on one worker; expected "
+                f"{entry['objective']} on {workers}"
+            )
+
+        return certified_value(instance, data), None
+
+    with warnings.catch_warnings():  # a cost model's range of validity is the instance's matter
+        warnings.simplefilter("ignore", UserWarning)
+        evaluation = evaluate(instance, schedule_from_dict(data, instance), cost)
+
+    if evaluation.workers > workers:
+        raise ViolationError(
+            f"workers: found {evaluation.workers}; expected at most {workers}", rule="workers"
+        )
+    if workers == 1 and (reason := outside_reason(evaluation)) is not None:
+        raise ViolationError(f"schedule: {reason}, so that no bound covers it", rule="scope")
+
+    value = parse_objective(entry["objective"]).of(evaluation)
+    if value is None:
+        raise ViolationError(f"{entry['objective']}: found no value", rule="objective")
+
+    return value, evaluation
+
+
+def _status(
+    instance: Instance,
+    entry: Mapping[str, Any],
+    evaluation: Evaluation,
+    known: Mapping[str, float | None],
+) -> str:
+    """Return whether the best known value is proved. It is checked that both may be true.
+
+    In seconds a certificate is rounded down, by up to a tick per request.
+    """
+    objective = parse_objective(entry["objective"])
+    best, bound = known["best"], known["bound"]
+    if best is None or bound is None:
+        return "open"
+
+    reconcile(instance, objective, (best, "best known"), (bound, "certificate"))
+    slack = 0.0 if objective.integral(instance) else rounding(evaluation, best) + 1e-12 * instance.n
+    return "closed" if _gain(objective, best, bound) <= slack else "open"
+
+
+def _gain(objective: Objective, known: float, value: float) -> float:
+    """Return by how much a value is better than a known one."""
+    return float(objective.signed(known) - objective.signed(value))
+
+
+def check(
+    file: str | Path,
+    *,
+    by: str = "anonymous",
+    method: str | None = None,
+    seconds: float | None = None,
+    threads: int | None = None,
+    folder: str | Path | None = None,
+) -> Answer:
+    """Say whether a schedule or a certificate is better than what the library has.
+
+    Parameters
+    ----------
+    file : str or Path
+        A schedule or a certificate, which names its instance by digest.
+    by, method : str, optional
+        Who found it, and how.
+    seconds : float, optional
+        The time that it took.
+    threads : int, optional
+        The number of threads that it took.
+    folder : path, optional
+        Another library's folder.
+
+    Returns
+    -------
+    Answer
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    UsageError
+        The file is for no instance of the library.
+    """
+    data, library = read_json(file), read_library(folder)
+    with Place(Path(file)):
+        kind = check_format(data, tuple(_KINDS))
+        if kind == "schedule":  # its columns may lie beside it
+            data = schedule_from_dict(data, folder=Path(file).parent).to_dict()
+
+    digest = data.get("instance_sha256")
+    names = [k for k, e in library["instances"].items() if e["instance_sha256"] == digest]
+    if not names:
+        raise UsageError(
+            f"{file}: instance_sha256: found {digest}; expected that of an instance of the library"
+        )
+
+    origin = {"by": by, "method": method, "seconds": seconds, "threads": threads}
+    return answer(names[0], library, data, origin, folder=folder)
+
+
+def answer(
+    name: str,
+    library: Mapping[str, Any],
+    data: dict[str, Any],
+    origin: Mapping[str, Any],
+    *,
+    folder: str | Path | None = None,
+) -> Answer:
+    """Say whether a file's content is better than what a library's entry has, if it has any."""
+    kind = str(data["format"]).removeprefix("optsched-")
+    (key, part), entry, instance = (
+        _KINDS[kind],
+        entry_of(name, library),
+        load(name, folder, library),
+    )
+    try:
+        value, evaluation = _value(instance, entry, kind, data)
+    except ViolationError as error:
+        return Answer(name, "not feasible", f"rule {error.rule}: {error}")
+
+    old = None if entry.get(key) is None else entry[key]["value"]
+    gain = 0.0 if old is None else _gain(parse_objective(entry["objective"]), old, value)
+    slack = rounding(evaluation, value) if evaluation and not instance.in_rounds else 0.0
+    if old is not None and (gain if evaluation else -gain) <= slack:
+        return Answer(name, "not better", f"{value} beside {old}", value, old)
+
+    content = json_text(data).encode()
+    packed = gzip.compress(content, mtime=0)
+    record = {"value": value, "file": f"{part}/{name}.json.gz"}
+    record |= {"sha256": hashlib.sha256(packed).hexdigest()}
+    record |= {"date": datetime.date.today().isoformat(), **origin}
+    new = {**entry, key: record}
+    known = {k: None if new.get(k) is None else new[k]["value"] for k in ("best", "bound")}
+    if evaluation is None:
+        evaluation = _known(instance, {**entry, "bound": None}, folder)[1]
+
+    new["status"] = _status(instance, new, evaluation, known)
+    words = f"{value}, the first"
+    if old is not None:
+        words = f"{value} beside {old}: better by {abs(gain):g}"
+
+    return Answer(name, "better", words, value, old, sealed(name, new, library), (key, content))
+
+
+def adopt(answer: Answer, folder: str | Path | None = None) -> None:
+    """Put a better schedule or certificate into the library: its file, and the line for it."""
+    data = read_library(folder)
+    check_output(library_folder(folder) / TABLE)
+    keep(answer, data, folder)
+    write_library(data, folder)
+
+
+def keep(answer: Answer, data: dict[str, Any], folder: str | Path | None = None) -> None:
+    """Write the file of a better one, and put its entry into what ``bks.json`` will hold."""
+    if answer.entry is None:
+        raise UsageError(f"library: found one that is {answer.verdict}; expected a better one")
+
+    key, content = answer.content
+    target = library_folder(folder) / answer.entry[key]["file"]
+    make_folder(target.parent)
+    write_bytes(content, target)
+    data["instances"][answer.instance] = answer.entry

@@ -1,0 +1,370 @@
+"""Score a policy on the library's instances, beside the score that no policy can have.
+
+For loops that evolve schedulers: the score is one number, it has a proved floor, equal runs give
+equal bytes, and a policy that hangs, eats memory or breaks a rule costs a row and not the loop.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optsched.analysis.library import load, read_library, select
+from optsched.costs.cost import CostModel, cost_for
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.consistency import reconcile
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import OptschedError, UsageError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.objective import parse_objective
+from optsched.problem.processes import Processes
+from optsched.problem.schedule import Schedule
+
+BASELINE = "fcfs"
+"""The policy whose values a score divides by."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A policy on an instance.
+
+    Attributes
+    ----------
+    instance, family : str
+    objective : str
+        The metric of the values, all of which are better if they are smaller.
+    value : float or None
+        The policy's value, as judged. None: it failed.
+    bound, best_known, fcfs : float
+        No schedule is below the bound; a schedule of the best known value exists.
+    failure : dict or None
+        What went wrong: ``error``, ``rule`` and ``request`` if a rule was broken, and
+        ``first_requests``: so many first requests of the instance show it already.
+    wall_s : float
+        Seconds that simulation and judgement took.
+    """
+
+    instance: str
+    family: str
+    objective: str
+    value: float | None
+    bound: float
+    best_known: float
+    fcfs: float
+    failure: dict[str, Any] | None = None
+    wall_s: float = 0.0
+
+    @property
+    def captured(self) -> tuple[float, float] | None:
+        """The interval of (fcfs - policy) / (fcfs - optimum), of which the optimum is not known.
+
+        The optimum lies between the bound and the best value known, the policy's own included. None
+        if the policy failed, or if the optimum may be fcfs's own value.
+        """
+        if self.value is None:
+            return None
+
+        least = self.fcfs - min(self.best_known, self.value)
+        if least <= 0:
+            return None
+
+        gained = self.fcfs - self.value
+        low, high = sorted((gained / (self.fcfs - self.bound), gained / least))
+        return low, high
+
+    @property
+    def captured_words(self) -> str:
+        """The interval `captured` in words."""
+        if self.captured is None:
+            return "-" if self.failure is None else "failed"
+
+        return "{:.1%} to {:.1%}".format(*self.captured)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What `score` found.
+
+    Attributes
+    ----------
+    policy : str
+    seed : int
+    release : str
+        The library's.
+    rows : tuple of Row
+    """
+
+    policy: str
+    seed: int
+    release: str
+    rows: tuple[Row, ...]
+
+    @property
+    def score(self) -> float | None:
+        """The geometric mean of the policy's values over those of fcfs. None: it failed once."""
+        values = [row.value for row in self.rows if row.value is not None]
+        return self._mean(values) if len(values) == len(self.rows) else None
+
+    @property
+    def floor(self) -> float:
+        """The score of the bounds. No policy is below it."""
+        return self._mean([row.bound for row in self.rows])
+
+    @property
+    def best_known(self) -> float:
+        """The score of the best known schedules."""
+        return self._mean([row.best_known for row in self.rows])
+
+    @property
+    def reached(self) -> float:
+        """The floor over the score: 1 is proved optimal, and 0 a policy that failed."""
+        return 0.0 if self.score is None else self.floor / self.score
+
+    def _mean(self, values: Sequence[float]) -> float:
+        pairs = zip(values, self.rows, strict=True)
+        return math.exp(math.fsum(math.log(v / row.fcfs) for v, row in pairs) / len(self.rows))
+
+    def to_dict(self, *, times: bool = False) -> dict[str, Any]:
+        """Return the JSON object of a score; equal runs give equal ones, but for times.
+
+        Parameters
+        ----------
+        times : bool
+            Whether it has the seconds of each run.
+        """
+        rows = []
+        for row in self.rows:
+            data = asdict(row)
+            if not times:
+                del data["wall_s"]
+
+            rows.append({**data, "captured": row.captured})
+
+        head: dict[str, Any] = {"format": "optsched-score", "version": 1, "policy": self.policy}
+        head |= {"seed": self.seed, "release": self.release}
+        head |= {"score": self.score, "floor": self.floor, "best_known": self.best_known}
+        head |= {"combined_score": self.reached, "failed": sum(r.value is None for r in self.rows)}
+        return {**head, "instances": rows}
+
+
+def score(
+    policy: str,
+    names: Sequence[str] = (),
+    *,
+    time_limit_s: float = 10.0,
+    memory_limit: int = 4 << 30,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    processes: Processes | None = None,
+) -> Score:
+    """Score a policy on instances of the library.
+
+    Parameters
+    ----------
+    policy : str
+        A specification, such as ``"mine.py:Mine"``. It is made and runs in a process of its own.
+    names : sequence of str
+        Families and instances. None named: all that have a bound, for one worker.
+    time_limit_s : float
+        Seconds for each instance.
+    memory_limit : int
+        Bytes that the process may use beyond what it begins with.
+    seed : int
+        Seed of policies that draw at random.
+    folder : path, optional
+        Another library's folder.
+    processes : Processes, optional
+        A pool that loops keep: its process has the instances and the compiled code ready, and
+        each score runs in a fork of it. By default one is started and ended.
+
+    Returns
+    -------
+    Score
+
+    Raises
+    ------
+    UsageError
+        There is nothing to score on, or the system cannot fork.
+    InputError
+        A name is unknown.
+    """
+    data = read_library(folder)
+    chosen = select(names, data)
+    bounded = [name for name in chosen if data["instances"][name].get("bound") is not None]
+    if names and len(bounded) < len(chosen):
+        without = next(name for name in chosen if name not in bounded)
+        raise UsageError(f"--library: found {without!r}, which has no bound; expected another one")
+    if not bounded or not hasattr(os, "fork"):
+        raise UsageError("score: expected an instance with a bound, and a system that can fork")
+
+    pool = processes or Processes()
+    try:
+        limits = time_limit_s, memory_limit
+        place = None if folder is None else str(folder)
+        stamped = [(name, data["instances"][name]["sha256"]) for name in bounded]
+        rows = pool.call(_in_forks, policy, stamped, seed, limits, place)
+    finally:
+        if processes is None:
+            pool.close()
+
+    return Score(policy, seed, data["release"], tuple(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """An instance, and the row of a policy that has not run on it yet."""
+
+    instance: Instance
+    cost: CostModel | None
+    row: Row
+
+    def judged(self, schedule: Schedule) -> float:
+        """Return a schedule's value. The policy's process is not asked for it."""
+        evaluation = evaluate(self.instance, schedule, self.cost)
+        objective = parse_objective(self.row.objective)
+        value = objective.of(evaluation)
+        if evaluation.workers > 1 or value is None:
+            raise ViolationError(f"workers: found {evaluation.workers}; expected 1", rule="workers")
+
+        reconcile(self.instance, objective, (value, "policy"), (self.row.bound, "library"))
+        return value
+
+
+@lru_cache(maxsize=256)
+def _prepared(name: str, folder: str | None, digest: str) -> _Task:
+    """Return an instance with what is known of it, and with the code compiled that policies use."""
+    entry = read_library(folder)["instances"][name]
+    instance = load(name, folder)
+    cost = None if instance.in_rounds else cost_for(instance, entry["cost_model"])
+    known = {"bound": entry["bound"]["value"], "best_known": entry["best"]["value"]}
+    empty = Row(name, entry["family"], entry["objective"], None, **known, fcfs=math.nan)
+    task = _Task(instance, cost, empty)
+    return replace(task, row=replace(empty, fcfs=task.judged(simulate(instance, BASELINE, cost))))
+
+
+def _in_forks(
+    policy: str,
+    names: Sequence[tuple[str, str]],
+    seed: int,
+    limits: tuple[float, int],
+    folder: str | None,
+) -> list[Row]:
+    """Return a policy's rows, from forks of this process, a new one after each that had to end."""
+    warnings.simplefilter("ignore")  # of ranges of cost models, and of forks beside threads
+    tasks = [_prepared(name, folder, digest) for name, digest in names]
+    rows: list[Row] = []
+    while len(rows) < len(tasks):
+        rows += _fork(policy, tasks[len(rows) :], seed, limits)
+
+    return rows
+
+
+def _fork(
+    policy: str, tasks: Sequence[_Task], seed: int, limits: tuple[float, int]
+) -> Iterator[Row]:
+    """Yield rows from a fork, and the failure for which it had to end, if any."""
+    ours, theirs = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            ours.close()
+            _run(policy, tasks, seed, limits, theirs)
+        finally:
+            os._exit(0)
+
+    theirs.close()
+    try:
+        for task in tasks:
+            failure: dict[str, Any] = {"error": f"no schedule within {limits[0]:g} s"}
+            ended = True
+            try:
+                if ours.poll(limits[0]):
+                    schedule, failure, wall_s = ours.recv()
+                    ended = False
+            except (EOFError, OSError, pickle.UnpicklingError):
+                failure = {"error": "its process ended without a schedule"}
+
+            if ended or failure:
+                yield replace(task.row, failure=failure)
+            else:
+                yield _row(task, schedule, wall_s)
+            if ended:
+                return
+    finally:
+        ours.close()
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+        os.waitpid(child, 0)
+
+
+def _row(task: _Task, schedule: Schedule, wall_s: float) -> Row:
+    try:
+        return replace(task.row, value=task.judged(schedule), wall_s=wall_s)
+    except OptschedError as error:
+        return replace(task.row, failure=_words(error))
+
+
+def _run(
+    policy: str, tasks: Sequence[_Task], seed: int, limits: tuple[float, int], answers: Connection
+) -> None:
+    """Run a policy in a fork, and send a schedule or a failure for each instance."""
+    import resource
+
+    with suppress(OSError, ValueError):  # no /proc, or a lower limit is set already
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + limits[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    for task in tasks:
+        began = time.perf_counter()
+        schedule, failure = None, _failure(task, policy, seed)
+        if isinstance(failure, Schedule):
+            schedule, failure = failure, None
+        else:
+            until = began + 0.8 * limits[0]
+            failure["first_requests"] = _fewest(task, policy, seed, failure, until)
+
+        answers.send((schedule, failure, time.perf_counter() - began))
+
+
+def _failure(task: _Task, policy: str, seed: int) -> Any:
+    """Return the schedule of a policy, or what went wrong."""
+    try:
+        return simulate(task.instance, policy, task.cost, seed=seed)
+    except BaseException as error:  # a policy may even raise SystemExit
+        return _words(error)
+
+
+def _fewest(
+    task: _Task, policy: str, seed: int, failure: Mapping[str, Any], until: float
+) -> int | None:
+    """Return a number of first requests, a power of two or all, that show a failure."""
+    count = 1
+    while count < task.instance.n and time.perf_counter() < until:
+        part = replace(task, instance=task.instance.subset(np.arange(count)))
+        found = _failure(part, policy, seed)
+        if isinstance(found, dict) and found["kind"] == failure["kind"]:
+            return count
+
+        count *= 2
+
+    return task.instance.n
+
+
+def _words(error: BaseException) -> dict[str, Any]:
+    words = {"kind": type(error).__name__, "error": " ".join(str(error).split())}
+    return words | {k: getattr(error, k, None) for k in ("rule", "request")}

@@ -1,0 +1,227 @@
+"""``library``: instances with their best known schedules and bounds; and ``score``, the referee."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from optsched.cli.options import (
+    ABOVE_0,
+    ARGUMENT,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    Seed,
+    check_outputs,
+    command,
+)
+from optsched.cli.output import LiveLine, emit_json, number, show_table, tell
+
+app = typer.Typer(
+    help="The library of instances with best known schedules and bounds, for all to beat.",
+    no_args_is_help=False,
+)
+_HEADERS = ("instance", "family", "objective", "requests", "best known", "bound", "gap", "status")
+
+
+@app.command("list")
+@command
+def list_library(folder: str | None = None, json_out: str | None = None) -> None:
+    """List the instances with their best known values and bounds.
+
+    Parameters:
+      folder DIR: Another library's folder.
+    """
+    from optsched.analysis.library import gap
+    from optsched.files.library import read_library
+
+    check_outputs(json_out)
+    data = read_library(folder)
+    if emit_json(data, json_out):
+        return
+
+    rows = []
+    for name, entry in data["instances"].items():
+        bound = None if entry.get("bound") is None else entry["bound"]["value"]
+        share = gap(entry)
+        what = [entry["family"], entry["objective"], entry["requests"]]
+        values = [number(entry["best"]["value"]), None if bound is None else number(bound)]
+        rows.append(
+            [name, *what, *values, None if share is None else f"{share:.2%}", entry["status"]]
+        )
+
+    show_table(_HEADERS, rows, text_columns=(0, 1, 2, 7), drop=("requests", "objective"))
+    still = sum(entry["status"] == "open" for entry in data["instances"].values())
+    print(f"\nrelease {data['release']}: {len(rows)} instances, {still} of them open")
+
+
+@app.command()
+@command
+def show(name: str, folder: str | None = None) -> None:
+    """Show what is known of an instance.
+
+    Parameters:
+      name NAME: The instance, as `optsched library list` names it.
+      folder DIR: Another library's folder.
+    """
+    from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
+
+    bare = name.removeprefix(PREFIX)
+    entry = entry_of(name, read_library(folder))
+    print(f"{bare} ({entry['family']}): {entry['purpose']}\n")
+    print(f"file: {instance_file(bare, folder)}")
+    for key in ("source", "objective", "cost_model", "workers", "requests", "instance_sha256"):
+        if entry.get(key) is not None:
+            print(f"{key}: {entry[key]}")
+
+    for key in ("best", "bound"):
+        record = entry.get(key)
+        if record is None:
+            print(f"{key}: none")
+            continue
+
+        took = "" if record["seconds"] is None else f", {record['seconds']:g} s"
+        print(
+            f"{key}: {record['value']} ({record['date']}, {record['by']}, {record['method']}{took})"
+        )
+        print(f"  in {library_folder(folder) / record['file']}")
+
+    print(f"status: {entry['status']}")
+
+
+@app.command()
+@command
+def verify(
+    names: Annotated[list[str] | None, ARGUMENT] = None,
+    folder: str | None = None,
+    jobs: Annotated[int | None, AT_LEAST_1] = None,
+) -> None:
+    """Replay every schedule and check every certificate, without a solver.
+
+    The exit status is 5 if anything is not as the library says.
+
+    Parameters:
+      names NAME: Instances or families (repeatable). By default all are verified.
+      folder DIR: Another library's folder.
+      jobs N: How many processes to use. By default as many as there are cores.
+    """
+    from optsched.analysis import library
+
+    chosen = library.select(names or [], library.read_library(folder))
+    with LiveLine() as line:
+        wrong = library.verify(
+            names or [],
+            folder=folder,
+            jobs=jobs,
+            progress=lambda done, of: line.show(f"{done} of {of} verified"),
+        )
+
+    for name, words in wrong.items():
+        tell(f"{name}: {words}")
+
+    print(f"{len(chosen)} instances: {len(wrong)} failures")
+    if wrong:
+        raise typer.Exit(5)
+
+
+@app.command()
+@command
+def check(
+    files: list[str],
+    by: str = "anonymous",
+    method: str | None = None,
+    seconds: Annotated[float | None, AT_LEAST_0] = None,
+    threads: Annotated[int | None, AT_LEAST_1] = None,
+    write: bool = False,
+    folder: str | None = None,
+) -> None:
+    """Say whether schedules or certificates are better than what the library has.
+
+    The answer is better (with the line to put into bks.json), not better, or not feasible (with the
+    rule that is broken); for the last the exit status is 5.
+
+    Parameters:
+      files FILE: Schedules or certificates, which name their instance by its digest.
+      by NAME: Who found them.
+      method TEXT: How they were found.
+      seconds S: The time that it took.
+      threads N: The number of threads that it took.
+      write: Put what is better into the library: the file, and the line of bks.json.
+      folder DIR: Another library's folder.
+    """
+    from optsched.analysis import library
+
+    failed = False
+    for file in files:
+        answer = library.check(
+            file, by=by, method=method, seconds=seconds, threads=threads, folder=folder
+        )
+        print(f"{file}: {answer.instance}: {answer.verdict}: {answer.words}")
+        failed |= answer.verdict == "not feasible"
+        if answer.line is None:
+            continue
+
+        if write:
+            library.adopt(answer, folder)
+            print(f"it is in {library.library_folder(folder)} now")
+        else:
+            print(f"the line for bks.json (--write puts it there):\n    {answer.line}")
+
+    if failed:
+        raise typer.Exit(5)
+
+
+def score(
+    policy: str,
+    families: list[str] | None = None,
+    time_limit: Annotated[float, ABOVE_0] = 10.0,
+    memory_limit: str = "4GiB",
+    seed: Seed = 0,
+    times: bool = False,
+    folder: str | None = None,
+    json_out: str | None = None,
+) -> None:
+    """Score a policy on the library, beside the score that no policy can have.
+
+    The policy runs in a process of its own, under limits on time and memory. The score is the
+    geometric mean of its values over those of fcfs, and the floor is that of the bounds.
+
+    Parameters:
+      policy POLICY: The policy: a name, or my_policy.py:Class.
+      families --library NAME: A family or an instance of the library (repeatable). By default all
+        with a bound.
+      time_limit S: The time limit in seconds for each instance.
+      memory_limit SIZE: The max memory of the policy's process, such as 4GiB.
+      times: Write the seconds of each run into the JSON, which then differs from run to run.
+      folder DIR: Another library's folder.
+    """
+    from optsched.analysis.score import score as run
+    from optsched.problem.processes import memory_bytes
+
+    check_outputs(json_out)
+    found = run(
+        policy,
+        families or [],
+        time_limit_s=time_limit,
+        memory_limit=memory_bytes(memory_limit),
+        seed=seed,
+        folder=folder,
+    )
+    if emit_json(found.to_dict(times=times), json_out):
+        return
+
+    rows = [
+        (row.instance, row.value, row.fcfs, row.best_known, row.bound, row.captured_words)
+        for row in found.rows
+    ]
+    headers = ("instance", "value", "fcfs", "best known", "bound", "of the headroom")
+    show_table(headers, rows, text_columns=(0, 5))
+    for row in found.rows:
+        if row.failure is not None:
+            tell(f"{row.instance}: {row.failure['error']}")
+
+    value = "none, since it failed" if found.score is None else f"{found.score:.4f}"
+    print(f"\nscore {value}; fcfs 1, best known {found.best_known:.4f}, floor {found.floor:.4f}")
+    if found.score is not None:
+        above = found.score / found.floor - 1
+        print(f"no policy is below the floor; this one is {above:.1%} above it")
