@@ -31,7 +31,7 @@ import time
 
 import numpy as np
 
-from optsched.bounds.base import ANY_INSTANCE, PREFIX, WHOLE_BLOCKS
+from optsched.bounds.base import PREFIX, WHOLE_BLOCKS
 from optsched.costs.batch import fixed_ms
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -103,6 +103,6 @@ _HORN = Method(
     solve_horn,
     ("tel", "mean_ttft"),
     CHUNKS,
-    features=(ANY_INSTANCE | MODELLED | PREFIX | WHOLE_BLOCKS) - {"arrivals"},
+    features=MODELLED | PREFIX | WHOLE_BLOCKS,
 )
 METHODS = {"infermax": {"horn": _HORN}}
