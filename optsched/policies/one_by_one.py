@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import ClassVar, Literal, NamedTuple, get_args
@@ -42,6 +42,7 @@ from optsched.problem.schedule import Schedule, from_batches
 
 By = Literal["horn", "prefix", "uncached", "prompt", "arrival"]
 """Whom the machine serves next."""
+_FINDING = ("prefix", "uncached")
 
 
 class Price(NamedTuple):
@@ -99,8 +100,8 @@ def lacks_room(instance: Instance) -> str | None:
 class Cache:
     """The blocks that have been computed; of each request's sequence they are the first ones.
 
-    `first` and `above` are those of `Prefixes`, `claimable` the blocks that a request can claim at
-    most, and `shared` those of them that another request has, too.
+    `claimable` is how many blocks a request can claim at most, and `shared` how many of them some
+    other request has, too. A name is an owner and a depth (`optsched.problem.prefixes`).
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -123,6 +124,10 @@ class Cache:
 
             owner = self.above[owner]
 
+    def name(self, i: int, blocks: int) -> tuple[int, int]:
+        """Return the name of the last of a request's first blocks; none has the owner -1."""
+        return next(((owner, high) for owner, _, high in self.parts(i, blocks)), (-1, 0))
+
     def hit(self, i: int) -> int:
         """Return how many blocks a request can claim."""
         for owner, low, high in self.parts(i, self.claimable[i]):
@@ -133,13 +138,11 @@ class Cache:
 
     def add(self, i: int, blocks: int) -> list[int]:
         """Note that a request's first blocks are computed, and return owners of new ones."""
-        grown = []
-        for owner, _, high in self.parts(i, blocks):
-            if self.known[owner] < high:
-                self.known[owner] = high
-                grown.append(owner)
+        grown = {o: high for o, _, high in self.parts(i, blocks) if self.known[o] < high}
+        for owner, high in grown.items():
+            self.known[owner] = high
 
-        return grown
+        return list(grown)
 
 
 class Jobs(NamedTuple):
@@ -150,63 +153,59 @@ class Jobs(NamedTuple):
     request: list[int]
 
 
-def jobs_of(
-    cache: Cache, who: Iterable[int], price: Price, free: frozenset[tuple[int, int]] = frozenset()
-) -> Jobs:
+class Chains:
+    """The blocks that requests share, cut into chains: all of a chain have the same users.
+
+    Chains are in the order of a tree. `before` is the chain before each or -1, `low` and `high` its
+    first and last depth, and `end` the chain on which each request hangs or -1. The blocks whose
+    names are ``free`` are chains of their own that take no time.
+    """
+
+    def __init__(self, cache: Cache, free: frozenset[tuple[int, int]] = frozenset()) -> None:
+        n = len(cache.prompt)
+        ends = [cache.name(i, cache.shared[i]) for i in range(n)]
+        hangs = [cache.name(i, cache.first[i]) for i in range(n)]
+        cuts = {*ends, *hangs, *((owner, d) for owner, depth in free for d in (depth - 1, depth))}
+        self.names = sorted((o, d) for o, d in cuts if o >= 0 and d > cache.first[o])
+        place = {name: k for k, name in enumerate(self.names)}
+        self.end = [place.get(name, -1) for name in ends]
+        self.before, self.low, self.free = list[int](), list[int](), free
+
+        for k, (owner, _) in enumerate(self.names):
+            follows = k > 0 and self.names[k - 1][0] == owner
+            self.before.append(k - 1 if follows else place.get(hangs[owner], -1))
+            self.low.append(self.names[k - 1][1] if follows else cache.first[owner])
+
+
+def jobs_of(cache: Cache, chains: Chains, who: Iterable[int], price: Price) -> Jobs:
     """Return the jobs of some requests: blocks that are not computed yet, and the requests.
 
-    Blocks in a row with the same users are one job. A request's job has what is behind the blocks
-    that it shares, and what the claim of these costs. The blocks of an owner before each depth in
-    ``free`` take no time.
+    A chain is one job. A request's job has what is behind the blocks that it shares, and what the
+    claim of these costs.
     """
-    cuts: dict[int, set[int]] = defaultdict(set)
-    ends = {}
-
-    def cut(i: int, blocks: int) -> tuple[int, int] | None:
-        """Cut the path of a request, and return the owner and the depth of its last block."""
-        for owner, _, high in cache.parts(i, blocks):
-            if owner not in cuts:
-                heappush(owners, -owner)
-
-            cuts[owner].add(high)
-            return owner, high
-
-        return None
-
-    owners: list[int] = []
+    used, who = set[int](), list(who)
     for i in who:
-        ends[i] = cut(i, cache.shared[i])
+        k = chains.end[i]
+        while k >= 0 and k not in used:
+            used.add(k)
+            k = chains.before[k]
 
-    for owner, depth in free:
-        if owner in cuts:
-            cuts[owner] |= {d for d in (depth - 1, depth) if cache.first[owner] < d}
+    jobs, place = Jobs([], [], []), {-1: -1}
+    for k in sorted(used):
+        owner, high = chains.names[k]
+        new = max(chains.low[k], min(cache.known[owner], high))
+        seconds = price.work(new * cache.block, high * cache.block)
+        seconds -= price.kv * (high - new) * cache.block
+        place[k] = len(jobs.before)
+        jobs.before.append(place[chains.before[k]])
+        jobs.seconds.append(0.0 if (owner, high) in chains.free else max(seconds, 0.0))
+        jobs.request.append(-1)
 
-    # An owner's blocks hang on those above it, whose owner comes earlier.
-    hangs, done = dict[int, tuple[int, int] | None](), list[int]()
-    while owners:
-        owner = -heappop(owners)
-        done.append(owner)
-        hangs[owner] = cut(owner, cache.first[owner])
-
-    jobs, places = Jobs([], [], []), dict[tuple[int, int], int]()
-    for owner in reversed(done):
-        on = hangs[owner]
-        before, low = -1 if on is None else places[on], cache.first[owner]
-        for high in sorted(cuts[owner]):
-            new = max(low, min(cache.known[owner], high))
-            seconds = price.work(new * cache.block, high * cache.block)
-            seconds -= price.kv * (high - new) * cache.block
-            jobs.before.append(before)
-            jobs.seconds.append(0.0 if (owner, high) in free else max(seconds, 0.0))
-            jobs.request.append(-1)
-            before = places[owner, high] = len(jobs.before) - 1
-            low = high
-
-    for i, end in ends.items():
+    for i in who:
         claimed = cache.shared[i] * cache.block
-        jobs.before.append(-1 if end is None else places[end])
-        own = price.work(claimed, cache.prompt[i])
-        jobs.seconds.append(own + price.kv * claimed + price.request)
+        jobs.before.append(place[chains.end[i]])
+        own = price.work(claimed, cache.prompt[i]) + price.kv * claimed
+        jobs.seconds.append(own + price.request)
         jobs.request.append(i)
 
     return jobs
@@ -299,11 +298,12 @@ class OneByOne(Runner):
         instance, cache = job.instance, Cache(job.instance)
         release, outputs = instance.release.tolist(), instance.output_tokens.tolist()
         coming = np.lexsort((np.arange(instance.n), instance.release)).tolist()
-        line, now = _Line(cache, self.by, price_of(job.cost), coming), 0.0
+        line, now, arrived = _Line(cache, self.by, price_of(job.cost), coming), 0.0, 0
         limits = instance.limits
-        most = min(limits.max_batch_tokens or MAX_TOKENS, limits.max_prefill_tokens or MAX_TOKENS)
-        request, tokens, reused = list[int](), list[int](), list[int]()
-        arrived = 0
+        longest = min(
+            limits.max_batch_tokens or MAX_TOKENS, limits.max_prefill_tokens or MAX_TOKENS
+        )
+        rows: list[tuple[int, int, int]] = []
 
         for done in range(instance.n):
             job.budget.check(f"policy {job.name!r} ran")
@@ -312,25 +312,19 @@ class OneByOne(Runner):
                 arrived += 1
 
             i = line.next(arrived)
-            found = cache.hit(i) * cache.block
-            whole = cache.prompt[i]
-            pieces = [min(most, whole - at) for at in range(found, whole, most)]
-            chunks = [*pieces, *[1] * (outputs[i] - 1)]
-            cached = found
-            for k, c in enumerate(chunks):
-                sums = (
-                    add_prefill(EMPTY, c, cached) if k < len(pieces) else add_decode(EMPTY, cached)
-                )
+            claimed = cached = cache.hit(i) * cache.block
+            while cached < cache.prompt[i] + outputs[i] - 1:
+                c = min(longest, cache.prompt[i] - cached)
+                sums = add_prefill(EMPTY, c, cached) if c > 0 else add_decode(EMPTY, cached)
+                rows.append((i, max(c, 1), claimed))
                 now += batch_time(job.cost.array, sums)
-                cached += c
+                cached, claimed = cached + max(c, 1), 0
 
-            request += [i] * len(chunks)
-            tokens += chunks
-            reused += [found, *[0] * (len(chunks) - 1)]
             line.computed(cache.add(i, cached // cache.block))
 
+        request, tokens, reused = np.array(rows, dtype=np.int64).T
         return from_batches(
-            np.arange(len(request) + 1),
+            np.arange(len(rows) + 1),
             request,
             tokens,
             reused=None if instance.prefixes is None else reused,
@@ -340,54 +334,45 @@ class OneByOne(Runner):
 
 
 class _Line:
-    """The requests that wait, in an order that changes with the cache and with new ones."""
+    """The requests that wait, with a key that changes with the cache and with new ones."""
 
-    def __init__(self, cache: Cache, by: By, price: Price, coming: Sequence[int]) -> None:
+    def __init__(self, cache: Cache, by: By, price: Price, coming: list[int]) -> None:
         self.cache, self.by, self.price, self.coming = cache, by, price, coming
-        self.place = {i: k for k, i in enumerate(coming)}
-        self.here, self.waiting = 0, set[int]()
-        self.order: list[int] = []  # of horn, the next one last
-        self.heap: list[tuple[int, int]] = []
-        self.users: dict[int, list[int]] = defaultdict(list)  # of an owner's blocks
+        self.place = np.argsort(coming)
+        self.key = np.full(len(coming), np.inf)  # of those that wait, in the order of arrival
+        self.here, self.users = 0, defaultdict[int, list[int]](list)  # of an owner's blocks
+        if by == "horn":
+            self.chains = Chains(cache)
 
-    def key(self, i: int) -> int:
-        if self.by == "prefix":
-            return -self.cache.hit(i)
-        if self.by == "uncached":
-            return self.cache.prompt[i] - self.cache.block * self.cache.hit(i)
-
-        return self.cache.prompt[i] if self.by == "prompt" else 0
+    def rank(self, i: int) -> None:
+        found = self.cache.hit(i) * self.cache.block if self.by in _FINDING else 0
+        alone = self.cache.prompt[i] if self.by in ("prompt", "uncached") else 0
+        self.key[self.place[i]] = alone - found
 
     def next(self, arrived: int) -> int:
         """Return whom the machine serves next, when so many have arrived."""
-        fresh = self.coming[self.here : arrived]
-        self.here = arrived
-        self.waiting.update(fresh)
-        if self.by == "horn":
-            if fresh:
-                who = sorted(self.waiting, key=self.place.__getitem__)
-                self.order = horn(jobs_of(self.cache, who, self.price))[0][::-1]
-
-            self.waiting.remove(i := self.order.pop())
-            return i
-
-        for i in fresh:
-            heappush(self.heap, (self.key(i), self.place[i]))
-            if self.by in ("prefix", "uncached"):
+        fresh, self.here = self.coming[self.here : arrived], arrived
+        if self.by == "horn" and fresh:
+            self.key[arrived - len(fresh) : arrived] = 0
+            waiting = [self.coming[k] for k in np.flatnonzero(self.key[:arrived] < np.inf)]
+            order, _ = horn(jobs_of(self.cache, self.chains, waiting, self.price))
+            self.key[self.place[order]] = np.arange(len(order))
+        elif self.by != "horn":
+            for i in fresh:
+                self.rank(i)
                 for owner, _, _ in self.cache.parts(i, self.cache.shared[i]):
                     self.users[owner].append(i)
 
-        while True:
-            key, place = heappop(self.heap)
-            i = self.coming[place]
-            if i in self.waiting and key == self.key(i):
-                self.waiting.remove(i)
-                return i
+        first = int(np.argmin(self.key[:arrived]))
+        self.key[first] = np.inf
+        return self.coming[first]
 
-    def computed(self, owners: Sequence[int]) -> None:
+    def computed(self, owners: Iterable[int]) -> None:
         """Rank those anew who share blocks of owners that have been computed."""
-        for i in {i for owner in owners for i in self.users.get(owner, ()) if i in self.waiting}:
-            heappush(self.heap, (self.key(i), self.place[i]))
+        if self.by in _FINDING:
+            for i in {i for owner in owners for i in self.users[owner]}:
+                if self.key[self.place[i]] < np.inf:
+                    self.rank(i)
 
 
 @policy("horn", "prefills one by one in Horn's order, best if all are there; every block is kept")

@@ -39,7 +39,15 @@ from optsched.optimize.formulations.batches.problem import CHUNKS, MODELLED
 from optsched.optimize.interval import judge
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
-from optsched.policies.one_by_one import Cache, OneByOne, horn, jobs_of, lacks_room, price_of
+from optsched.policies.one_by_one import (
+    Cache,
+    Chains,
+    OneByOne,
+    horn,
+    jobs_of,
+    lacks_room,
+    price_of,
+)
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
@@ -49,23 +57,20 @@ def horn_bound(task: Task) -> float:
     instance, cost = task.instance, task.cost_model
     assert isinstance(cost, BatchCost)
     cache = Cache(instance)
-    _, total = horn(jobs_of(cache, range(instance.n), price_of(cost), _computed_anyway(cache)))
+    chains = Chains(
+        cache,
+        frozenset(
+            cache.name(i, s // cache.block)
+            for i, s in enumerate(cache.prompt)
+            if s % cache.block == 0
+        ),
+    )
+    _, total = horn(jobs_of(cache, chains, range(instance.n), price_of(cost)))
     seats = instance.limits.max_running or instance.n
     batches = np.arange(1, instance.n + 1)
     fixed = fixed_ms(cost.array, decodes=False, prefills=True) * cost.layers / 1000.0
 
     return total + fixed * float((-(-batches // seats)).sum())
-
-
-def _computed_anyway(cache: Cache) -> frozenset[tuple[int, int]]:
-    """Return the owner and the depth of blocks with which prompts end."""
-    ends = set[tuple[int, int]]()
-    for i, prompt in enumerate(cache.prompt):
-        if prompt % cache.block == 0:
-            owner, _, depth = next(cache.parts(i, prompt // cache.block))
-            ends.add((owner, depth))
-
-    return frozenset(ends)
 
 
 def check_prefills(instance: Instance) -> None:
