@@ -149,7 +149,9 @@ class ReadableVllm:
         self.waiting: list[int] = []
         self.known: set[int] = set()
         self.steps, self.bound = 0, False
-        self.end = 0.0
+        self.end, self.prefilled = 0.0, 0
+        self.by_turn: list[int] = []  # requests in line, whatever they find
+        self.begun: dict[int, int] = {}  # tokens that were prefilled before they began to wait
         caches = policy.prefix_caching and instance.prefixes is not None
         self.cache = ReadableCache(policy, instance) if caches else None
 
@@ -168,6 +170,8 @@ class ReadableVllm:
             if i not in self.known:
                 self.known.add(i)
                 self.waiting.append(i)
+                self.by_turn.append(i)
+                self.begun[i] = self.prefilled
         threshold = own.long_prefill_token_threshold
         if not view.chunked or len(self.running) + len(self.waiting) == 1:
             threshold = 0
@@ -182,11 +186,40 @@ class ReadableVllm:
             and any(view.decoding[i] for i in self.running)
         )
         self.steps += 1
+        if self.cache is not None and own.policy not in ("fcfs", "priority"):
+            self._sort(view)
         self._serve_running(view)
         if not self.lost:
             self._admit(view)
         self._note_end(view)
         return Batch(self.tokens, self.lost, reused=self.reused)
+
+    def _sort(self, view: View) -> None:
+        """Sort the line by what each request would find now, as SGLang does."""
+        cache, keys, ahead = self.cache, {}, set()
+        line = [i for i in self.by_turn if i in self.waiting]
+        if len(line) > 128 and self.own.policy != "shortest-prefill-first":
+            self.waiting = line
+            return
+        for i in line:
+            size = int(view.prompt_tokens[i] + view.generated[i])
+            found = len(cache.find(i, size)) * cache.block
+            prompt = int(view.prompt_tokens[i])
+            if self.own.policy == "lpm":
+                key = -found
+            elif self.own.policy == "shortest-prefill-first":
+                key = size - found
+            elif found >= prompt:
+                key = -float("inf")
+            else:
+                key = -(self.prefilled - self.begun[i]) / (prompt - found)
+            first = -(-32 // cache.block) * cache.block
+            late = False
+            if found <= 32 and size >= first:
+                late = tuple(cache.sequences[i][:first]) in ahead
+                ahead.add(tuple(cache.sequences[i][:first]))
+            keys[i] = (late, key)
+        self.waiting = sorted(line, key=keys.__getitem__)
 
     def _note_end(self, view: View) -> None:
         """Note when the batch ends."""
@@ -195,6 +228,7 @@ class ReadableVllm:
             m = self.reused.get(i, 0) if i not in view.running else int(view.cached[i])
             prefills = i not in view.running or not view.decoding[i]
             sums = add_prefill(sums, c, m) if prefills else add_decode(sums, m)
+            self.prefilled += c if prefills else 0
         self.end = view.now + (batch_time(self.cost.array, sums) if self.tokens else 0)
 
     def _share(self, view: View, i: int, size: int, decoding: bool) -> int:
@@ -253,6 +287,9 @@ class ReadableVllm:
                 self.tokens.pop(victim, None)
                 self.lost.append(victim)
                 self.waiting.insert(0, victim)
+                self.by_turn.remove(victim)
+                self.by_turn.insert(0, victim)
+                self.begun[victim] = self.prefilled
                 if victim == i:
                     return
             if self.cache is not None:

@@ -24,6 +24,9 @@ RULES = (
     {"eviction": "ttl", "ttl": 5.0},
     {"eviction": "t-lru", "tail_tokens": 3},
     {"merge_blocks": True},
+    {"policy": "lpm", "priority": "arrival"},
+    {"policy": "shortest-prefill-first", "priority": "arrival", "merge_blocks": True},
+    {"policy": "hrrn", "priority": "arrival"},
 )
 
 

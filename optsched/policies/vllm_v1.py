@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
 Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
+Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn"]
+"""Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached."""
+
 Eviction = Literal["lru", "next-use", "ttl", "t-lru"]
 """Which idle block of the prefix cache is taken away first."""
 
@@ -62,7 +65,7 @@ class VllmV1(Runner):
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
     prefill_schedule_interval: int = 1
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Queue = "fcfs"
     priority: Priority = "arrival"
     prefix_caching: bool = True
     eviction: Eviction = "lru"
@@ -79,17 +82,13 @@ class VllmV1(Runner):
 
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark: found {self.watermark!r}; expected 0 <= watermark < 1")
-        if self.policy not in ("fcfs", "priority"):
-            raise InputError(f"policy: found {self.policy!r}; expected fcfs or priority")
+        for name, names in (("policy", Queue), ("priority", Priority), ("eviction", Eviction)):
+            if (value := getattr(self, name)) not in get_args(names):
+                expected = ", ".join(get_args(names))
+                raise InputError(f"{name}: found {value!r}; expected one of {expected}")
 
-        wrong = f"priority: found {self.priority!r}; expected"
-        if self.priority not in get_args(Priority):
-            raise InputError(f"{wrong} one of {', '.join(get_args(Priority))}")
-        if self.policy == "fcfs" and self.priority != "arrival":
-            raise InputError(f"{wrong} it with policy=priority")
-        if self.eviction not in get_args(Eviction):
-            names = ", ".join(get_args(Eviction))
-            raise InputError(f"eviction: found {self.eviction!r}; expected one of {names}")
+        if self.policy != "priority" and self.priority != "arrival":
+            raise InputError(f"priority: found {self.priority!r}; expected it with policy=priority")
 
         for name, rule in (("ttl", "ttl"), ("tail_tokens", "t-lru")):
             value = getattr(self, name)
@@ -121,11 +120,11 @@ class VllmV1(Runner):
             int(self.watermark * all_blocks) * instance.kv_block_tokens,
             self.scheduler_reserve_full_isl,
             self.prefill_schedule_interval,
-            self.policy == "priority",
+            get_args(Queue).index(self.policy),
         )
         lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        caches: list[blocks.Cache | None] = [None] * workers
+        caches: list[blocks.Store] = [None] * workers
         if self.prefix_caching and instance.prefixes is not None:
             rule = (self.eviction, self.ttl, self.tail_tokens)
             seats = settings.limits.max_running

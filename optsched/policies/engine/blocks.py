@@ -81,6 +81,11 @@ class Cache(NamedTuple):
     ranked: Ints  # requests by rank
     later: Smalls  # rank of the next user of a request's block, from ``begin`` on
     begin: Ints
+    leader: Smalls  # by name, room to note who computes a block for all that wait for it
+
+
+Store = Cache | None
+"""A cache, or None where nothing is cached."""
 
 
 def caches_of(
@@ -98,7 +103,7 @@ def caches_of(
     size = max(1, min(instance.kv_capacity // block, all_blocks))
     longest = max(1, int(prefixes.blocks.max()))
     seats, foreseen = min(n, seats), eviction == "next-use"
-    needed = workers * (48 * size + 4 * prefixes.distinct_blocks + 4 * seats * longest)
+    needed = workers * (48 * size + 12 * prefixes.distinct_blocks + 4 * seats * longest)
     needed += 4 * all_blocks * foreseen
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
     own = prefixes.blocks - prefixes.first
@@ -126,7 +131,7 @@ def caches_of(
         found.append(
             Cache(
                 block, merge or foreseen, ttl, least, *tree, copies, size, lines, holder, table,
-                names.copy(), noted.copy(), ranked, later, begin,
+                names.copy(), noted.copy(), ranked, later, begin, np.empty_like(holder),
             )
         )  # fmt: skip
 
@@ -159,6 +164,13 @@ def _name(cache: Cache, i: int, low: int, high: int) -> None:
             node = cache.above[node]
 
         cache.names[d] = cache.place[node] + d
+
+
+@njit(allocates=False)
+def name_of(cache: Cache, i: int, d: int) -> int:
+    """Return the name of request i's block d."""
+    _name(cache, i, d, d + 1)
+    return int(cache.names[d])
 
 
 @njit(allocates=False)

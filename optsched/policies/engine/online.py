@@ -248,17 +248,12 @@ class _Loop(Fleet):
                     f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
                 )
 
-        gone = set(batch.evict)
-        for i in batch.reused:
-            if self.job.problem.prefixes is None or i not in batch.tokens:
+        free = {*self.waiting, *batch.evict} if self.job.problem.prefixes is not None else set()
+        for i, r in batch.reused.items():
+            if i not in batch.tokens or i not in free:
                 raise PolicyError(
-                    f"{self.where()}: request {i!r}: found a claim of cached tokens; expected one "
-                    "of a request in the batch, and an instance with shared prefixes"
-                )
-            if self.cached[i] > 0 and i not in gone:
-                raise PolicyError(
-                    f"{self.where()}: request {i}: found a claim and {self.cached[i]} tokens "
-                    "cached; expected a claim of a request that holds no KV"
+                    f"{self.where()}: request {i!r}: found a claim of {r!r} cached tokens; "
+                    "expected one of a request in the batch that holds no KV and may share prefixes"
                 )
 
     def evict(self, requests: Sequence[int]) -> None:

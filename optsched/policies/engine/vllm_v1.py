@@ -18,7 +18,7 @@ from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_pr
 from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common
-from optsched.policies.engine.blocks import Cache
+from optsched.policies.engine.blocks import Cache, Store
 from optsched.policies.engine.common import (
     REQUEST,
     REUSED,
@@ -37,6 +37,8 @@ REQUEST_FIELDS = (
     ("reused", np.int64),  # and that it finds in the cache
     ("row", np.int64),  # of the cache's table, while it runs; or -1
     ("rank", np.int64),  # by release
+    ("mates", np.int64),  # name of a block that it computes and others may wait for, or -1
+    ("begun", np.int64),  # prefill tokens that were processed before it began to wait
 )
 
 STATE_FIELDS = (
@@ -52,7 +54,19 @@ STATE_FIELDS = (
     ("threshold", np.int64),  # max tokens of a request in the step; 0: no limit
     ("defer", np.bool_),  # whether prefills wait for a later step
     ("bound", np.bool_),  # requests were left waiting when prefills were last scheduled
+    ("prefilled", np.int64),  # tokens of prefills so far
 )
+
+
+FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN = range(5)
+"""Orders of waiting requests. The last three go by what each would find in the cache."""
+
+MAX_MATCHED = 128
+"""With more waiting requests than this, SGLang's ``lpm`` and ``hrrn`` are first come, first served.
+"""
+MIN_SHARED = 32
+"""Of the requests that find no more than this in the cache and share as much with one another, only
+the first is not put back."""
 
 
 class Settings(NamedTuple):
@@ -65,16 +79,17 @@ class Settings(NamedTuple):
     watermark: int  # KV tokens
     reserve: bool
     interval: int
-    by_priority: bool
+    order: int
 
 
 @njit(allocates=False)
 def _wait(
-    requests: Records, s: np.record, heap: Ints, i: int, back: bool, by_priority: bool
+    requests: Records, s: np.record, heap: Ints, i: int, back: bool, settings: Settings
 ) -> None:
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
-    if by_priority:
+    r.begun = s.prefilled
+    if settings.order == BY_PRIORITY:
         r.place = r.priority
     elif back:
         s.line += 1
@@ -84,6 +99,44 @@ def _wait(
         r.place = s.front
 
     push(requests, heap, s, i)
+
+
+@njit(allocates=False)
+def _sort(requests: Records, s: np.record, heap: Ints, order: int, cache: Cache) -> None:
+    """Sort waiting requests by what each would find now, as SGLang does before every batch."""
+    size, deep = s.waiting, -(-MIN_SHARED // cache.block)
+    exact = size <= MAX_MATCHED or order == SHORTEST_PREFILL
+    for k in range(size):
+        i = heap[k]
+        r = requests[i]
+        r.key, r.mates = 0.0, -1
+        if not exact:
+            continue
+
+        asked = life.rest_of(r)
+        found = blocks.find(cache, i, (asked - 1) // cache.block) * cache.block
+        if order == LPM:
+            r.key = -found
+        elif order == SHORTEST_PREFILL:
+            r.key = asked - found
+        else:
+            r.key = -(s.prefilled - r.begun) / (r.prompt - found) if found < r.prompt else -np.inf
+        if found <= MIN_SHARED and asked >= deep * cache.block:
+            r.mates = blocks.name_of(cache, i, deep - 1)
+            cache.leader[r.mates] = -1
+
+    for k in range(size):
+        r = requests[heap[k]]
+        if r.mates >= 0:
+            leader = cache.leader[r.mates]
+            if leader < 0 or r.place < requests[leader].place:
+                cache.leader[r.mates] = heap[k]
+
+    s.waiting = 0
+    for k in range(size):
+        r = requests[heap[k]]
+        r.band = r.mates >= 0 and cache.leader[r.mates] != heap[k]
+        push(requests, heap, s, heap[k])
 
 
 @njit(allocates=False)
@@ -133,9 +186,7 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 
 
 @njit(allocates=False)
-def _take(
-    r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Cache | None
-) -> None:
+def _take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Store) -> None:
     """Allocate KV for more tokens of request i."""
     before = r.allocated
     take(s, r, tokens, limits)
@@ -144,7 +195,7 @@ def _take(
 
 
 @njit(allocates=False)
-def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Cache | None) -> None:
+def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) -> None:
     """Free the KV of request i."""
     if cache is not None:
         blocks.leave(requests, i, s, cache)
@@ -154,17 +205,12 @@ def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Cache 
 
 @njit(allocates=False)
 def _preempt(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    evicted: Ints,
-    settings: Settings,
-    cache: Cache | None,
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
 ) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
     running = lines[1]
     at = s.running - 1
-    if settings.by_priority:
+    if settings.order == BY_PRIORITY:
         for k in range(s.running):
             if requests[running[k]].priority > requests[running[at]].priority:
                 at = k
@@ -181,18 +227,13 @@ def _preempt(
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, lines[0], i, False, settings.by_priority)
+    _wait(requests, s, lines[0], i, False, settings)
     return int(at)
 
 
 @njit(allocates=False)
 def _schedule_running(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    evicted: Ints,
-    settings: Settings,
-    cache: Cache | None,
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
 ) -> None:
     """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
     running, limits = lines[1], settings.limits
@@ -217,9 +258,7 @@ def _schedule_running(
 
 
 @njit(allocates=False)
-def _admit(
-    requests: Records, s: np.record, lines: Ints, settings: Settings, cache: Cache | None
-) -> None:
+def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings, cache: Store) -> None:
     """Admit waiting requests, up to the first that must wait on."""
     heap, running, limits = lines[0], lines[1], settings.limits
     while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
@@ -256,9 +295,7 @@ def _admit(
 
 
 @njit(allocates=False)
-def _entries(
-    requests: Records, s: np.record, running: Ints, entries: Ints, cache: Cache | None
-) -> Sums:
+def _entries(requests: Records, s: np.record, running: Ints, entries: Ints, cache: Store) -> Sums:
     """Write the entries of a batch; return its sums."""
     sums = EMPTY
     s.latest = 0.0
@@ -289,7 +326,7 @@ def _process(
     entries: Ints,
     first: int,
     limits: Limits,
-    cache: Cache | None,
+    cache: Store,
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
     finished = 0
@@ -313,7 +350,7 @@ def run(
     by_arrival: Ints,
     columns: Columns,
     lines: Ints,
-    cache: Cache | None,
+    cache: Store,
     until: float,
 ) -> Columns:
     """Run the policy until the requests assigned so far have finished, or up to a time.
@@ -331,7 +368,7 @@ def run(
 
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
-            _wait(requests, s, heap, i, True, settings.by_priority)
+            _wait(requests, s, heap, i, True, settings)
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
@@ -344,6 +381,8 @@ def run(
         _begin(requests, s, running, settings)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
+        if cache is not None and settings.order >= LPM:
+            _sort(requests, s, heap, settings.order, cache)
 
         first, before = s.entries, s.evicted
         _schedule_running(requests, s, lines, columns.evicted, settings, cache)
@@ -362,6 +401,7 @@ def run(
 
             continue
 
+        s.prefilled += sums.prefill_tokens
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings.limits, cache)
         if s.outcome != common.DONE:
