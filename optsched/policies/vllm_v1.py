@@ -106,10 +106,11 @@ class VllmV1(Runner):
         instance = job.instance
         mode: EvictMode = "restart" if instance.in_rounds else self.evict_mode
         limits = limits_of(instance, mode)
-        requests = common.new_requests(instance, loop.REQUEST_FIELDS)
+        caching = self.prefix_caching and instance.prefixes is not None
+        fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
+        requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
         requests["priority"] = waiting_rank(self.priority, instance, predicted, job.cost)
-        requests["row"] = -1
         # vLLM counts the blocks with the one that it keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         settings = loop.Settings(
@@ -125,7 +126,8 @@ class VllmV1(Runner):
         lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         caches: list[blocks.Store] = [None] * workers
-        if self.prefix_caching and instance.prefixes is not None:
+        if caching:
+            requests["row"] = -1
             rule = (self.eviction, self.ttl, self.tail_tokens)
             seats = settings.limits.max_running
             made = blocks.caches_of(instance, seats, workers, rule, self.merge_blocks)
@@ -139,7 +141,7 @@ class VllmV1(Runner):
             work = (job.cost.array, queue, columns, lines[w], caches[w], until)
             return loop.run(requests, state, settings, *work)
 
-        rows = 2 if caches[0] is None else 3
+        rows = 3 if caching else 2
         return common.Compiled(job, mode, requests, states, step, limits.chunked, rows)
 
     def uses_lengths(self, instance: Instance) -> bool:

@@ -34,7 +34,11 @@ REQUEST_FIELDS = (
     *common.FIELDS,
     ("priority", np.int64),  # its place if requests are served by priority
     ("tokens", np.int64),  # that the step processes
-    ("reused", np.int64),  # and that it finds in the cache
+)
+
+CACHE_FIELDS = (
+    *REQUEST_FIELDS,
+    ("reused", np.int64),  # tokens that it finds in the cache in the step
     ("row", np.int64),  # of the cache's table, while it runs; or -1
     ("rank", np.int64),  # by release
     ("mates", np.int64),  # name of a block that it computes and others may wait for, or -1
@@ -88,7 +92,6 @@ def _wait(
 ) -> None:
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
-    r.begun = s.prefilled
     if settings.order == BY_PRIORITY:
         r.place = r.priority
     elif back:
@@ -199,6 +202,7 @@ def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store)
     """Free the KV of request i."""
     if cache is not None:
         blocks.leave(requests, i, s, cache)
+        requests[i].begun = s.prefilled
 
     free(s, requests[i], limits)
 
@@ -369,6 +373,9 @@ def run(
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
             _wait(requests, s, heap, i, True, settings)
+            if cache is not None:
+                requests[i].begun = s.prefilled
+
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
@@ -401,7 +408,9 @@ def run(
 
             continue
 
-        s.prefilled += sums.prefill_tokens
+        if cache is not None:
+            s.prefilled += sums.prefill_tokens
+
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings.limits, cache)
         if s.outcome != common.DONE:
