@@ -169,7 +169,7 @@ def test_only_priorities_by_length_are_clairvoyant() -> None:
         ("long_prefill_token_threshold=-1", "expected an integer >= 0"),
         ("prefill_schedule_interval=0", "prefill_schedule_interval: found 0"),
         ("watermark=1", "watermark: found 1.0; expected 0 <= watermark < 1"),
-        ("policy=sjf", "policy: found 'sjf'; expected fcfs or priority"),
+        ("policy=sjf", "policy: found 'sjf'; expected one of fcfs, priority, lpm"),
         ("policy=priority,priority=random", "priority: found 'random'; expected one of arrival"),
         ("priority=output", "priority: found 'output'; expected it with policy=priority"),
     ],

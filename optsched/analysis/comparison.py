@@ -12,7 +12,7 @@ from optsched.costs.cost import CostModel
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
-from optsched.problem.metrics import COMPARED, METRICS, TABLE, time_words
+from optsched.problem.metrics import METRICS, TABLE, compared, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -230,7 +230,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         unit = time_words(self.instance.time_unit)
-        shown = (TOTAL_LATENCY.name, *COMPARED)
+        shown = (TOTAL_LATENCY.name, *compared(row.metrics for row in self.rows))
         rows = []
 
         for row in self.rows:

@@ -9,7 +9,7 @@ from optsched.cli import output
 from optsched.cli.options import NO_SLOS, Seed, Slos, TimeLimit, read_checked
 from optsched.cli.output import number
 from optsched.problem.errors import NoIncumbentError
-from optsched.problem.metrics import COMPARED, LOST, TABLE
+from optsched.problem.metrics import LOST, TABLE, compared
 from optsched.problem.objective import TOTAL_LATENCY
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     times = output.unit(instance)
     tel = TOTAL_LATENCY.name
     goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
-    keys = [*(["slo_goodput"] if goals else []), *COMPARED]
+    keys = [*(["slo_goodput"] if goals else []), *compared(r.metrics for r in comparison.rows)]
     of, *others = (TABLE[key].header(instance.time_unit) for key in (tel, *keys))
     headers = ["policy", "", of, "/ best", "/ bound", *others, "wall\n[ms]"]
     rows = []
@@ -116,7 +116,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
 
     for row in ranked:
         kind = "measured" if row.measured else "clairvoyant" if row.clairvoyant else ""
-        total, *values = ((row.metrics or {})[key] for key in (tel, *keys))
+        total, *values = ((row.metrics or {}).get(key) for key in (tel, *keys))
         wall_ms = None if row.wall_s is None else 1000 * row.wall_s
         ratios = (row.ratio_to_best_known, row.ratio_to_bound)
         rows.append((row.policy, kind, total, *ratios, *values, wall_ms))

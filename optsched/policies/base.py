@@ -133,11 +133,15 @@ class Batch:
     stall : bool
         Whether a batch without tokens lets the time pass that one batch of all running requests
         would take.
+    reused : mapping of int to int
+        Tokens that a request which holds no KV claims from the cache of shared prefixes, before its
+        own are processed (docs/formulations.md, Shared prefixes).
     """
 
     tokens: Mapping[int, int] = field(default_factory=dict)
     evict: Sequence[int] = ()
     stall: bool = False
+    reused: Mapping[int, int] = field(default_factory=dict)
 
 
 class Policy(Protocol):

@@ -78,7 +78,7 @@ class Part(NamedTuple):
     """What one worker ran, batch by batch.
 
     `entries` and `evicted_until` count up to each batch. `off_default`: some batch starts later
-    than it can.
+    than it can. `reused`: what each entry claims; None: nothing.
     """
 
     start: NDArray[np.float64]
@@ -88,6 +88,7 @@ class Part(NamedTuple):
     evicted_until: NDArray[np.int64]
     evicted: NDArray[np.int64]
     off_default: bool
+    reused: NDArray[Any] | None = None
 
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -222,6 +223,12 @@ class MixedFleet(Fleet):
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
     """Return the schedule of workers: their batches sorted by start, ties by worker."""
     problem = job.problem
+    claims = any(part.reused is not None for part in parts)
+    if claims:
+        nothing = [np.zeros_like(part.request) for part in parts]
+        given = zip(parts, nothing, strict=True)
+        parts = [p if p.reused is not None else p._replace(reused=zero) for p, zero in given]
+
     start = np.concatenate([part.start for part in parts])
     worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])
     order = np.argsort(start, kind="stable") if len(parts) > 1 else np.arange(len(start))
@@ -239,7 +246,9 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         pick = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
         return [offsets, *(column[pick] for column in values)]
 
-    offsets, request, tokens = flat("entries", "request", "tokens")
+    offsets, request, tokens, *reused = flat(
+        "entries", "request", "tokens", *(["reused"] if claims else [])
+    )
     evicted_offsets, evicted = flat("evicted_until", "evicted")
     late = any(part.off_default for part in parts)
     return from_batches(
@@ -251,6 +260,7 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         evicted=evicted,
         start=None if not late else problem.at(start[order]) if problem.in_rounds else start[order],
         worker=worker[order] if len(parts) > 1 else None,
+        reused=reused[0] if claims else None,
         evict_mode=mode,
         cost_model_sha256=digest_of(job.machines) if job.machines else job.cost.sha256,
     )

@@ -25,6 +25,12 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
 Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
+Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn"]
+"""Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached."""
+
+Eviction = Literal["lru", "next-use", "ttl", "t-lru"]
+"""Which idle block of the prefix cache is taken away first."""
+
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 """What a server of vLLM 0.32 takes on an A100 or a smaller GPU."""
 
@@ -59,8 +65,13 @@ class VllmV1(Runner):
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
     prefill_schedule_interval: int = 1
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Queue = "fcfs"
     priority: Priority = "arrival"
+    prefix_caching: bool = True
+    eviction: Eviction = "lru"
+    ttl: float = 0.0
+    tail_tokens: int = 0
+    merge_blocks: bool = False
 
     def __post_init__(self) -> None:
         for name, low in LOWEST.items():
@@ -71,50 +82,72 @@ class VllmV1(Runner):
 
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark: found {self.watermark!r}; expected 0 <= watermark < 1")
-        if self.policy not in ("fcfs", "priority"):
-            raise InputError(f"policy: found {self.policy!r}; expected fcfs or priority")
+        for name, names in (("policy", Queue), ("priority", Priority), ("eviction", Eviction)):
+            if (value := getattr(self, name)) not in get_args(names):
+                expected = ", ".join(get_args(names))
+                raise InputError(f"{name}: found {value!r}; expected one of {expected}")
 
-        wrong = f"priority: found {self.priority!r}; expected"
-        if self.priority not in get_args(Priority):
-            raise InputError(f"{wrong} one of {', '.join(get_args(Priority))}")
-        if self.policy == "fcfs" and self.priority != "arrival":
-            raise InputError(f"{wrong} it with policy=priority")
+        if self.policy != "priority" and self.priority != "arrival":
+            raise InputError(f"priority: found {self.priority!r}; expected it with policy=priority")
+
+        for name, rule in (("ttl", "ttl"), ("tail_tokens", "t-lru")):
+            value = getattr(self, name)
+            if (value > 0) != (self.eviction == rule) or not 0 <= value < math.inf:
+                raise InputError(
+                    f"{name}: found {value!r} with eviction={self.eviction}; expected a finite "
+                    f"number > 0 with eviction={rule}, and 0 otherwise"
+                )
 
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.vllm_v1`."""
         from optsched.judge.replay import limits_of
-        from optsched.policies.engine import common, vllm_v1 as loop
+        from optsched.policies.engine import blocks, common, vllm_v1 as loop
 
         instance = job.instance
         mode: EvictMode = "restart" if instance.in_rounds else self.evict_mode
         limits = limits_of(instance, mode)
-        requests = common.new_requests(instance, loop.REQUEST_FIELDS)
+        caching = self.prefix_caching and instance.prefixes is not None
+        fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
+        requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
         requests["priority"] = waiting_rank(self.priority, instance, predicted, job.cost)
         # vLLM counts the blocks with the one that it keeps empty.
-        blocks = instance.kv_capacity // instance.kv_block_tokens + 1
+        all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         settings = loop.Settings(
             limits._replace(max_running=min(limits.max_running, self.max_num_seqs)),
             float(instance.clock_origin),
             min(limits.max_batch_tokens, self.max_num_batched_tokens),
             self.long_prefill_token_threshold if limits.chunked else 0,
-            int(self.watermark * blocks) * instance.kv_block_tokens,
+            int(self.watermark * all_blocks) * instance.kv_block_tokens,
             self.scheduler_reserve_full_isl,
             self.prefill_schedule_interval,
-            self.policy == "priority",
+            get_args(Queue).index(self.policy),
         )
         lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
+        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
+        caches: list[blocks.Store] = [None] * workers
+        if caching:
+            requests["row"] = -1
+            rule = (self.eviction, self.ttl, self.tail_tokens)
+            seats = settings.limits.max_running
+            made = blocks.caches_of(instance, seats, workers, rule, self.merge_blocks)
+            requests["rank"][made[0].ranked] = np.arange(instance.n)
+            for state in states:
+                state["oldest"] = made[0].heads
+
+            caches = [*made]
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
-            work = (job.cost.array, queue, columns, lines[w], until)
+            work = (job.cost.array, queue, columns, lines[w], caches[w], until)
             return loop.run(requests, state, settings, *work)
 
-        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        return common.Compiled(job, mode, requests, states, step, limits.chunked)
+        rows = 3 if caching else 2
+        return common.Compiled(job, mode, requests, states, step, limits.chunked, rows)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""
-        return self.priority in ("output", "total", "volume", "work")
+        foresees = self.eviction == "next-use" and instance.prefixes is not None
+        return foresees or self.priority in ("output", "total", "volume", "work")
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. A prompt may be too long unless prefills are split."""

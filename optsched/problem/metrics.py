@@ -6,7 +6,7 @@ documentation are made from `TABLE` or tested against it. A new metric is one mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -235,6 +235,12 @@ COMPARED = (
     *("mean_tpot", "makespan", "evictions"),
 )
 """Names of the metrics that comparisons show for every scheduler, beside the objective."""
+
+
+def compared(metrics: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
+    """Return `COMPARED`, with the prefix hit rate where a scheduler's metrics have one."""
+    hits = any((one or {}).get("prefix_hit_rate") is not None for one in metrics)
+    return (*COMPARED, "prefix_hit_rate") if hits else COMPARED
 
 
 LOST = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,17 @@ import torch
 import vllm
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from slow_judge import sequences_of
 
 from optsched.policies import Batch, View
 from optsched.policies.vllm_v1 import VllmV1
@@ -67,7 +74,8 @@ def scheduler(
     """Return vLLM's scheduler, or one on it, set up as a policy is, with the KV of an instance."""
     block = instance.kv_block_tokens
     blocks = instance.kv_capacity // block + 1  # vLLM keeps one of them empty
-    cache = CacheConfig(block_size=block, enable_prefix_caching=False)
+    caching = instance.prefixes is not None and policy.prefix_caching
+    cache = CacheConfig(block_size=block, enable_prefix_caching=caching)
     cache.num_gpu_blocks = blocks
     settings = SchedulerConfig(
         max_num_seqs=policy.max_num_seqs,
@@ -126,6 +134,16 @@ class RealScheduler:
         self.by_arrival = sorted(range(instance.n), key=lambda i: (instance.arrival[i], i))
         self.added = self.steps = 0
         self.last: Any = None
+        self.texts: list[list[int]] | None = None  # prompts and outputs, where they matter
+        self.hasher: Any = None
+        if self.real.kv_cache_manager.enable_caching:
+            numbers: dict[object, int] = {}
+            self.texts = [
+                [numbers.setdefault(token, len(numbers)) for token in sequence]
+                for sequence in sequences_of(instance)
+            ]
+            init_none_hash(sha256)
+            self.hasher = get_request_block_hasher(instance.kv_block_tokens, sha256)
 
     def batch(self, view: View) -> Batch:
         """Return what vLLM schedules next."""
@@ -139,20 +157,28 @@ class RealScheduler:
         self.last = self.real.schedule(self.interval > 1 and self.steps % self.interval != 0)
         self.steps += 1
         tokens = {int(i): c for i, c in self.last.num_scheduled_tokens.items()}
-        preempted = self.last.preempted_req_ids or ()
-        return Batch(tokens, [int(i) for i in preempted])
+        preempted = [int(i) for i in self.last.preempted_req_ids or ()]
+        held = {i for i in view.running if i not in preempted}
+        # vLLM has counted the tokens of this step already.
+        found = {
+            i: self.real.requests[f"{i:08d}"].num_computed_tokens - c
+            for i, c in tokens.items()
+            if i not in held
+        }
+        return Batch(tokens, preempted, reused={i: c for i, c in found.items() if c > 0})
 
     def _request(self, i: int) -> Request:
-        output = int(self.instance.output_tokens[i])
+        output, prompt = int(self.instance.output_tokens[i]), int(self.instance.prompt_tokens[i])
         return Request(
             f"{i:08d}",
-            [TOKEN] * int(self.instance.prompt_tokens[i]),
+            [TOKEN] * prompt if self.texts is None else self.texts[i][:prompt],
             SamplingParams(
                 max_tokens=output, ignore_eos=True, detokenize=False, extra_args=self._extra(i)
             ),
             None,
             arrival_time=float(self.instance.arrival[i]),
             priority=0 if self.rank is None else int(self.rank[i]),
+            block_hasher=self.hasher,
         )
 
     def _extra(self, i: int) -> dict[str, float] | None:
@@ -164,7 +190,13 @@ class RealScheduler:
         """Make up a token for each request whose whole input has been processed."""
         ids = list(self.last.num_scheduled_tokens)
         requests = [self.real.requests[i] for i in ids]
-        sampled = [[TOKEN] if r.num_computed_tokens == r.num_tokens else [] for r in requests]
+        sampled = [
+            [self._next(r)] if r.num_computed_tokens == r.num_tokens else [] for r in requests
+        ]
         output = ModelRunnerOutput(ids, {i: k for k, i in enumerate(ids)}, sampled)
         self.real.update_from_output(self.last, output)
         self.last = None
+
+    def _next(self, r: Request) -> int:
+        """Return the next token of a request."""
+        return TOKEN if self.texts is None else self.texts[int(r.request_id)][r.num_tokens]

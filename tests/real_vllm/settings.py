@@ -30,16 +30,19 @@ class Setting:
         return f"vllm-v1:{self.options}" if self.options else "vllm-v1"
 
     def instance(self) -> Instance:
-        """Return the instance."""
-        return replace(
-            DRAWS[self.requests](),
-            kv_capacity=self.kv_capacity,
-            kv_block_tokens=self.kv_block_tokens,
-        )
+        """Return the instance. Blocks that requests share are vLLM's blocks."""
+        drawn = DRAWS[self.requests]()
+        shared = {"prefix_block_tokens": self.kv_block_tokens} if drawn.prefixes else {}
+        kv = {"kv_capacity": self.kv_capacity, "kv_block_tokens": self.kv_block_tokens}
+        return replace(drawn, **kv, **shared)
 
 
 def _azure(rate_scale: float) -> Instance:
     return read_trace("azure", AZURE, limit=REQUESTS, kv_capacity=1 << 20, rate_scale=rate_scale)
+
+
+def _trees(seed: int, **options) -> Instance:
+    return generate("prefix-trees", seed=seed, n=REQUESTS, kv_capacity=1 << 20, **options)
 
 
 DRAWS = {
@@ -56,6 +59,15 @@ DRAWS = {
     ),
     "lognormal, all at 0": lambda: generate(
         "lognormal", seed=4, n=REQUESTS, arrivals="all-at-once", kv_capacity=1 << 20
+    ),
+    "trees, 20 / s": lambda: _trees(5, rate=20.0),
+    "trees, 80 / s": lambda: _trees(6, rate=80.0, reuse=0.7, output_max=128),
+    "trees, deep": lambda: _trees(7, rate=60.0, trees=1, depth=40, reuse=0.95, output_max=200),
+    "trees, many": lambda: _trees(8, rate=60.0, trees=40, depth=8, reuse=0.8, output_max=200),
+    "trees, all at 0": lambda: _trees(9, arrivals="all-at-once", reuse=0.8, output_max=100),
+    "trees, bursts": lambda: _trees(10, arrivals="gamma", cv=4.0, rate=40.0, reuse=0.9),
+    "prompts again": lambda: _trees(
+        11, rate=60.0, trees=12, depth=1, reuse=1.0, prompt_min=128, prompt_max=128, output_max=200
     ),
 }
 """Requests by name; ``4 x`` is four times as fast as in the trace."""
@@ -113,3 +125,51 @@ SETTINGS = (
     ),
 )  # fmt: skip
 """From ample KV to tight, all parameters, both policies."""
+
+CACHED = (
+    # KV from ample to tight.
+    Setting("trees, 20 / s", 200_000, 16),
+    Setting("trees, 20 / s", 6_000, 16),
+    Setting("trees, 20 / s", 3_000, 16),
+    Setting("trees, 80 / s", 20_000, 16),
+    Setting("trees, 80 / s", 8_000, 16),
+    Setting("trees, 80 / s", 3_000, 16),
+    Setting("trees, 80 / s", 1_600, 16),
+    Setting("trees, deep", 6_000, 16),
+    Setting("trees, deep", 2_000, 16),
+    Setting("trees, many", 10_000, 16),
+    Setting("trees, many", 2_400, 16),
+    Setting("trees, all at 0", 20_000, 16),
+    Setting("trees, all at 0", 3_000, 16),
+    Setting("trees, bursts", 4_000, 16),
+    # Whole prompts that are found again, and end on a block.
+    Setting("prompts again", 8_000, 16),
+    Setting("prompts again", 2_000, 16),
+    Setting("prompts again", 2_000, 128),
+    # Blocks, and a capacity that is no multiple of them.
+    Setting("trees, 80 / s", 3_001, 1),
+    Setting("trees, many", 4_001, 7),
+    Setting("trees, deep", 2_600, 32),
+    Setting("trees, many", 6_000, 128),
+    # Each parameter.
+    Setting("trees, many", 3_000, 16, "max_num_batched_tokens=64,max_num_seqs=64"),
+    Setting("trees, all at 0", 4_000, 16, "max_num_batched_tokens=128,max_num_seqs=32"),
+    Setting("trees, all at 0", 6_000, 16, "max_num_batched_tokens=100,max_num_seqs=100"),
+    Setting("trees, deep", 3_000, 16, "long_prefill_token_threshold=40"),
+    Setting("prompts again", 3_000, 16, "long_prefill_token_threshold=48,max_num_seqs=40"),
+    Setting("trees, many", 3_000, 16, "watermark=0.1"),
+    Setting("trees, 80 / s", 2_400, 16, "watermark=0.3"),
+    Setting("trees, many", 2_400, 16, "scheduler_reserve_full_isl=false"),
+    Setting(
+        "trees, 80 / s", 2_000, 16,
+        "scheduler_reserve_full_isl=false,max_num_batched_tokens=64,max_num_seqs=64",
+    ),
+    Setting("trees, 80 / s", 8_000, 16, "prefill_schedule_interval=4"),
+    Setting("trees, deep", 3_000, 16, "prefill_schedule_interval=7"),
+    Setting("trees, 80 / s", 3_000, 16, "prefix_caching=false"),
+    # By priority, where nobody is preempted in the step in which it was given tokens.
+    Setting("trees, many", 8_000, 16, "policy=priority,priority=output"),
+    Setting("trees, all at 0", 6_000, 16, "policy=priority,priority=work"),
+    Setting("trees, 80 / s", 8_000, 16, "policy=priority,priority=prompt,watermark=0.05"),
+)  # fmt: skip
+"""Requests that share prefixes, with vLLM's prefix cache."""

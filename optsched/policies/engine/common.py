@@ -38,8 +38,8 @@ MAX_FIRST_ENTRIES = 1 << 24
 _FIRST_TURNS, _TURNS_S = 1000, 0.05
 """The turns of a loop before the first look at the clock, and about how long turns last later."""
 
-REQUEST, TOKENS = 0, 1
-"""Rows of `Columns.entries`."""
+REQUEST, TOKENS, REUSED = 0, 1, 2
+"""Rows of `Columns.entries`; the last one only for an engine that caches prefixes."""
 
 tokens_left = njit(forecast.tokens_left)
 
@@ -105,14 +105,16 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
     return state
 
 
-def new_columns(instance: Instance) -> Columns:
+def new_columns(instance: Instance, rows: int = 2) -> Columns:
     """Return empty columns, long enough for a schedule with few evictions and split prefills.
 
     Copying an array that grows, to new pages each time, costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
     return Columns(
-        np.zeros(1024, dtype=BATCH), np.empty((2, entries), dtype=np.int32), np.zeros(256, np.int64)
+        np.zeros(1024, dtype=BATCH),
+        np.empty((rows, entries), dtype=np.int32),
+        np.zeros(256, np.int64),
     )
 
 
@@ -152,7 +154,8 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
     ran = batches["entries"], entries[REQUEST], entries[TOKENS]
     evictions = batches["evicted"], columns.evicted[: s.evicted]
-    return Part(batches["start"], *ran, *evictions, bool(s.off_default))
+    reused = entries[REUSED] if len(entries) > REUSED else None
+    return Part(batches["start"], *ran, *evictions, bool(s.off_default), reused)
 
 
 def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
@@ -204,7 +207,14 @@ class Compiled(Fleet):
     """A `Fleet` of compiled loops. The requests are shared, since each is on one worker."""
 
     def __init__(
-        self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool
+        self,
+        job: Job,
+        mode: EvictMode,
+        requests: Any,
+        states: list[Any],
+        step: Step,
+        split: bool,
+        rows: int = 2,
     ) -> None:
         super().__init__(job, len(states))
         self.mode, self.requests, self.split = mode, requests, split
@@ -213,7 +223,7 @@ class Compiled(Fleet):
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
         self.finish[:] = np.inf
-        self.columns = [new_columns(job.instance) for _ in states]
+        self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
         self.counts = [0] * len(states)
 
@@ -297,9 +307,11 @@ def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
     """Return columns with room for one more batch with these entries and evictions."""
     old = columns.entries
     if s.entries + entries > old.shape[1]:
-        wider = np.empty((2, max(s.entries + entries, 2 * old.shape[1])), dtype=np.int32)
-        wider[REQUEST, : s.entries] = old[REQUEST, : s.entries]
-        wider[TOKENS, : s.entries] = old[TOKENS, : s.entries]
+        longer = max(s.entries + entries, 2 * old.shape[1])
+        wider = np.empty((old.shape[0], longer), dtype=np.int32)
+        for row in range(old.shape[0]):
+            wider[row, : s.entries] = old[row, : s.entries]
+
         old = wider
 
     return Columns(

@@ -100,6 +100,7 @@ class _Loop(Fleet):
         self.offsets, self.evicted_offsets = [0], [0]
         self.request: list[int] = []
         self.tokens: list[int] = []
+        self.reused: list[int] = []
         self.evicted: list[int] = []
         self.start: list[float] = []
         self.now = self.end = 0.0
@@ -157,7 +158,8 @@ class _Loop(Fleet):
         entries = columns(self.offsets[1:], self.request, self.tokens)
         evictions = columns(self.evicted_offsets[1:], self.evicted)
         start = np.array(self.start, dtype=np.float64)
-        return [Part(start, *entries, *evictions, self.off_default)]  # type: ignore[call-arg, arg-type]
+        reused = columns(self.reused)[0] if any(self.reused) else None
+        return [Part(start, *entries, *evictions, self.off_default, reused)]  # type: ignore[call-arg, arg-type]
 
     def stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
@@ -246,6 +248,14 @@ class _Loop(Fleet):
                     f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
                 )
 
+        free = {*self.waiting, *batch.evict} if self.job.problem.prefixes is not None else set()
+        for i, r in batch.reused.items():
+            if i not in batch.tokens or i not in free:
+                raise PolicyError(
+                    f"{self.where()}: request {i!r}: found a claim of {r!r} cached tokens; "
+                    "expected one of a request in the batch that holds no KV and may share prefixes"
+                )
+
     def evict(self, requests: Sequence[int]) -> None:
         for i in requests:
             self.running.remove(i)
@@ -266,6 +276,12 @@ class _Loop(Fleet):
         self.off_default = self.off_default or self.now != default
         sums = EMPTY
 
+        for i, r in batch.reused.items():
+            if r != 0:
+                self.waiting.remove(i)
+                self.running.append(i)
+                self.cached[i] = r
+
         for i, c in batch.tokens.items():
             m = int(self.cached[i])
             sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
@@ -273,6 +289,7 @@ class _Loop(Fleet):
         self.start.append(written)
         self.request.extend(batch.tokens.keys())
         self.tokens.extend(batch.tokens.values())
+        self.reused.extend(batch.reused.get(i, 0) for i in batch.tokens)
         self.offsets.append(len(self.request))
         self.evicted_offsets.append(len(self.evicted))
         self.end = self.now = self.now + batch_time(self.job.cost.array, sums)

@@ -2,7 +2,8 @@
 
 This loop differs from `optsched.policies.engine.rules` in three things. Running requests stand in
 the order of their admission. KV is allocated chunk by chunk and not for the whole input. And a
-request that is preempted may already have its place in the step.
+request that is preempted may already have its place in the step. Where requests share prefixes,
+`optsched.policies.engine.blocks` says what they find.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine import common
-from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_entry, add_eviction, push
+from optsched.policies.engine import blocks, common
+from optsched.policies.engine.blocks import Cache, Store
+from optsched.policies.engine.common import (
+    REQUEST,
+    REUSED,
+    TOKENS,
+    Columns,
+    add_entry,
+    add_eviction,
+    push,
+)
 from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
@@ -26,8 +36,18 @@ REQUEST_FIELDS = (
     ("tokens", np.int64),  # that the step processes
 )
 
+CACHE_FIELDS = (
+    *REQUEST_FIELDS,
+    ("reused", np.int64),  # tokens that it finds in the cache in the step
+    ("row", np.int64),  # of the cache's table, while it runs; or -1
+    ("rank", np.int64),  # by release
+    ("mates", np.int64),  # name of a block that it computes and others may wait for, or -1
+    ("begun", np.int64),  # prefill tokens that were processed before it began to wait
+)
+
 STATE_FIELDS = (
     *MEMORY,
+    *blocks.STATE,
     ("left", np.int64),  # tokens of the step's budget
     ("prefill_left", np.int64),  # of them for prefills
     ("steps", np.int64),  # since the engine was idle
@@ -38,7 +58,19 @@ STATE_FIELDS = (
     ("threshold", np.int64),  # max tokens of a request in the step; 0: no limit
     ("defer", np.bool_),  # whether prefills wait for a later step
     ("bound", np.bool_),  # requests were left waiting when prefills were last scheduled
+    ("prefilled", np.int64),  # tokens of prefills so far
 )
+
+
+FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN = range(5)
+"""Orders of waiting requests. The last three go by what each would find in the cache."""
+
+MAX_MATCHED = 128
+"""With more waiting requests than this, SGLang's ``lpm`` and ``hrrn`` are first come, first served.
+"""
+MIN_SHARED = 32
+"""Of the requests that find no more than this in the cache and share as much with one another, only
+the first is not put back."""
 
 
 class Settings(NamedTuple):
@@ -51,16 +83,16 @@ class Settings(NamedTuple):
     watermark: int  # KV tokens
     reserve: bool
     interval: int
-    by_priority: bool
+    order: int
 
 
 @njit(allocates=False)
 def _wait(
-    requests: Records, s: np.record, heap: Ints, i: int, back: bool, by_priority: bool
+    requests: Records, s: np.record, heap: Ints, i: int, back: bool, settings: Settings
 ) -> None:
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
-    if by_priority:
+    if settings.order == BY_PRIORITY:
         r.place = r.priority
     elif back:
         s.line += 1
@@ -70,6 +102,44 @@ def _wait(
         r.place = s.front
 
     push(requests, heap, s, i)
+
+
+@njit(allocates=False)
+def _sort(requests: Records, s: np.record, heap: Ints, order: int, cache: Cache) -> None:
+    """Sort waiting requests by what each would find now, as SGLang does before every batch."""
+    size, deep = s.waiting, -(-MIN_SHARED // cache.block)
+    exact = size <= MAX_MATCHED or order == SHORTEST_PREFILL
+    for k in range(size):
+        i = heap[k]
+        r = requests[i]
+        r.key, r.mates = 0.0, -1
+        if not exact:
+            continue
+
+        asked = life.rest_of(r)
+        found = blocks.find(cache, i, (asked - 1) // cache.block) * cache.block
+        if order == LPM:
+            r.key = -found
+        elif order == SHORTEST_PREFILL:
+            r.key = asked - found
+        else:
+            r.key = -(s.prefilled - r.begun) / (r.prompt - found) if found < r.prompt else -np.inf
+        if found <= MIN_SHARED and asked >= deep * cache.block:
+            r.mates = blocks.name_of(cache, i, deep - 1)
+            cache.leader[r.mates] = -1
+
+    for k in range(size):
+        r = requests[heap[k]]
+        if r.mates >= 0:
+            leader = cache.leader[r.mates]
+            if leader < 0 or r.place < requests[leader].place:
+                cache.leader[r.mates] = heap[k]
+
+    s.waiting = 0
+    for k in range(size):
+        r = requests[heap[k]]
+        r.band = r.mates >= 0 and cache.leader[r.mates] != heap[k]
+        push(requests, heap, s, heap[k])
 
 
 @njit(allocates=False)
@@ -119,20 +189,39 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 
 
 @njit(allocates=False)
+def _take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Store) -> None:
+    """Allocate KV for more tokens of request i."""
+    before = r.allocated
+    take(s, r, tokens, limits)
+    if cache is not None:
+        blocks.fill(r, i, s, cache, before // cache.block, limits)
+
+
+@njit(allocates=False)
+def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) -> None:
+    """Free the KV of request i."""
+    if cache is not None:
+        blocks.leave(requests, i, s, cache)
+        requests[i].begun = s.prefilled
+
+    free(s, requests[i], limits)
+
+
+@njit(allocates=False)
 def _preempt(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
 ) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
     running = lines[1]
     at = s.running - 1
-    if settings.by_priority:
+    if settings.order == BY_PRIORITY:
         for k in range(s.running):
             if requests[running[k]].priority > requests[running[at]].priority:
                 at = k
 
     i = running[at]
     r = requests[i]
-    free(s, r, settings.limits)
+    _free(requests, i, s, settings.limits, cache)
     if r.tokens > 0:
         _give(r, s, r.tokens, -1)
 
@@ -142,13 +231,13 @@ def _preempt(
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, lines[0], i, False, settings.by_priority)
+    _wait(requests, s, lines[0], i, False, settings)
     return int(at)
 
 
 @njit(allocates=False)
 def _schedule_running(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
 ) -> None:
     """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
     running, limits = lines[1], settings.limits
@@ -161,47 +250,56 @@ def _schedule_running(
             continue
 
         while not room(s, growth(r, tokens, limits), limits):
-            gone = _preempt(requests, s, lines, evicted, settings)
+            gone = _preempt(requests, s, lines, evicted, settings, cache)
             if gone == at:
                 return
             if gone < at:
                 at -= 1
 
         _give(r, s, tokens, 1)
-        take(s, r, tokens, limits)
+        _take(r, running[at], s, tokens, limits, cache)
         at += 1
 
 
 @njit(allocates=False)
-def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings) -> None:
+def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings, cache: Store) -> None:
     """Admit waiting requests, up to the first that must wait on."""
     heap, running, limits = lines[0], lines[1], settings.limits
     while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
         r = requests[i]
-        size = life.rest_of(r)
-        if s.defer and size > 1:
-            break
+        found = 0
+        if cache is not None:
+            found = blocks.find(cache, i, (life.rest_of(r) - 1) // cache.block)
+            r.cached = found * cache.block
 
-        tokens = _share(r, s, settings)
-        needed = kv_of(size if settings.reserve else tokens, limits)
+        size = life.rest_of(r)
+        tokens = 0 if s.defer and size > 1 else _share(r, s, settings)
+        needed = kv_of(r.cached + (size if settings.reserve else tokens), limits)
+        if cache is not None:
+            needed += blocks.extra(s, cache, i, found)
         if s.running > 0:
             needed += settings.watermark
         if tokens == 0 or not room(s, needed, limits):
+            r.cached = 0
             break
 
         common.pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
         _give(r, s, tokens, 1)
-        take(s, r, tokens, limits)
+        if cache is not None:
+            r.reused = r.cached
+            blocks.seat(r, i, s, cache, found, limits)
+
+        _take(r, i, s, tokens, limits, cache)
 
     if not s.defer:
         s.bound = s.waiting > 0
 
 
 @njit(allocates=False)
-def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> Sums:
+def _entries(requests: Records, s: np.record, running: Ints, entries: Ints, cache: Store) -> Sums:
     """Write the entries of a batch; return its sums."""
     sums = EMPTY
     s.latest = 0.0
@@ -215,6 +313,10 @@ def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> S
             sums = add_prefill(sums, r.tokens, r.cached)
 
         s.latest = max(s.latest, r.release)
+        if cache is not None:
+            entries[REUSED, s.entries] = r.reused
+            r.reused = 0
+
         add_entry(entries, s, running[k], r.tokens)
 
     return sums
@@ -222,16 +324,23 @@ def _entries(requests: Records, s: np.record, running: Ints, entries: Ints) -> S
 
 @njit(allocates=False)
 def _process(
-    requests: Records, s: np.record, running: Ints, entries: Ints, first: int, limits: Limits
+    requests: Records,
+    s: np.record,
+    running: Ints,
+    entries: Ints,
+    first: int,
+    limits: Limits,
+    cache: Store,
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
     finished = 0
     for k in range(first, s.entries):
-        r = requests[entries[REQUEST, k]]
+        i = entries[REQUEST, k]
+        r = requests[i]
         r.tokens = 0
         if life.advance(r, entries[TOKENS, k]) and common.note(r, s):
             finished += 1
-            free(s, r, limits)
+            _free(requests, i, s, limits, cache)
 
     common.after_batch(requests, running, s, finished)
 
@@ -245,6 +354,7 @@ def run(
     by_arrival: Ints,
     columns: Columns,
     lines: Ints,
+    cache: Store,
     until: float,
 ) -> Columns:
     """Run the policy until the requests assigned so far have finished, or up to a time.
@@ -262,7 +372,10 @@ def run(
 
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
-            _wait(requests, s, heap, i, True, settings.by_priority)
+            _wait(requests, s, heap, i, True, settings)
+            if cache is not None:
+                requests[i].begun = s.prefilled
+
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
@@ -273,13 +386,18 @@ def run(
             columns = common.with_room(columns, s, s.running + s.waiting, s.running)
 
         _begin(requests, s, running, settings)
+        if cache is not None and cache.ttl > 0:
+            blocks.expire(s, cache)
+        if cache is not None and settings.order >= LPM:
+            _sort(requests, s, heap, settings.order, cache)
+
         first, before = s.entries, s.evicted
-        _schedule_running(requests, s, lines, columns.evicted, settings)
+        _schedule_running(requests, s, lines, columns.evicted, settings, cache)
         if s.evicted == before:
-            _admit(requests, s, lines, settings)
+            _admit(requests, s, lines, settings, cache)
 
         s.steps += 1
-        sums = _entries(requests, s, running, columns.entries)
+        sums = _entries(requests, s, running, columns.entries, cache)
         if sums.tokens == 0:
             if s.evicted == before and not common.idle(requests, s, by_arrival):
                 if until < np.inf:  # the next request may change that
@@ -290,8 +408,11 @@ def run(
 
             continue
 
+        if cache is not None:
+            s.prefilled += sums.prefill_tokens
+
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, columns.entries, first, settings.limits)
+        _process(requests, s, running, columns.entries, first, settings.limits, cache)
         if s.outcome != common.DONE:
             break
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.problem.markup import number
-from optsched.problem.metrics import COMPARED, LOST, TABLE, time_words
+from optsched.problem.metrics import LOST, TABLE, compared, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
@@ -268,7 +268,8 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
         for name, words in LOST.items()
         if any(share(name)(row)["numeric"] for row in data["policies"])
     ]
-    return [*columns, *map(metric, COMPARED), ("decisions", "ms", wall)]
+    shown = compared(row.get("metrics") for row in data["policies"])
+    return [*columns, *map(metric, shown), ("decisions", "ms", wall)]
 
 
 def _ratio(value: float | None) -> Cell:
