@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from optsched_studies import trace_policies
 from test_table import tabulated
 
 from optsched.costs.cost import BatchCost
@@ -174,3 +175,28 @@ def test_neither_evicts_where_kv_is_ample() -> None:
 def test_rules_that_do_not_go_together_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(PAUSING, **fields)
+
+
+def test_the_study_of_traces_compares_policies_that_know_as_much() -> None:
+    # spf knows no lengths: 2.0 over fcfs's 1.9 is beyond 1.02. spf-work knows them: it is the best.
+    def row(policy: str, value: float | None, clairvoyant: bool) -> dict:
+        return {
+            "trace": "weka", "load": 0.5, "policy": policy, "mean_latency": value,
+            "clairvoyant": clairvoyant,
+        }  # fmt: skip
+
+    rows = [row("fcfs", 1.9, False), row("spf", 2.0, False), row("spf-work", 1.5, True)]
+    rows += [row("mc-sf", 1.6, True), row("vllm", None, False)]
+    first, second = trace_policies.summarize(rows)
+    assert first.what == "weka, load 0.5: mean latency of spf over that of fcfs"
+    assert first.ours == pytest.approx(2.0 / 1.9)
+    assert (first.verdict, second.ours, second.verdict) == (False, 1.0, True)
+
+
+def test_the_study_of_traces_says_what_it_needs(monkeypatch) -> None:
+    monkeypatch.delenv("OPTSCHED_DATA", raising=False)
+    settings = {**trace_policies.EXPERIMENT.parameters, "policies": ["spf"], "loads": [0.5]}
+    with pytest.raises(InputError, match="traces: found 'other'; expected one of azure-conv"):
+        next(trace_policies.trials({**settings, "traces": ["other"]}, 0))
+    (trial,) = trace_policies.trials({**settings, "traces": ["azure-code"]}, 0)
+    assert "expected a folder with traces" in trace_policies.run(trial)["error"]

@@ -13,7 +13,7 @@ from slow_judge import TIMED, slow_judge
 from optsched import evaluate, from_batches, from_starts, timeline
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.problem.errors import InputError, ViolationError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import in_parts
 from optsched.show.perfetto import trace_events
 from optsched.show.plot import plot_kv
@@ -99,6 +99,21 @@ def test_claims_with_kv_held_or_without_prefixes_are_refused():
         rows(plain, {0: 4}, reused=[0, 0])
     with pytest.raises(InputError, match="found claims in batches to be split"):
         in_parts(schedule, THREE)
+
+
+def test_parts_of_a_batch_may_hold_more_where_a_block_is_shared_once_it_is_whole():
+    # Both compute the same block of 4 tokens, which is held once at the end of the batch. With 6
+    # tokens in a batch one of them has 2 for itself after the first part: 4 + 2 > 5.
+    two = Instance(
+        [0, 0], [4, 4], [1, 1], 5,
+        kv_accounting="cached", prefix_parent=[None, 0], prefix_tokens=[0, 4],
+        prefix_block_tokens=4,
+    )  # fmt: skip
+    whole = rows(two, {0: 4, 1: 4}, reused=None)
+    assert evaluate(two, whole).batch_kv.tolist() == [4]
+    limited = replace(two, limits=Limits(max_batch_tokens=6))
+    with pytest.raises(ViolationError, match="batch 0: holds 6 KV tokens"):
+        evaluate(limited, in_parts(whole, limited))
 
 
 def test_an_evicted_request_finds_its_own_blocks_again():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from random import Random
 
@@ -13,9 +14,10 @@ from command_line import run
 from test_prefixes import common, random_sequences, shares
 
 from optsched.files.read_write import read_instance
+from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.prefixes import tree_of
-from optsched.workloads.traces import read_trace
+from optsched.workloads.traces import TraceWarning, read_trace
 from optsched.workloads.traces.base import Block
 from optsched.workloads.traces.prefixes import OUTPUTS, prefix_columns
 
@@ -54,6 +56,25 @@ def test_mooncake_keeps_whole_blocks(tmp_path, options, parent, shared):
     assert instance.prefix_parent.tolist() == parent
     assert instance.prefix_tokens.tolist() == shared
     assert instance.prefix_block_tokens == 512
+
+
+@pytest.mark.parametrize("wrong", [None, 17, "0 3 4", {"0": 1}])
+def test_ids_that_are_no_list_are_refused_where_prefixes_are_asked_for(tmp_path, wrong):
+    rows = [MOONCAKE[0], {**MOONCAKE[1], "hash_ids": wrong}]
+    file = write(tmp_path / "m.jsonl", rows)
+    found = re.escape(f"m.jsonl: line 2: ids: found {wrong!r}; expected a list")
+    with pytest.raises(InputError, match=found):
+        read_trace("mooncake", file, kv_capacity=5000, prefixes=True)
+    assert read_trace("mooncake", file, kv_capacity=5000).n == 2
+
+
+def test_an_id_behind_two_others_is_odd_and_not_shared(tmp_path):
+    # Block 3 stands behind block 0, and then behind block 6.
+    rows = [MOONCAKE[1], {**MOONCAKE[1], "timestamp": 9001, "hash_ids": [6, 3, 4]}]
+    file = write(tmp_path / "m.jsonl", rows)
+    with pytest.warns(TraceWarning, match=r"behind another id than before.*1 row.*line 2"):
+        instance = read_trace("mooncake", file, kv_capacity=5000, prefixes=True)
+    assert instance.prefix_tokens.tolist() == [0, 0]
 
 
 def test_bailian_grants_the_output_of_the_request_that_is_named(tmp_path):

@@ -14,7 +14,8 @@ import numpy as np
 
 from optsched.costs.cost import load_cost_model
 from optsched.costs.devices import device
-from optsched.costs.profiles.splitwise import SPLITWISE_TOKENS, splitwise_rows
+from optsched.costs.profiles.identity import Claim as Asked
+from optsched.costs.profiles.splitwise import COLUMNS, SPLITWISE_TOKENS
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.policies.base import Rules
 from optsched.problem.errors import InputError
@@ -41,7 +42,8 @@ def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
         raise InputError(f"{places[0]}: found no such file; expected Splitwise's perf_model.csv")
 
     degree = parameters["tensor_parallel"]
-    frame = splitwise_rows(file, parameters["model"], degree, device(parameters["device"]))
+    asked = Asked(parameters["model"], degree, device(parameters["device"]))
+    frame = asked.read(file, COLUMNS)
     # Longer outputs end early at an end-of-sequence token, which the table does not show.
     frame = frame[frame["token_size"] == SPLITWISE_TOKENS]
 

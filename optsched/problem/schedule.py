@@ -241,10 +241,14 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     A batch with more tokens becomes several in a row: decodes come first, then prompts, of which
     one may be split. What is held and processed after the last part is what it was after the whole
     batch, and until then it is less, so every other limit still holds. Starts are left out.
-    Claims are refused: what is claimed in a batch may be computed in a later part of it.
+
+    Where requests share prefixes it may be more until then: a block that two of them compute is
+    shared only once it is whole. So claims are refused, and a schedule without them may not fit.
     """
     if schedule.reused is not None:
-        raise InputError("reused: found claims in batches to be split; expected none")
+        raise InputError(
+            "reused: found claims in batches to be split; expected none, since parts may hold more"
+        )
 
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)

@@ -3,20 +3,13 @@
 A row is one prefill batch, followed by decode batches of the same requests.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optsched.costs.architectures import BYTES
-from optsched.costs.devices import Device
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Profile, Table, attention_flops, columns_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SPLITWISE_TOKENS = 128
 """Longest output in perf_model.csv, in tokens, that is generated to its end."""
@@ -71,8 +64,3 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     ).only(np.append(fits, works))
     claim.notes.append("whole-batch times: one layer stands for all")
     return claim.profile("Splitwise", [table], str(file))
-
-
-def splitwise_rows(file: Path, model: str | None, degree: int, peak: Device) -> pd.DataFrame:
-    """Return the rows of perf_model.csv for a model, a degree of parallelism and a device."""
-    return Claim(model, degree, peak).read(file, COLUMNS)

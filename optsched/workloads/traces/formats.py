@@ -183,15 +183,16 @@ class _Table:
         return block.pick(~(other | rows.unreadable))
 
     def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-        """Return the ids of each request and whom it follows, if some row has ids."""
-        pair = rows.raw.get(self.layout.ids[0], ()) if self.layout.ids else ()
-        if not any(isinstance(one, list) for one in pair):
+        """Return each request's ids, or what stands in their place, and whom it follows by name."""
+        first = rows.raw.get(self.layout.ids[0], ()) if self.layout.ids else ()
+        if all(one is None for one in first):
             return None, None
 
         ids, follows = np.empty(len(rows.line), dtype=object), None
         for k in range(len(ids)):
             found = [rows.raw[name][k] for name in self.layout.ids]
-            ids[k] = [str(one) for part in found if isinstance(part, list) for one in part]
+            wrong = [one for one in (found[0], *filter(None, found)) if not isinstance(one, list)]
+            ids[k] = wrong[0] if wrong else [str(one) for part in found for one in part or ()]
 
         if self.layout.follows:
             follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,34 @@ OUTPUTS = ("none", "granted")
 
 
 def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
-    """Refuse a trace without ids; rows whose ids are not those of their prompt's blocks are odd."""
+    """Refuse a trace without lists of ids; rows with ids that no prompt's blocks have are odd."""
     if kept.ids is None:
         raise InputError(
             f"{findings.path}: found no ids of blocks or tokens; expected them, such as hash_ids, "
             "for shared prefixes"
         )
 
+    for line, one in zip(kept.line.tolist(), kept.ids, strict=True):
+        if not isinstance(one, list):
+            raise findings.at(
+                line, f"ids: found {one!r:.40}; expected a list, one a block or token"
+            )
+
+    if tokens == 1:
+        return
+
     counts, whole = np.array([len(one) for one in kept.ids]), kept.prompt_tokens // tokens
     odd = np.flatnonzero((counts < whole) | (counts > -(-kept.prompt_tokens // tokens)))
-    if tokens > 1 and len(odd):
+    if len(odd):
         words = f"the prompt has not as many ids as blocks of {tokens} tokens (see ids_tokens)"
         findings.odd(words, int(kept.line[odd[0]]), len(odd))
+
+    # An id of a block stands for all tokens up to its end, so the one before it is the same always.
+    before: dict[Any, Any] = {}
+    for line, one in zip(kept.line.tolist(), kept.ids, strict=True):
+        if any(before.setdefault(own, up) != up for up, own in pairwise([None, *one])):
+            words = "an id stands behind another id than before, and is not shared there"
+            findings.odd(words, line, 1, harmless=True)
 
 
 def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def read_weka(source: Source) -> Iterator[Block]:
         ids = np.empty(len(calls), dtype=object)
         for k, (line, call) in enumerate(zip(lines, calls, strict=True)):
             found = call.get("hash_ids")
-            ids[k] = [(line, str(one)) for one in found] if isinstance(found, list) else []
+            ids[k] = [(line, str(one)) for one in found] if isinstance(found, list) else found
 
         yield Block(rows.line, prompt, output, time, ids=ids).pick(~rows.unreadable)
 
