@@ -337,7 +337,7 @@ def test_failures_have_a_line_and_a_status(tiny: Path) -> None:
         (("library", "verify", "nothing"), "library: 'nothing' is unknown"),
         (
             ("compare", "library/nothing"),
-            "library/nothing: no such file; expected a file, lib",
+            "library/nothing: no such file; expected a file or one",
         ),
         (("library", "list", "--folder", "nowhere"), "nowhere/bks.json"),
     ],

@@ -88,7 +88,17 @@ class Answer:
 def load(
     name: str, folder: str | Path | None = None, data: Mapping[str, Any] | None = None
 ) -> Instance:
-    """Return an instance of the library, named with or without ``library/``."""
+    """Return an instance of the library.
+
+    Parameters
+    ----------
+    name : str
+        Its name, with or without ``library/``.
+    folder : path, optional
+        Another library's folder.
+    data : mapping, optional
+        What `read_library` has returned, which is read otherwise.
+    """
     entry_of(name, data or read_library(folder))
     return read_instance(instance_file(name.removeprefix("library/"), folder))
 
@@ -388,7 +398,15 @@ def answer(
 
 
 def adopt(answer: Answer, folder: str | Path | None = None) -> None:
-    """Put a better schedule or certificate into the library: its file, and the line for it."""
+    """Put a better schedule or certificate into the library: its file, and the line for it.
+
+    Parameters
+    ----------
+    answer : Answer
+        What `check` has returned.
+    folder : path, optional
+        Another library's folder.
+    """
     data = read_library(folder)
     check_output(library_folder(folder) / TABLE)
     keep(answer, data, folder)

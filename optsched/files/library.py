@@ -38,7 +38,13 @@ def instance_file(name: str, folder: str | Path | None = None) -> Path:
 
 
 def read_library(folder: str | Path | None = None) -> dict[str, Any]:
-    """Return what a library's ``bks.json`` holds, checked for its shape alone."""
+    """Return what a library's ``bks.json`` holds, checked for its shape alone.
+
+    Parameters
+    ----------
+    folder : path, optional
+        The library's folder; default: the shipped one.
+    """
     return read_json(library_folder(folder) / TABLE, expect="library")
 
 

@@ -57,8 +57,8 @@ def read_instance(path: str | Path) -> Instance:
     if not os.path.exists(file):
         shipped = ", ".join(example_instances())
         raise InputError(
-            f"{path}: no such file; expected a file, library/NAME (`optsched library list`), or "
-            f"one of {shipped}"
+            f"{path}: no such file; expected a file or one of {shipped}, or library/NAME "
+            "(`optsched library list`)"
         )
 
     data = read_json(file, expect="instance")
