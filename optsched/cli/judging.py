@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli import output
-from optsched.cli.options import NO_SLOS, Seed, Slos, check_requests_out, read_checked
+from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, check_requests_out, read_checked
 from optsched.cli.output import emit_json, number, tell, unit
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
@@ -85,6 +85,55 @@ def evaluate(
     evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     output.write_requests(evaluation, requests_out)
     _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
+
+
+def hits(
+    instance_file: str,
+    schedule: str | None = None,
+    policy: str = "fcfs",
+    cost_model: str | None = None,
+    kv_capacity: list[int] | None = None,
+    bytes_per_token: Annotated[float | None, ABOVE_0] = None,
+    seed: Seed = 0,
+    json_out: str | None = None,
+) -> None:
+    """Say where the prefix hits of a schedule go: to too little memory, or to what is evicted.
+
+    Parameters:
+      schedule FILE: The schedule. By default it is that of the policy.
+      policy --policy SPEC: The policy.
+      kv_capacity N: A KV capacity in tokens for the caches (repeatable). By default it is the
+        instance's.
+      bytes_per_token N: The bytes of KV of one token, for the price of a GiB.
+    """
+    from optsched.analysis.hits import Found, prefix_hits
+    from optsched.files.read_write import read_schedule
+    from optsched.files.results import head
+    from optsched.policies.engine.simulate import simulate as run
+
+    instance, cost = read_checked(instance_file, cost_model, json_out)
+    made = read_schedule(schedule, instance) if schedule else run(instance, policy, cost, seed=seed)
+    found = prefix_hits(instance, made, cost)
+    capacities = kv_capacity or [instance.kv_capacity]
+    more = None if bytes_per_token is None else int(2**30 / bytes_per_token)
+    data = found.to_dict(capacities, more)
+    label = schedule or policy
+    if emit_json({**head("optsched-hits", "hits", instance), "schedule": label, **data}, json_out):
+        return
+
+    rows: list[tuple[Any, ...]] = [(None, "infinite", *found.cells(found.infinite()))]
+    for one in data["caches"]:
+        rows += [
+            (one["kv_capacity"], name, *found.cells(Found(**one[name]))) for name in ("best", "lru")
+        ]
+
+    rows.append((instance.kv_capacity, label, *found.cells(found.own)))
+    headers = ("M\n[tokens]", "cache", "found\n[tokens]", "[share]", "prefill saved\n[s]")
+    output.show_table(headers, rows, text_columns=(1,))
+    print(f"\n{found.verdict()}")
+    for one in data["caches"] if more else ():
+        words = ", ".join(f"{name} {one['gib_s'][name]:.4g} s" for name in ("best", "lru"))
+        print(f"a GiB more than {one['kv_capacity']} tokens saves of the prefills: {words}")
 
 
 def _emit(
