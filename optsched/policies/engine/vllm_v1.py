@@ -37,13 +37,16 @@ REQUEST_FIELDS = (
 )
 
 CACHE_FIELDS = (
-    *REQUEST_FIELDS,
     ("reused", np.int64),  # tokens that it finds in the cache in the step
     ("row", np.int64),  # of the cache's table, while it runs; or -1
     ("rank", np.int64),  # by release
     ("mates", np.int64),  # name of a block that it computes and others may wait for, or -1
     ("begun", np.int64),  # prefill tokens that were processed before it began to wait
+    *REQUEST_FIELDS,
 )
+"""Those of a request where prefixes are cached. They come first: numba would take a record with
+fields added at the end for one without.
+"""
 
 STATE_FIELDS = (
     *MEMORY,
