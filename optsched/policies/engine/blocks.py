@@ -122,7 +122,7 @@ def caches_of(
     found = []
     for _ in range(workers):
         copies = np.zeros(size + lines, dtype=COPY)
-        copies["twin"][:size] = [*range(1, size), -1]
+        copies["twin"][:size] = np.append(np.arange(1, size), -1)
         copies["before"][size:] = copies["behind"][size:] = np.arange(size, size + lines)
         table = np.empty((seats, longest), dtype=np.int32)
         table[:, 0] = np.arange(1, seats + 1)
@@ -308,24 +308,15 @@ def _line(requests: Any, i: int, cache: Cache, name: int, d: int) -> int:
     if cache.lines == 1:
         return 0
 
-    user = cache.noted[name]
-    while user < cache.lines - 1 and _is_done(requests[cache.ranked[user]]):
-        user = cache.later[cache.begin[cache.ranked[user]] + d]
+    user, done = cache.noted[name], True
+    while user < cache.lines - 1 and done:
+        other = requests[cache.ranked[user]]
+        done = other.produced == other.output
+        if done:
+            user = cache.later[cache.begin[cache.ranked[user]] + d]
 
     cache.noted[name] = user
-    while user < cache.lines - 1:
-        other = requests[cache.ranked[user]]
-        if other.row < 0 and not _is_done(other):
-            break
-
-        user = cache.later[cache.begin[cache.ranked[user]] + d]
-
-    return int(user if _is_done(r) else min(user, r.rank))
-
-
-@njit(allocates=False)
-def _is_done(r: Any) -> bool:
-    return bool(r.produced == r.output)
+    return int(user if r.produced == r.output else min(user, r.rank))
 
 
 @njit(allocates=False)
