@@ -98,7 +98,7 @@ class ReadableCache:
             self.of[name].append(self.copies)
             table.append(self.copies)
 
-    def leave(self, running: list[int], i: int, size: int, computed: int, now: float) -> None:
+    def leave(self, i: int, size: int, computed: int, now: float) -> None:
         """Let a request use its blocks no more."""
         if size == len(self.sequences[i]):
             self.finished.add(i)
@@ -112,11 +112,11 @@ class ReadableCache:
                 self.of[name].remove(copy)
                 self.name[copy] = name = None
             self.turns += 1
-            key = self.key(running, i, name, d, size)
+            key = self.key(i, name, d, size)
             self.idle.append((key, self.turns, copy, now))
         del self.table[i], self.tokens[i]
 
-    def key(self, running: list[int], i: int, name: tuple | None, d: int, size: int) -> int:
+    def key(self, i: int, name: tuple | None, d: int, size: int) -> int:
         """Return when a copy is taken away, smallest first."""
         if self.own.eviction == "t-lru":
             if name is None:
@@ -130,7 +130,7 @@ class ReadableCache:
         users = [
             self.rank[j]
             for j in range(self.instance.n)
-            if j not in running and j not in self.finished and j != i
+            if j not in self.finished and j != i
             if len(name) < self.instance.prompt_tokens[j] and self.named(j, d) == name
         ]
         if i not in self.finished:
@@ -164,7 +164,7 @@ class ReadableVllm:
         for i in self.running:
             if self.cache is not None and i not in alive:
                 size = len(self.cache.sequences[i])
-                self.cache.leave(self.running, i, size, size, self.end)
+                self.cache.leave(i, size, size, self.end)
         self.running = [i for i in self.running if i in alive]
         for i in view.waiting:
             if i not in self.known:
@@ -282,7 +282,7 @@ class ReadableVllm:
                 if self.cache is not None:
                     size = int(view.prompt_tokens[victim] + view.generated[victim])
                     computed = int(view.cached[victim])
-                    self.cache.leave(self.running, victim, size, computed, view.now)
+                    self.cache.leave(victim, size, computed, view.now)
                 self.running.remove(victim)
                 self.tokens.pop(victim, None)
                 self.lost.append(victim)

@@ -28,6 +28,7 @@ from optsched.workloads.generate import generate
 RULES = (
     {},
     {"eviction": "next-use"},
+    {"eviction": "next-use", "max_num_batched_tokens": 5},
     {"eviction": "ttl", "ttl": 0.001},
     {"eviction": "ttl", "ttl": 5.0},
     {"eviction": "t-lru", "tail_tokens": 3},
@@ -72,7 +73,7 @@ def alike(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(300), pytest.param(range(300, 10_000), marks=pytest.mark.slow)]
+    "seeds", [range(300), pytest.param(range(300, 30_000), marks=pytest.mark.slow)]
 )
 def test_the_compiled_cache_finds_what_the_readable_one_finds(seeds) -> None:
     evictions, hits, kept = np.array([alike(seed) for seed in seeds]).T

@@ -223,11 +223,10 @@ class MixedFleet(Fleet):
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
     """Return the schedule of workers: their batches sorted by start, ties by worker."""
     problem = job.problem
-    claims = any(part.reused is not None for part in parts)
-    if claims:
-        nothing = [np.zeros_like(part.request) for part in parts]
-        given = zip(parts, nothing, strict=True)
-        parts = [p if p.reused is not None else p._replace(reused=zero) for p, zero in given]
+    claims = ["reused"] if any(part.reused is not None for part in parts) else []
+    for k, part in enumerate(parts):
+        if claims and part.reused is None:
+            parts = [*parts[:k], part._replace(reused=0 * part.request), *parts[k + 1 :]]
 
     start = np.concatenate([part.start for part in parts])
     worker = np.repeat(np.arange(len(parts)), [len(part.start) for part in parts])
@@ -246,9 +245,7 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         pick = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
         return [offsets, *(column[pick] for column in values)]
 
-    offsets, request, tokens, *reused = flat(
-        "entries", "request", "tokens", *(["reused"] if claims else [])
-    )
+    offsets, request, tokens, *reused = flat("entries", "request", "tokens", *claims)
     evicted_offsets, evicted = flat("evicted_until", "evicted")
     late = any(part.off_default for part in parts)
     return from_batches(

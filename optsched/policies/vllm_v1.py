@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
 Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
+# Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached.
 Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn"]
-"""Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached."""
 
+# Which idle block of the prefix cache is taken away first.
 Eviction = Literal["lru", "next-use", "ttl", "t-lru"]
-"""Which idle block of the prefix cache is taken away first."""
 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 """What a server of vLLM 0.32 takes on an A100 or a smaller GPU."""
@@ -126,23 +126,23 @@ class VllmV1(Runner):
         lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         caches: list[blocks.Store] = [None] * workers
-        if caching:
-            requests["row"] = -1
-            rule = (self.eviction, self.ttl, self.tail_tokens)
-            seats = settings.limits.max_running
-            made = blocks.caches_of(instance, seats, workers, rule, self.merge_blocks)
-            requests["rank"][made[0].ranked] = np.arange(instance.n)
-            for state in states:
-                state["oldest"] = made[0].heads
-
-            caches = [*made]
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
             work = (job.cost.array, queue, columns, lines[w], caches[w], until)
             return loop.run(requests, state, settings, *work)
 
-        rows = 3 if caching else 2
-        return common.Compiled(job, mode, requests, states, step, limits.chunked, rows)
+        fleet = common.Compiled(job, mode, requests, states, step, limits.chunked)
+        if caching:
+            rule = (self.eviction, self.ttl, self.tail_tokens)
+            seats = settings.limits.max_running
+            made = blocks.caches_of(instance, seats, workers, rule, self.merge_blocks)
+            requests["rank"][made[0].ranked] = np.arange(instance.n)
+            caches[:] = made
+            fleet.columns = [common.new_columns(instance, 3) for _ in states]
+            for state in states:
+                state["oldest"] = made[0].heads
+
+        return fleet
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""

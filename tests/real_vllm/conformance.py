@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from real_scheduler import TESTED, RealScheduler, version
-from settings import AZURE, COST, SETTINGS, Setting
+from settings import AZURE, CACHED, COST, SETTINGS, Setting
 
 from optsched import Schedule, evaluate, simulate
 from optsched.costs.cost import cost_for
@@ -21,18 +21,23 @@ class Compared(NamedTuple):
     equal: int  # batches before the first that differs
     preemptions: int
     chunks: int  # parts of prefills, beyond one for each
+    hits: int  # tokens found in the cache
     difference: str
     twin_s: float
     real_s: float
 
 
-def decisions(schedule: Schedule) -> list[tuple[dict[int, int], list[int], float]]:
+def decisions(schedule: Schedule) -> list[tuple[dict, list[int], float]]:
     """Return of each batch the tokens by request, who was preempted, and when it starts.
+
+    The tokens are those processed and, where prefixes are cached, those found before.
 
     vLLM names those that a step preempts as a set, so they are sorted.
     """
     offsets, evicted = schedule.batch_offsets.tolist(), schedule.evicted_offsets.tolist()
     request, tokens = schedule.request.tolist(), schedule.tokens.tolist()
+    if schedule.reused is not None:
+        tokens = list(zip(tokens, schedule.reused.tolist(), strict=True))
     start = [0.0] * schedule.batches if schedule.start is None else schedule.start.tolist()
     return [
         (dict(zip(request[a:b], tokens[a:b], strict=True)), sorted(schedule.evicted[c:d]), at)
@@ -64,14 +69,17 @@ def compare(setting: Setting) -> Compared:
     decodes = int((instance.output_tokens - 1).sum())
     preemptions = int(judged.metrics["evictions"])
     chunks = entries - decodes - instance.n
-    return Compared(len(b), equal, preemptions, chunks, difference, middle - begin, end - middle)
+    hits = int(judged.metrics.get("prefix_hit_tokens") or 0)
+    spent = (middle - begin, end - middle)
+    return Compared(len(b), equal, preemptions, chunks, hits, difference, *spent)
 
 
 def table() -> str:
     """Return the table of all settings whose requests are at hand, as Markdown."""
-    head = ("requests", "KV tokens", "block", "parameters", "batches", "equal", "preemptions")
+    head = ("requests", "KV tokens", "block", "parameters", "batches", "equal", "preemptions",
+            "found")  # fmt: skip
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *CACHED):
         if setting.requests.startswith("Azure") and not AZURE.is_file():
             continue
         found = compare(setting)
@@ -79,6 +87,7 @@ def table() -> str:
         cells = (
             setting.requests, f"{setting.kv_capacity:,}", setting.kv_block_tokens, options,
             f"{found.batches:,}", f"{found.equal:,}", f"{found.preemptions:,}",
+            f"{found.hits:,}",
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
         if found.difference:

@@ -167,9 +167,14 @@ CACHED = (
     Setting("trees, 80 / s", 8_000, 16, "prefill_schedule_interval=4"),
     Setting("trees, deep", 3_000, 16, "prefill_schedule_interval=7"),
     Setting("trees, 80 / s", 3_000, 16, "prefix_caching=false"),
-    # By priority, where nobody is preempted in the step in which it was given tokens.
+    # By priority, where nobody finds what was never computed (docs/lab/vllm-conformance.md).
     Setting("trees, many", 8_000, 16, "policy=priority,priority=output"),
     Setting("trees, all at 0", 6_000, 16, "policy=priority,priority=work"),
     Setting("trees, 80 / s", 8_000, 16, "policy=priority,priority=prompt,watermark=0.05"),
+    Setting("trees, many", 3_000, 16, "policy=priority,priority=output"),
+    Setting(
+        "trees, deep", 2_000, 1,
+        "policy=priority,priority=output,max_num_batched_tokens=256,max_num_seqs=128",
+    ),
 )  # fmt: skip
 """Requests that share prefixes, with vLLM's prefix cache."""

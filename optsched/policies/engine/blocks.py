@@ -20,12 +20,12 @@ keeps to that:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.judge.life import Ints, record
+from optsched.judge.life import Ints, Records, record
 from optsched.judge.memory import kv_of
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -34,7 +34,7 @@ from optsched.problem.prefixes import Prefixes
 
 Smalls = NDArray[np.int32]
 
-STATE = (
+STATE = (  # fields of an engine's state
     ("idle", np.int64),  # copies that nobody uses
     ("last", np.int64),  # no line behind it has a copy
     ("blank", np.int64),  # the first place for a copy that is free, or -1
@@ -42,7 +42,6 @@ STATE = (
     ("kept", np.int64),  # idle copies that are not to be taken away for an admission
     ("oldest", np.int64),  # the first of them, or the head of the line
 )
-"""Fields of an engine's state."""
 
 COPY = record(
     ("name", np.int64),  # -1: none, since its tokens were never computed
@@ -67,11 +66,11 @@ class Cache(NamedTuple):
     block: int
     merge: bool
     ttl: float
-    tail: int  # tokens at the end of a sequence that go first, or -1
+    tail: int  # tokens at the end of a sequence that go first, with T-LRU
     first: Ints
     above: Ints
     place: Ints
-    copies: Any
+    copies: Records
     heads: int
     lines: int
     holder: Smalls  # the oldest copy of each name, or -1
@@ -84,8 +83,7 @@ class Cache(NamedTuple):
     leader: Smalls  # by name, room to note who computes a block for all that wait for it
 
 
-Store = Cache | None
-"""A cache, or None where nothing is cached."""
+Store = Cache | None  # None: nothing is cached
 
 
 def caches_of(
@@ -106,9 +104,8 @@ def caches_of(
     needed = workers * (48 * size + 12 * prefixes.distinct_blocks + 4 * seats * longest)
     needed += 4 * all_blocks * foreseen
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
-    own = prefixes.blocks - prefixes.first
-    place = np.cumsum(own) - prefixes.blocks
-    lines = {"next-use": n + 1, "t-lru": 2}.get(eviction, 1)
+    place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
+    lines = {"next-use": n + 2, "t-lru": 2}.get(eviction, 1)
     begin = np.cumsum(prefixes.blocks) - prefixes.blocks
     ranked = np.lexsort((np.arange(n), instance.release))
     noted = np.zeros(prefixes.distinct_blocks if eviction in ("next-use", "t-lru") else 0, np.int32)
@@ -116,21 +113,20 @@ def caches_of(
     names = np.empty(longest, dtype=np.int64)
     tree = (prefixes.first, prefixes.above, place)
     if foreseen:
-        noted[:] = n
+        noted[:] = lines - 1
         _foresee(*tree, ranked, (instance.prompt_tokens - 1) // block, begin, noted, later)
 
     found = []
     for _ in range(workers):
         copies = np.zeros(size + lines, dtype=COPY)
-        copies["twin"][:size] = [*range(1, size), -1]
+        copies["twin"][:size] = np.append(np.arange(1, size), -1)
         copies["before"][size:] = copies["behind"][size:] = np.arange(size, size + lines)
         table = np.empty((seats, longest), dtype=np.int32)
         table[:, 0] = np.arange(1, seats + 1)
         holder = np.full(prefixes.distinct_blocks, -1, dtype=np.int32)
-        least = tail if eviction == "t-lru" else -1
         found.append(
             Cache(
-                block, merge or foreseen, ttl, least, *tree, copies, size, lines, holder, table,
+                block, merge or foreseen, ttl, tail, *tree, copies, size, lines, holder, table,
                 names.copy(), noted.copy(), ranked, later, begin, np.empty_like(holder),
             )
         )  # fmt: skip
@@ -201,7 +197,7 @@ def find(cache: Cache, i: int, most: int) -> int:
 
 
 @njit(allocates=False)
-def extra(s: Any, cache: Cache, i: int, blocks: int) -> int:
+def extra(s: np.record, cache: Cache, i: int, blocks: int) -> int:
     """Return the KV that admitting request i takes beyond its own, if it finds so many blocks.
 
     It is less than 0 by the blocks that others use, and more by idle ones that are kept.
@@ -217,10 +213,10 @@ def extra(s: Any, cache: Cache, i: int, blocks: int) -> int:
 
 
 @njit(allocates=False)
-def seat(r: Any, i: int, s: Any, cache: Cache, blocks: int, limits: Any) -> None:
+def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: np.record) -> None:
     """Give request i a row of the table, and let it use the blocks that it has found."""
-    r.row = s.row
-    s.row = cache.table[r.row, 0]
+    row = r.row = int(s.row)
+    s.row = cache.table[row, 0]
     if blocks == 0:
         return
 
@@ -230,11 +226,11 @@ def seat(r: Any, i: int, s: Any, cache: Cache, blocks: int, limits: Any) -> None
     for d in range(blocks):
         c = cache.holder[cache.names[d]]
         _use(s, cache, c)
-        cache.table[r.row, d] = c
+        cache.table[row, d] = c
 
 
 @njit(allocates=False)
-def fill(r: Any, i: int, s: Any, cache: Cache, whole: int, limits: Any) -> None:
+def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: np.record) -> None:
     """Make room for what request i has been given, and name the blocks that it fills with it."""
     while s.held + cache.block * s.idle > limits.kv_capacity:
         _take_away(s, cache)
@@ -271,15 +267,15 @@ def fill(r: Any, i: int, s: Any, cache: Cache, whole: int, limits: Any) -> None:
 
 
 @njit(allocates=False)
-def leave(requests: Any, i: int, s: Any, cache: Cache) -> None:
+def leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
     """Let request i use its blocks no more. What stays held is added to what its KV will free.
 
     Blocks that were allocated for a batch in which it then has no part lose their name.
     """
     r = requests[i]
-    computed = r.cached // cache.block
+    row, computed = int(r.row), r.cached // cache.block
     for d in range(r.allocated // cache.block - 1, -1, -1):
-        c = cache.table[r.row, d]
+        c = cache.table[row, d]
         one = cache.copies[c]
         one.users -= 1
         if one.users > 0:
@@ -290,46 +286,36 @@ def leave(requests: Any, i: int, s: Any, cache: Cache) -> None:
 
         _let_go(s, cache, c, _line(requests, i, cache, one.name, d))
 
-    cache.table[r.row, 0] = s.row
-    s.row = r.row
-    r.row = -1
+    cache.table[row, 0] = s.row
+    s.row, r.row = row, -1
 
 
 @njit(allocates=False)
-def _line(requests: Any, i: int, cache: Cache, name: int, d: int) -> int:
+def _line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
     """Return the line in which a copy waits that request i lets go, its block d."""
     r = requests[i]
     if name < 0:
         return cache.lines - 1
-    if cache.tail >= 0:
+    if cache.lines == 2:
         size = max(cache.noted[name], r.prompt + r.produced)
         cache.noted[name] = size
         return int((d + 1) * cache.block > size - cache.tail)
     if cache.lines == 1:
         return 0
 
-    user = cache.noted[name]
-    while user < cache.lines - 1 and _is_done(requests[cache.ranked[user]]):
-        user = cache.later[cache.begin[cache.ranked[user]] + d]
+    user, done = cache.noted[name], True
+    while user < cache.lines - 1 and done:
+        other = requests[cache.ranked[user]]
+        done = other.produced == other.output
+        if done:
+            user = cache.later[cache.begin[cache.ranked[user]] + d]
 
     cache.noted[name] = user
-    while user < cache.lines - 1:
-        other = requests[cache.ranked[user]]
-        if other.row < 0 and not _is_done(other):
-            break
-
-        user = cache.later[cache.begin[cache.ranked[user]] + d]
-
-    return int(user if _is_done(r) else min(user, r.rank))
+    return int(user if r.produced == r.output else min(user, r.rank))
 
 
 @njit(allocates=False)
-def _is_done(r: Any) -> bool:
-    return bool(r.produced == r.output)
-
-
-@njit(allocates=False)
-def _use(s: Any, cache: Cache, c: int) -> None:
+def _use(s: np.record, cache: Cache, c: int) -> None:
     """Let one more request use a copy."""
     one = cache.copies[c]
     if one.users == 0:
@@ -340,7 +326,7 @@ def _use(s: Any, cache: Cache, c: int) -> None:
 
 
 @njit(allocates=False)
-def _let_go(s: Any, cache: Cache, c: int, line: int) -> None:
+def _let_go(s: np.record, cache: Cache, c: int, line: int) -> None:
     """Put a copy that nobody uses at the end of a line."""
     one, head = cache.copies[c], cache.heads + line
     one.before, one.behind = cache.copies[head].before, head
@@ -356,7 +342,7 @@ def _let_go(s: Any, cache: Cache, c: int, line: int) -> None:
 
 
 @njit(allocates=False)
-def _leave_line(s: Any, cache: Cache, c: int) -> None:
+def _leave_line(s: np.record, cache: Cache, c: int) -> None:
     one = cache.copies[c]
     cache.copies[one.before].behind = one.behind
     cache.copies[one.behind].before = one.before
@@ -368,7 +354,7 @@ def _leave_line(s: Any, cache: Cache, c: int) -> None:
 
 
 @njit(allocates=False)
-def _take_away(s: Any, cache: Cache) -> None:
+def _take_away(s: np.record, cache: Cache) -> None:
     """Take away the idle copy whose turn it is."""
     while cache.copies[cache.heads + s.last].behind == cache.heads + s.last:
         s.last -= 1
@@ -400,7 +386,7 @@ def _forget(cache: Cache, c: int) -> None:
 
 
 @njit(allocates=False)
-def expire(s: Any, cache: Cache) -> None:
+def expire(s: np.record, cache: Cache) -> None:
     """Keep no longer what has been idle for the time to live."""
     while s.oldest != cache.heads and cache.copies[s.oldest].idle_at + cache.ttl <= s.now:
         s.oldest = cache.copies[s.oldest].behind

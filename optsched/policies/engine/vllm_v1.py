@@ -36,13 +36,15 @@ REQUEST_FIELDS = (
     ("tokens", np.int64),  # that the step processes
 )
 
+# Where prefixes are cached. The others come last: numba would take a record with fields added at
+# the end for one without.
 CACHE_FIELDS = (
-    *REQUEST_FIELDS,
     ("reused", np.int64),  # tokens that it finds in the cache in the step
     ("row", np.int64),  # of the cache's table, while it runs; or -1
     ("rank", np.int64),  # by release
     ("mates", np.int64),  # name of a block that it computes and others may wait for, or -1
     ("begun", np.int64),  # prefill tokens that were processed before it began to wait
+    *REQUEST_FIELDS,
 )
 
 STATE_FIELDS = (
@@ -61,16 +63,13 @@ STATE_FIELDS = (
     ("prefilled", np.int64),  # tokens of prefills so far
 )
 
-
+# Orders of waiting requests. The last three, SGLang's, go by what each would find in the cache.
 FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN = range(5)
-"""Orders of waiting requests. The last three go by what each would find in the cache."""
 
+# With more waiting requests than this, ``lpm`` and ``hrrn`` are first come, first served.
 MAX_MATCHED = 128
-"""With more waiting requests than this, SGLang's ``lpm`` and ``hrrn`` are first come, first served.
-"""
+# Of those that find no more tokens than this and share as many, all but the first are put back.
 MIN_SHARED = 32
-"""Of the requests that find no more than this in the cache and share as much with one another, only
-the first is not put back."""
 
 
 class Settings(NamedTuple):
