@@ -51,6 +51,12 @@ class Liar(OneByOne):
         import optsched.judge.evaluate as judge, optsched.analysis.score as score
         judge.evaluate = score.evaluate = None  # the judge works elsewhere
 
+class Pauses(OneByOne):
+    turn = 0
+    def batch(self, view):
+        self.turn += 1
+        return Batch(stall=True) if view.running and self.turn % 2 else super().batch(view)
+
 class Overfull:
     def batch(self, view):
         return Batch({i: view.rest(i) for i in [*view.running, *view.waiting]})
@@ -151,6 +157,7 @@ def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(
         ("Raises", "raised KeyError('three wait')"),
         ("Nobody", "Nobody"),
         ("Overfull", "kv_capacity"),
+        ("Pauses", "it pauses running requests"),  # and so the bound says nothing of it
     ],
 )
 def test_a_policy_that_fails_costs_rows_and_says_why(
