@@ -9,6 +9,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +126,17 @@ def test_instances_are_what_their_source_says() -> None:
 
 def test_a_family_verifies() -> None:
     assert library.verify(["tiny", "library/worst-fcfs"], jobs=1) == {}
+
+
+def test_no_solver_is_loaded_to_verify() -> None:
+    lines = (
+        "import sys, optsched",
+        "assert optsched.library.verify(['tiny-n4', 'csp-b4-o4-i64'], jobs=1) == {}",
+        "print(sorted({'highspy', 'ortools', 'pulp'} & set(sys.modules)))",
+    )
+    words = [sys.executable, "-c", "\n".join(lines)]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def verify(
     """
     data = read_library(folder)
     chosen = select(names, data)
-    jobs = min(jobs or os.cpu_count() or 1, len(chosen))
+    jobs = max(1, min(jobs or os.cpu_count() or 1, len(chosen)))
     head = {key: data[key] for key in ("release", "families")}
     one = partial(_wrong, head=head, folder=folder)
     items = [(name, data["instances"][name]) for name in chosen]
@@ -226,9 +226,9 @@ def _known(
         file = library_folder(folder) / record["file"]
         content = file.read_bytes() if file.is_file() else b""
         _same(f"{record['file']}: sha256", hashlib.sha256(content).hexdigest(), record["sha256"])
-        value, judged = _value(instance, entry, kind, read_json(file, expect=kind))
-        evaluation = judged or evaluation
-        slack = 0.0 if judged is None or instance.in_rounds else rounding(judged, value)
+        value, played = _value(instance, entry, kind, read_json(file, expect=kind))
+        evaluation = played or evaluation
+        slack = 0.0 if played is None or instance.in_rounds else rounding(played, value)
         if not abs(value - record["value"]) <= slack:
             _same(f"{TABLE}: {key}.value", record["value"], value)
 
