@@ -13,6 +13,7 @@ from command_line import answer, invoke, one_line_error, run
 import optsched
 from optsched.analysis import library
 from optsched.analysis.score import Row, Score, score
+from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.processes import Processes
 
@@ -203,6 +204,7 @@ def test_the_command_prints_a_table_and_json(file: Path) -> None:
     assert "tiny-n8" in said
     assert "no policy is below the floor" in said
     data = answer(*words)
+    check_shape("score", data)
     assert data["combined_score"] == pytest.approx(data["floor"] / data["score"])
     assert [one["instance"] for one in data["instances"]] == ["tiny-n8", "tiny-n10"]
     one_line_error(invoke("score", "fcfs", "--library", "nothing"))

@@ -53,7 +53,7 @@ class Row:
         What went wrong: ``error``, ``rule`` and ``request`` if a rule was broken, and
         ``first_requests``: so many first requests of the instance show it already.
     wall_s : float
-        Seconds that simulation and judgement took.
+        Seconds that the policy took for its schedule.
     """
 
     instance: str
@@ -83,14 +83,6 @@ class Row:
         gained = self.fcfs - self.value
         low, high = sorted((gained / (self.fcfs - self.bound), gained / lost))
         return low, high
-
-    @property
-    def captured_words(self) -> str:
-        """The interval `captured` in words."""
-        if self.captured is None:
-            return "-" if self.failure is None else "failed"
-
-        return "{:.1%} to {:.1%}".format(*self.captured)
 
 
 @dataclass(frozen=True)
