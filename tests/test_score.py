@@ -13,6 +13,7 @@ from command_line import answer, invoke, one_line_error, run
 import optsched
 from optsched.analysis import library
 from optsched.analysis.score import Row, Score, score
+from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.processes import Processes
 
@@ -50,6 +51,12 @@ class Liar(OneByOne):
     def __init__(self):
         import optsched.judge.evaluate as judge, optsched.analysis.score as score
         judge.evaluate = score.evaluate = None  # the judge works elsewhere
+
+class Pauses(OneByOne):
+    turn = 0
+    def batch(self, view):
+        self.turn += 1
+        return Batch(stall=True) if view.running and self.turn % 2 else super().batch(view)
 
 class Overfull:
     def batch(self, view):
@@ -151,6 +158,7 @@ def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(
         ("Raises", "raised KeyError('three wait')"),
         ("Nobody", "Nobody"),
         ("Overfull", "kv_capacity"),
+        ("Pauses", "it pauses running requests"),  # and so the bound says nothing of it
     ],
 )
 def test_a_policy_that_fails_costs_rows_and_says_why(
@@ -196,6 +204,7 @@ def test_the_command_prints_a_table_and_json(file: Path) -> None:
     assert "tiny-n8" in said
     assert "no policy is below the floor" in said
     data = answer(*words)
+    check_shape("score", data)
     assert data["combined_score"] == pytest.approx(data["floor"] / data["score"])
     assert [one["instance"] for one in data["instances"]] == ["tiny-n8", "tiny-n10"]
     one_line_error(invoke("score", "fcfs", "--library", "nothing"))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.bounds.certificate import certified_value, verify_certificate
-from optsched.costs.cost import load_cost_model
+from optsched.costs.cost import CostModel, load_cost_model
 from optsched.files.library import (
     TABLE,
     entry_of,
@@ -47,6 +47,7 @@ from optsched.problem.errors import InputError, OptschedError, UsageError, Viola
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objective
 from optsched.problem.processes import Processes, in_processes
+from optsched.problem.schedule import Schedule
 
 _KINDS = {"schedule": ("best", "schedules"), "certificate": ("bound", "certificates")}
 """Of each kind of file, the field of an entry and the folder."""
@@ -130,7 +131,7 @@ def verify(
     """
     data = read_library(folder)
     chosen = select(names, data)
-    jobs = min(jobs or os.cpu_count() or 1, len(chosen))
+    jobs = max(1, min(jobs or os.cpu_count() or 1, len(chosen)))
     head = {key: data[key] for key in ("release", "families")}
     one = partial(_wrong, head=head, folder=folder)
     items = [(name, data["instances"][name]) for name in chosen]
@@ -225,9 +226,9 @@ def _known(
         file = library_folder(folder) / record["file"]
         content = file.read_bytes() if file.is_file() else b""
         _same(f"{record['file']}: sha256", hashlib.sha256(content).hexdigest(), record["sha256"])
-        value, judged = _value(instance, entry, kind, read_json(file, expect=kind))
-        evaluation = judged or evaluation
-        slack = 0.0 if judged is None or instance.in_rounds else rounding(judged, value)
+        value, played = _value(instance, entry, kind, read_json(file, expect=kind))
+        evaluation = played or evaluation
+        slack = 0.0 if played is None or instance.in_rounds else rounding(played, value)
         if not abs(value - record["value"]) <= slack:
             _same(f"{TABLE}: {key}.value", record["value"], value)
 
@@ -247,21 +248,29 @@ def _value(
 ) -> tuple[float, Evaluation | None]:
     """Return the value that a schedule has, or a certificate proves, for an entry's objective."""
     cost = None if entry.get("cost_model") is None else load_cost_model(entry["cost_model"])
+    if kind == "schedule":
+        return judged(instance, entry, schedule_from_dict(data, instance), cost)
+
+    verify_certificate(instance, data, cost)
     workers = entry.get("workers", 1)
-    if kind == "certificate":
-        verify_certificate(instance, data, cost)
-        if data["objective"] != entry["objective"] or workers > 1:
-            raise InputError(
-                f"certificate: found {data['objective']} on one worker; expected "
-                f"{entry['objective']} on {workers}"
-            )
+    if data["objective"] != entry["objective"] or workers > 1:
+        raise InputError(
+            f"certificate: found {data['objective']} on one worker; expected "
+            f"{entry['objective']} on {workers}"
+        )
 
-        return certified_value(instance, data), None
+    return certified_value(instance, data), None
 
+
+def judged(
+    instance: Instance, entry: Mapping[str, Any], schedule: Schedule, cost: CostModel | None
+) -> tuple[float, Evaluation]:
+    """Return the value of a schedule that an entry's bound covers, as judged."""
     with warnings.catch_warnings():  # a cost model's range of validity is the instance's matter
         warnings.simplefilter("ignore", UserWarning)
-        evaluation = evaluate(instance, schedule_from_dict(data, instance), cost)
+        evaluation = evaluate(instance, schedule, cost)
 
+    workers = entry.get("workers", 1)
     if evaluation.workers > workers:
         raise ViolationError(
             f"workers: found {evaluation.workers}; expected at most {workers}", rule="workers"

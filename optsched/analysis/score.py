@@ -18,16 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.analysis.library import load, read_library, select
+from optsched.analysis.library import judged, load, read_library, select
 from optsched.costs.cost import CostModel, cost_for
-from optsched.judge.evaluate import evaluate
 from optsched.optimize.consistency import reconcile
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import OptschedError, UsageError, ViolationError
+from optsched.problem.errors import OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import Processes
@@ -54,7 +53,7 @@ class Row:
         What went wrong: ``error``, ``rule`` and ``request`` if a rule was broken, and
         ``first_requests``: so many first requests of the instance show it already.
     wall_s : float
-        Seconds that simulation and judgement took.
+        Seconds that the policy took for its schedule.
     """
 
     instance: str
@@ -77,21 +76,13 @@ class Row:
         if self.value is None:
             return None
 
-        least = self.fcfs - min(self.best_known, self.value)
-        if least <= 0:
+        lost = self.fcfs - min(self.best_known, self.value)
+        if lost <= 0:
             return None
 
         gained = self.fcfs - self.value
-        low, high = sorted((gained / (self.fcfs - self.bound), gained / least))
+        low, high = sorted((gained / (self.fcfs - self.bound), gained / lost))
         return low, high
-
-    @property
-    def captured_words(self) -> str:
-        """The interval `captured` in words."""
-        if self.captured is None:
-            return "-" if self.failure is None else "failed"
-
-        return "{:.1%} to {:.1%}".format(*self.captured)
 
 
 @dataclass(frozen=True)
@@ -223,36 +214,22 @@ def score(
     return Score(policy, seed, data["release"], tuple(rows))
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
+class _Task(NamedTuple):
     """An instance, and the row of a policy that has not run on it yet."""
 
     instance: Instance
     cost: CostModel | None
     row: Row
 
-    def judged(self, schedule: Schedule) -> float:
-        """Return a schedule's value. The policy's process is not asked for it."""
-        evaluation = evaluate(self.instance, schedule, self.cost)
-        objective = parse_objective(self.row.objective)
-        value = objective.of(evaluation)
-        if evaluation.workers > 1 or value is None:
-            raise ViolationError(f"workers: found {evaluation.workers}; expected 1", rule="workers")
-
-        reconcile(self.instance, objective, (value, "policy"), (self.row.bound, "library"))
-        return value
-
 
 @lru_cache(maxsize=256)
 def _prepared(name: str, folder: str | None, digest: str) -> _Task:
     """Return an instance with what is known of it, and with the code compiled that policies use."""
-    entry = read_library(folder)["instances"][name]
-    instance = load(name, folder)
+    entry, instance = read_library(folder)["instances"][name], load(name, folder)
     cost = None if instance.in_rounds else cost_for(instance, entry["cost_model"])
-    known = {"bound": entry["bound"]["value"], "best_known": entry["best"]["value"]}
-    empty = Row(name, entry["family"], entry["objective"], None, **known, fcfs=math.nan)
-    task = _Task(instance, cost, empty)
-    return replace(task, row=replace(empty, fcfs=task.judged(simulate(instance, BASELINE, cost))))
+    fcfs, _ = judged(instance, entry, simulate(instance, BASELINE, cost), cost)
+    known = {"bound": entry["bound"]["value"], "best_known": entry["best"]["value"], "fcfs": fcfs}
+    return _Task(instance, cost, Row(name, entry["family"], entry["objective"], None, **known))
 
 
 def _in_forks(
@@ -288,21 +265,20 @@ def _fork(
     theirs.close()
     try:
         for task in tasks:
-            failure: dict[str, Any] = {"error": f"no schedule within {limits[0]:g} s"}
-            ended = True
+            why = f"no schedule within {limits[0]:g} s"
             try:
                 if ours.poll(limits[0]):
                     schedule, failure, wall_s = ours.recv()
-                    ended = False
+                    why = ""
             except (EOFError, OSError, pickle.UnpicklingError):
-                failure = {"error": "its process ended without a schedule"}
+                why = "its process ended without a schedule"
 
-            if ended or failure:
-                yield replace(task.row, failure=failure)
-            else:
-                yield _row(task, schedule, wall_s)
-            if ended:
+            if why:
+                yield replace(task.row, failure={"error": why})
                 return
+
+            failed = replace(task.row, failure=failure)
+            yield failed if failure else _row(task, schedule, wall_s)
     finally:
         ours.close()
         with suppress(ProcessLookupError):
@@ -312,10 +288,15 @@ def _fork(
 
 
 def _row(task: _Task, schedule: Schedule, wall_s: float) -> Row:
+    """Return the row of a schedule, judged here and not in the policy's process."""
+    objective = parse_objective(task.row.objective)
     try:
-        return replace(task.row, value=task.judged(schedule), wall_s=wall_s)
+        value, _ = judged(task.instance, {"objective": task.row.objective}, schedule, task.cost)
+        reconcile(task.instance, objective, (value, "policy"), (task.row.bound, "library"))
     except OptschedError as error:
         return replace(task.row, failure=_words(error))
+
+    return replace(task.row, value=value, wall_s=wall_s)
 
 
 def _run(
@@ -326,8 +307,8 @@ def _run(
 
     with suppress(OSError, ValueError):  # no /proc, or a lower limit is set already
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + limits[1]
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = pages * resource.getpagesize() + limits[1]
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     for task in tasks:
         began = time.perf_counter()
@@ -355,7 +336,7 @@ def _fewest(
     """Return a number of first requests, a power of two or all, that show a failure."""
     count = 1
     while count < task.instance.n and time.perf_counter() < until:
-        part = replace(task, instance=task.instance.subset(np.arange(count)))
+        part = task._replace(instance=task.instance.subset(np.arange(count)))
         found = _failure(part, policy, seed)
         if isinstance(found, dict) and found["kind"] == failure["kind"]:
             return count

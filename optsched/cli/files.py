@@ -202,6 +202,7 @@ def export(
         return
 
     from optsched.costs.cost import cost_for
+    from optsched.files.library import cost_model_of
     from optsched.optimize.formulations import Task, formulations, get
     from optsched.problem.objective import parse_objectives
 
@@ -221,7 +222,8 @@ def export(
             "seconds"
         )
 
-    task = Task(instance, cost_for(instance, cost_model), parse_objectives(model.default_objective))
+    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
+    task = Task(instance, cost, parse_objectives(model.default_objective))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)

@@ -210,10 +210,12 @@ def score(
     if emit_json(found.to_dict(times=times), json_out):
         return
 
-    rows = [
-        (row.instance, row.value, row.fcfs, row.best_known, row.bound, row.captured_words)
-        for row in found.rows
-    ]
+    rows = []
+    for row in found.rows:
+        share = "-" if row.captured is None else "{:.1%} to {:.1%}".format(*row.captured)
+        what = "failed" if row.failure else share
+        rows.append((row.instance, row.value, row.fcfs, row.best_known, row.bound, what))
+
     headers = ("instance", "value", "fcfs", "best known", "bound", "of the headroom")
     show_table(headers, rows, text_columns=(0, 5))
     for row in found.rows:

@@ -413,6 +413,19 @@ class LibraryFile(_Strict):
     instances: dict[str, LibraryEntry]
 
 
+class ScoreFile(_Open):
+    """What `score` writes; further fields may appear."""
+
+    format: Literal["optsched-score"]
+    version: Literal[1]
+    policy: str
+    score: float | None = _null("null: the policy failed on an instance")
+    floor: float = Field(description="no policy's score is smaller")
+    best_known: float
+    combined_score: Annotated[float, Field(ge=0)] = Field(description="floor / score, or 0")
+    instances: list[dict[str, Any]]
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "instance": InstanceFile,
     "schedule": ScheduleFile,
@@ -423,6 +436,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "tradeoff": TradeoffFile,
     "capacity": CapacityFile,
     "library": LibraryFile,
+    "score": ScoreFile,
 }
 """The model of each file format."""
 
