@@ -44,6 +44,7 @@ and -1e-12 S. The ratio is also taken 2e-9 too large, which covers the judge's f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -65,6 +66,8 @@ _NODES = 300_000
 _DEPTH = 600
 _TRIES = 14
 """Values of the multipliers that are tried."""
+_AT_ONCE = 16
+"""Boxes to begin with that are scanned between two looks at the clock."""
 
 
 class Batches(NamedTuple):
@@ -182,14 +185,26 @@ def worst_ratio(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> F
     return witnesses(batches, vectors, within=within)[0]
 
 
-def witnesses(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> tuple[Floats, Floats]:
+def witnesses(
+    batches: Batches,
+    vectors: Floats,
+    *,
+    within: float = 1e-4,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Floats, Floats]:
     """Return `worst_ratio`, and for each vector a batch in which it is nearly reached.
 
-    A batch is its contents n, K, D, C and Q and its time; all 0 where none was looked at.
+    A batch is its contents n, K, D, C and Q and its time; all 0 where none was looked at. `check`
+    is called now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
-    _scan(batches, rows, ratio, found, _boxes(batches), within, 1 << 50)
+    boxes = _boxes(batches)
+    for first in range(0, len(boxes), _AT_ONCE):
+        check()
+        some = boxes[first : first + _AT_ONCE]
+        _scan(batches, rows, ratio, found, some, within, 1 << 50)
+
     return ratio * (1 + 4 * _MARGIN), found
 
 
