@@ -140,7 +140,8 @@ class Best:
         self, schedule: Schedule, evaluation: Evaluation, won: NDArray[np.bool_]
     ) -> Schedule:
         """Return the batches of requests that a schedule serves better, and the best one's."""
-        assert self.schedule is not None and self.evaluation is not None
+        assert self.schedule is not None
+        assert self.evaluation is not None
         parts = []
         for one, judged, mine in (
             (schedule, evaluation, won),
