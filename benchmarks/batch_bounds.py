@@ -2,13 +2,14 @@
 
     OPTSCHED_DATA=DIR python benchmarks/batch_bounds.py [--rates 0.25,0.5,1,2,4,8] [--bound-s 90]
                       [--search-s 60] [--seed 0] [-o FILE.md] [--picture FILE.png]
-                      [--model MODEL] [--trace azure|mooncake] [--loads 0.5,0.9] [--first N]
-                      [--policies vllm,mc-sf] [--kv-capacity TOKENS]
+                      [--model MODEL] [--trace azure|azure-code|mooncake] [--loads 0.5,0.9]
+                      [--first N] [--policies vllm,mc-sf] [--bounds busy-time,pieces]
+                      [--kv-capacity TOKENS]
 
-DIR holds the Azure trace AzureLLMInferenceTrace_conv.csv (or azure/ with it), or a trace in
-mooncake/. Rates scale arrivals. Loads do too: at load 1 the work that no schedule avoids takes as
-long as the trace. The picture has a point for each rate. Times are seconds of processor time,
-limits are of wall time.
+DIR holds the Azure traces AzureLLMInferenceTrace_conv.csv and _code.csv (or azure/ with them), or a
+trace in mooncake/. Rates scale arrivals. Loads do too: at load 1 the work that no schedule avoids
+takes as long as the trace. The picture has a point for each rate. Times are seconds of processor
+time, limits are of wall time.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ MODEL = "llama2-7b-a100-infermax"
 METRICS = ("mean_latency", "makespan", "mean_ttft")
 TRACES = {
     "azure": ("AzureLLMInferenceTrace_conv.csv", "azure/AzureLLMInferenceTrace_conv.csv"),
+    "azure-code": ("AzureLLMInferenceTrace_code.csv", "azure/AzureLLMInferenceTrace_code.csv"),
     "mooncake": ("mooncake/*.jsonl",),
 }
 SHOWN = ("vllm", "sarathi", "fcfs", "mc-sf", "least-work")
@@ -58,8 +60,9 @@ def trace(rate: float, options: argparse.Namespace) -> Instance:
     found = [path for pattern in TRACES[name] for path in sorted(folder.glob(pattern))]
     if not found:
         sys.exit(f"{TRACES[name][0]}: not in OPTSCHED_DATA={folder}")
+    layout = name.partition("-")[0]
     instance = read_trace(
-        name, found[0], rate_scale=rate, kv_accounting="cached", kv_capacity=options.kv_capacity
+        layout, found[0], rate_scale=rate, kv_accounting="cached", kv_capacity=options.kv_capacity
     )
     return instance if first is None else instance.subset(np.arange(min(first, instance.n)))
 
@@ -98,7 +101,10 @@ def row(
         for name, bound in bounds().items():
             goal = parse_objective(objective)
             task = BoundTask(instance, cost, goal, completions=completions)
-            if not bound.applies(task) or not bound.suits(task):
+            wanted = bound.suits(task)
+            if options.bounds is not None and metric == "mean_latency":
+                wanted = name in options.bounds.split(",")
+            if not bound.applies(task) or not wanted:
                 continue
             before, begin_s = time.process_time(), time.perf_counter()
             proof = bound.function(task, Budget(options.bound_s))
@@ -164,6 +170,7 @@ def main() -> None:
     parser.add_argument("--trace", choices=TRACES, default="azure")
     parser.add_argument("--loads", help="instead of rates")
     parser.add_argument("--policies", help="default: all")
+    parser.add_argument("--bounds", help="on mean latency; default: those that suit")
     parser.add_argument("--kv-capacity", type=int, default=100_000)
     parser.add_argument("--first", type=int, help="only so many requests")
     options = parser.parse_args()

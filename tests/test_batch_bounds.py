@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
@@ -15,7 +15,7 @@ import pytest
 from exhaustive_batches import Exhaustive
 from sweeps import parts
 
-from optsched import BatchCost, Instance, Limits, evaluate, load_cost_model, simulate
+from optsched import BatchCost, Instance, Limits, Schedule, evaluate, load_cost_model, simulate
 from optsched.bounds import bounds, busy_time as busy, lower_bound, pieces as pieces_module
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import unavoidable_work
@@ -27,11 +27,14 @@ from optsched.bounds.shares import completions_of, value_at
 from optsched.bounds.shares_kernel import Shared, scale_to_one
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
+from optsched.optimize.search.rule_search import Best
 from optsched.optimize.strategies import allowed_policies
 from optsched.policies.base import own_work
 from optsched.policies.engine.simulate import completions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
+from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.schedule import from_batches
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
@@ -717,6 +720,82 @@ def test_the_offline_search_splits_prompts_that_are_longer_than_a_batch(workers:
     schedule, _ = improve(instance, PLAIN, Budget(0.5), policies=["fcfs"], workers=workers)
     found = evaluate(instance, schedule, PLAIN)  # refuses a batch of more than 100 tokens
     assert found.latency.tolist() == pytest.approx([0.067, 0.368 if workers == 1 else 0.301])
+
+
+def best_of(instance: Instance, cost: BatchCost, schedules: Sequence[Schedule]) -> Best:
+    best = Best(instance, cost, TOTAL_LATENCY, None, Budget())
+    for schedule in schedules:
+        best.offer(schedule, "known")
+
+    return best
+
+
+def test_the_best_schedule_takes_each_stretch_from_the_schedule_that_serves_it_best() -> None:
+    # Prompts of 50 and 10 tokens at 0 s and again at 1 s, one a batch: 10 + 7 + 50 = 67 ms and
+    # 27 ms. The short one first gives 27 + 94 = 121 ms, the long one first 67 + 94 = 161 ms.
+    instance = Instance(
+        [3, 3, 4, 4], [50, 10, 50, 10], [1] * 4, kv_capacity=50, time_unit="second",
+        kv_accounting="cached",
+    )  # fmt: skip
+    orders = [1, 0, 2, 3], [0, 1, 3, 2]
+    one, other = (
+        from_batches(range(5), order, instance.prompt_tokens[order], instance=instance)
+        for order in map(list, orders)
+    )
+    best = best_of(instance, PLAIN, [one, other])
+    assert best.value == pytest.approx(2 * 0.121)
+    assert best.schedule is not None
+    assert best.schedule.request is not None
+    assert best.schedule.request.tolist() == [1, 0, 3, 2]
+
+    # Nobody says how batches with starts of their own, or of another mode, follow each other.
+    start = evaluate(instance, other, PLAIN).batch_start
+    for different in (replace(other, start=start), replace(other, evict_mode="restart")):
+        assert best_of(instance, PLAIN, [one, different]).value == pytest.approx(0.121 + 0.161)
+
+
+def test_mixed_schedules_are_worth_the_sum_of_the_best_stretches() -> None:
+    generator, mixed = np.random.default_rng(4), 0
+    for _ in range(25):
+        n = int(generator.integers(12, 30))
+        prompt, output = generator.integers(1, 120, n), generator.integers(1, 12, n)
+        arrival = np.round(generator.uniform(0, 5, n), 2)
+        instance = Instance(
+            arrival, prompt, output, kv_capacity=140, time_unit="second", kv_accounting="cached"
+        )
+        schedules = [
+            simulate(instance, policy, PLAIN) for policy in ("fcfs", "spf-work", "least-work")
+        ]
+        expected = np.full(n, np.inf)
+        order = np.argsort(instance.release_times, kind="stable")
+        for schedule in schedules:
+            finish = evaluate(instance, schedule, PLAIN).finish
+            if not np.isfinite(expected).all():
+                expected = finish
+                continue
+
+            latest, first, after = -np.inf, 0, expected.copy()
+            for place in range(n + 1):
+                if place < n and latest > instance.release_times[order[place]]:
+                    latest = max(latest, expected[order[place]], finish[order[place]])
+                    continue
+
+                stretch = order[first:place]
+                if finish[stretch].sum() < expected[stretch].sum():
+                    after[stretch] = finish[stretch]
+                if place < n:
+                    first = place
+                    latest = max(expected[order[place]], finish[order[place]])
+
+            expected = after
+
+        best = best_of(instance, PLAIN, schedules)
+        total = float((expected - instance.release_times).sum())
+        alone = [best_of(instance, PLAIN, [one]).value for one in schedules]
+        assert best.value == pytest.approx(total)
+        mixed += best.value < min(alone) - 1e-9
+
+    assert mixed >= 5
 
 
 def test_the_offline_search_refuses_rounds() -> None:

@@ -20,7 +20,8 @@ from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.costs.batch import COEFFICIENTS, EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost
 from optsched.costs.table import CostTable, Grid
-from optsched.problem.errors import UsageError
+from optsched.problem import budget as problem
+from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.instance import whole_blocks
 from optsched.problem.kernel import njit
 
@@ -206,6 +207,33 @@ def example() -> tuple[Instance, BatchCost]:
 def charged() -> Charges:
     instance, cost = example()
     return class_charges(BoundTask(instance, cost))
+
+
+class Looks(problem.Budget):
+    """A budget that is used up after so many looks at it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def check(self, doing: str) -> None:
+        self.count -= 1
+        if self.count < 0:
+            raise OutOfTimeError(doing)
+
+
+def test_charges_that_run_out_of_time_are_those_proved_so_far_or_none() -> None:
+    instance, cost = example()
+    task, all_batches = BoundTask(instance, cost), batches_of(instance, cost)
+    whole = Looks(10**9)
+    class_charges(task, budget=whole)
+    looks = 10**9 - whole.count
+    with pytest.raises(OutOfTimeError):
+        class_charges(task, budget=Looks(looks // 20))
+
+    late = class_charges(task, budget=Looks(looks - 1)).minorants.reshape(-1, TERMS)
+    assert (worst_ratio(all_batches, late) <= 1 + 1e-6).all()
+    assert late[:, 1:].any()
 
 
 def mutants(seed: int, count: int) -> Iterator[tuple[Any, Floats]]:

@@ -12,7 +12,9 @@ classes; rows come from `optsched.bounds.checker.charges`, which also has the la
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +24,7 @@ from optsched.bounds.checker.batches import Batches, batches_of
 from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.parts import Rejected
 from optsched.problem.budget import Budget
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 
 Floats = NDArray[np.float64]
@@ -32,7 +34,9 @@ _LENGTHS = 40
 """Lengths at which charges are found to choose the edges."""
 _SHORTEST = 1.001
 """The shortest end of a class, over the shortest batch."""
-_ROUNDS = 12
+_ROUNDS, _ROUNDS_SHARE = 12, 0.5
+"""Max rounds of cutting planes, and the share of the time after which no further one begins."""
+_DOING = "looking for charges by batch length"
 _NEAR, _COARSE = 2e-4, 1e-2
 """How far charges may be below the best ones, relatively, and what scans begin with."""
 
@@ -110,10 +114,12 @@ def class_charges(
         Ascending lengths in seconds that end the classes but the last. By default they are chosen
         so that charges and lengths change by as much from each to the next.
     budget : Budget, optional
-        When it is used up, what is found so far is returned.
+        After a part of it, what is found so far is returned.
 
     Raises
     ------
+    OutOfTimeError
+        The budget was used up before anything was proved.
     Rejected
         Nothing is proved for the instance or its cost model.
     UsageError
@@ -122,13 +128,13 @@ def class_charges(
     budget = budget or Budget()
     batches = batches_of(task.instance, task.cost_model, task.found_tokens)
     mixes = np.asarray(targets_of(task.instance) if targets is None else targets, np.float64)
-    ratio, found = witnesses(batches, np.eye(1, TERMS))
+    ratio, found = witnesses(batches, np.eye(1, TERMS), check=partial(budget.check, _DOING))
     if not np.isfinite(ratio[0]):
         raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
 
-    shortest, plan = 1 / float(ratio[0]), _Plan(batches, found)
+    shortest, plan = 1 / float(ratio[0]), _Plan(batches, found, budget)
     if edges is None:
-        ends = _edges(plan, mixes.mean(axis=0), shortest, budget)
+        ends = _edges(plan, mixes.mean(axis=0), shortest)
     else:
         ends = np.asarray(edges, np.float64)
 
@@ -138,7 +144,7 @@ def class_charges(
         )
 
     hi = np.append(ends, np.inf)
-    minorants = plan.vertices(hi, mixes, budget)
+    minorants = plan.vertices(hi, mixes)
     return charges_of(np.append(shortest, ends), hi, minorants)
 
 
@@ -172,9 +178,10 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
 class _Plan:
     """The linear program over charges, whose rows are batches, and which only its ends change."""
 
-    def __init__(self, batches: Batches, shortest: Floats) -> None:
+    def __init__(self, batches: Batches, shortest: Floats, budget: Budget) -> None:
         self.batches, self.contents = batches, shortest
-        self._add(_first_batches(batches))
+        self.rounds, self.check = budget.part(_ROUNDS_SHARE), partial(budget.check, _DOING)
+        self._add(_first_batches(batches, self.check))
 
     def _add(self, found: Floats) -> None:
         """Add batches: their contents and times."""
@@ -207,6 +214,7 @@ class _Plan:
         found = np.empty((len(mixes), TERMS))
 
         for row, mix in enumerate(mixes):
+            self.check()
             goal = np.append(mix / scale, 0.0)
             goal /= goal.max()
             model.changeColsCost(count, np.arange(count, dtype=np.int32), goal)
@@ -218,35 +226,45 @@ class _Plan:
 
         return found
 
-    def vertices(self, ends: Floats, mixes: Floats, budget: Budget, near: float = _NEAR) -> Floats:
+    def vertices(self, ends: Floats, mixes: Floats, near: float = _NEAR) -> Floats:
         """Return minorants that are proved, shape (ends, mixes, 6), nearly the best ones."""
+        proved: Floats | None = None
         for turn in range(_ROUNDS):
-            found = np.array([self.best(end, mixes) for end in ends])
-            flat, back = np.unique(found.reshape(-1, TERMS), axis=0, return_inverse=True)
             within = max(near / 4, _COARSE / 4**turn)
-            ratio, worst = witnesses(self.batches, flat, within=within)
-            if ratio.max() <= 1 + near or budget.left_s <= 0:
+            try:
+                found = np.array([self.best(end, mixes) for end in ends])
+                flat, back = np.unique(found.reshape(-1, TERMS), axis=0, return_inverse=True)
+                ratio, worst = witnesses(self.batches, flat, within=within, check=self.check)
+            except OutOfTimeError:
+                if proved is None:
+                    raise
+
+                break
+
+            proved = np.asarray((flat / ratio[:, None])[back].reshape(found.shape))
+            if ratio.max() <= 1 + near or self.rounds.over:
                 break
 
             self._add(np.unique(worst[ratio > 1 + near / 2], axis=0))
 
-        return np.asarray((flat / ratio[:, None])[back].reshape(found.shape))
+        assert proved is not None
+        return proved
 
 
-def _first_batches(batches: Batches) -> Floats:
+def _first_batches(batches: Batches, check: Callable[[], None]) -> Floats:
     """Return the batches that alone charges would make too short, to begin with."""
     alone = np.eye(TERMS)
     pairs = [alone[i] + alone[j] for i in range(TERMS) for j in range(i)]
-    _, found = witnesses(batches, np.array([*alone, *pairs]), within=1e-2)
+    _, found = witnesses(batches, np.array([*alone, *pairs]), within=1e-2, check=check)
     return found
 
 
-def _edges(plan: _Plan, mix: Floats, shortest: float, budget: Budget) -> Floats:
+def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
     """Return lengths between which work per second and lengths change by as much.
 
     The longest is that beyond which the charges hardly change.
     """
-    last = plan.vertices(np.array([np.inf]), mix[None], budget, _COARSE)[0, 0, 1:] @ mix
+    last = plan.vertices(np.array([np.inf]), mix[None], _COARSE)[0, 0, 1:] @ mix
     longest = shortest
     while longest < 1e4 * shortest:
         longest *= 1.5
@@ -255,7 +273,7 @@ def _edges(plan: _Plan, mix: Floats, shortest: float, budget: Budget) -> Floats:
             break
 
     lengths = np.geomspace(2 * _SHORTEST * shortest - shortest, longest, _LENGTHS)
-    found = plan.vertices(lengths, mix[None], budget, _COARSE)[:, 0]
+    found = plan.vertices(lengths, mix[None], _COARSE)[:, 0]
     paid = found[:, 1:] @ mix / (1 - found[:, 0] / lengths)
     paid = np.maximum.accumulate(paid[::-1])[::-1]  # what is valid for longer batches is for all
     change = np.diff(last / np.maximum(paid, last)) + np.diff(np.log(lengths)) / 4

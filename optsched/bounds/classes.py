@@ -37,7 +37,8 @@ from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
 from optsched.costs.cost import BatchCost
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, work_time
+from optsched.problem.errors import OutOfTimeError
 from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
@@ -57,12 +58,12 @@ _LOGIT = 4.0
 _CUT = 20.0
 _SCALES = (1.0, 0.7, 0.4, 0.2)
 """Multiples of the prices of a schedule that the ascent may begin with."""
+_CHARGES_SHARE = 0.8
+"""The share of the time within which charges have to be found."""
 _LENGTHS = 7
 """Targets, of which there are as many of each kind."""
 _FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
 """What is left of targets in batches that prefill less than the mean, as most do."""
-_CHARGES_SHARE = 0.4
-"""The share of the time for finding charges."""
 
 
 class Ends(NamedTuple):
@@ -244,6 +245,9 @@ class _Ascent:
         begins: tuple[Any, ...] = ()
 
         for reference in range(classes):
+            if begins and stop():
+                break
+
             prefill, steps = self._machine(self.mixed[reference])
             whole = np.maximum(prefill + steps, 1e-12)
             self.first = np.where(steps > 0, prefill / whole, 1.0)
@@ -307,6 +311,9 @@ class _Ascent:
         """Climb at falling temperatures, and offer what was found after each."""
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
         for tau in _TEMPERATURES:
+            if self.stop():
+                break
+
             paid = float(self.price.sum()) * self.width
             x = climb(
                 lambda x, tau=tau: self._joint(x, tau),  # type: ignore[misc]
@@ -338,25 +345,27 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     order = np.argsort(task.instance.release_times, kind="stable").tolist()
     model = cost_model_dict(cost)
     best: tuple[int, dict[str, Any] | None] = 0, None
+    proving_s = 0.0
     try:
         _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
         mixes = targets_of(task.instance, _LENGTHS)
         prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
         targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
-        ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.over)
+        ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.left_s <= proving_s)
 
         def take() -> None:
-            nonlocal best
-            leaf = ascent.leaf()
+            nonlocal best, proving_s
+            before, leaf = work_time(), ascent.leaf()
             value = proved_by(part, leaf, exact_charges(leaf), Unlimited())
+            proving_s = work_time() - before
             if value > best[0]:
                 best = value, leaf
 
         take()
         ascent.run(take)
-    except Rejected:
-        pass  # the checker would refuse such a machine: what was proved before stands
+    except (Rejected, OutOfTimeError):
+        pass  # the checker would refuse such a machine, or time is up: what was proved stands
 
     return Proof(best[0] / TICKS_PER_SECOND, tree=best[1])
 

@@ -32,6 +32,7 @@ and -1e-12 S. The ratio is also taken 2e-9 too large, which covers the judge's f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
@@ -49,17 +50,31 @@ _MARGIN = 1e-9
 _DEPTH = 600
 _TRIES = 14
 """Values of the multipliers that are tried."""
+_AT_ONCE = 16
+"""Boxes to begin with that are scanned between two looks at the clock."""
 
 
-def witnesses(batches: Batches, vectors: Floats, *, within: float = 1e-4) -> tuple[Floats, Floats]:
+def witnesses(
+    batches: Batches,
+    vectors: Floats,
+    *,
+    within: float = 1e-4,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Floats, Floats]:
     """Return by how much vectors must be divided to be minorants, and batches that show it.
 
     The number of each vector is at most the share ``within`` above the least one. Its batch nearly
     reaches it. It is its contents n, K, D, C and Q and its time, or 0 where none was looked at.
+    `check` is called now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
-    _scan(batches, rows, ratio, found, _boxes(batches), within, 1 << 50)
+    boxes = _boxes(batches)
+    for first in range(0, len(boxes), _AT_ONCE):
+        check()
+        some = boxes[first : first + _AT_ONCE]
+        _scan(batches, rows, ratio, found, some, within, 1 << 50)
+
     return ratio * (1 + 4 * _MARGIN), found
 
 

@@ -8,12 +8,12 @@ share of the work of the decode steps; single requests may have a random factor.
 
 Where nobody is in the system, what comes later does not depend on what was before. So each stretch
 between such moments keeps the parameters that are best for it, and one run tries a change for every
-stretch.
+stretch. `Best` does the same with schedules of any origin: policies, rules that pause, this one.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +23,13 @@ from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.rule import Server
-from optsched.policies.runner import own_work
+from optsched.policies.fleet import Part, joined
+from optsched.policies.runner import Job, own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, service_limits
-from optsched.problem.schedule import Schedule, from_batches, in_parts
+from optsched.problem.schedule import Schedule, check_columns, from_batches, in_parts
 
 _FREE = 1e18
 _STARTS: tuple[tuple[float, ...], ...] = (
@@ -51,6 +52,12 @@ _PATIENCE = 400
 """The search ends after so many candidates in a row without an improvement."""
 
 
+def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
+    """Return the places, in order of release, of the requests that find nobody in the system."""
+    latest = np.maximum.accumulate(finish)
+    return np.append(0, 1 + np.flatnonzero(latest[:-1] <= release[1:]))
+
+
 @dataclass(eq=False)
 class Best:
     """The best schedule so far, and the arguments of `improve`."""
@@ -61,28 +68,92 @@ class Best:
     admit: Callable[[Evaluation], bool] | None
     budget: Budget
     schedule: Schedule | None = None
+    evaluation: Evaluation | None = None
     origin: str = ""
 
     def __post_init__(self) -> None:
         self.value = self.objective.signed(np.inf)
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
-        """Keep a schedule if it is admitted and better. Return whether it was kept."""
-        with warnings.catch_warnings():  # the caller's judgement says it once
-            warnings.simplefilter("ignore")
-            limits = service_limits([self.objective])
-            evaluation = evaluate(self.instance, schedule, self.cost, **limits)
+        """Keep a schedule, or its best stretches, if it is admitted and better.
 
+        Return whether something was kept.
+        """
+        evaluation = self._judged(schedule)
         if self.admit is not None and not self.admit(evaluation):
             return False
+
+        if self.schedule is not None and self._may_mix(schedule, evaluation):
+            won = self.wins(evaluation.finish)
+            if won.any() and not won.all():
+                schedule, origin = self._mixed(schedule, evaluation, won), "search"
+                evaluation = self._judged(schedule)
 
         value = self.objective.of(evaluation)
         if value is None or not self.objective.better(value, self.value):
             return False
 
-        self.schedule, self.value, self.origin = schedule, float(value), origin
+        self.schedule, self.evaluation, self.value = schedule, evaluation, float(value)
+        self.origin = origin
         self.budget.tell(incumbent=self.value)
         return True
+
+    def wins(self, finish: Floats) -> NDArray[np.bool_]:
+        """Return which requests are in a stretch whose latencies have a smaller sum than so far.
+
+        Under both schedules nobody is in the system where a stretch begins.
+        """
+        if self.evaluation is None:
+            return np.ones(len(finish), dtype=np.bool_)
+
+        order = np.argsort(self.instance.release_times, kind="stable")
+        new, old = finish[order], self.evaluation.finish[order]
+        first = starts_of_stretches(self.instance.release_times[order], np.maximum(new, old))
+        less = np.add.reduceat(new - old, first) < -1e-9
+        won = np.empty(len(order), dtype=np.bool_)
+        won[order] = np.repeat(less, np.diff(np.append(first, len(order))))
+        return won
+
+    def _judged(self, schedule: Schedule) -> Evaluation:
+        with warnings.catch_warnings():  # the caller's judgement says it once
+            warnings.simplefilter("ignore")
+            limits = service_limits([self.objective])
+            return evaluate(self.instance, schedule, self.cost, **limits)
+
+    def _may_mix(self, schedule: Schedule, evaluation: Evaluation) -> bool:
+        """Whether batches of a schedule and of the best one may follow each other."""
+        assert self.schedule is not None
+        simple = all(
+            one.kind == "batches"
+            and one.start is None
+            and one.reused is None
+            and bool((np.diff(check_columns(one)[0]) > 0).all())
+            for one in (schedule, self.schedule)
+        )
+        one_mode = schedule.evict_mode == self.schedule.evict_mode
+        total = self.objective == TOTAL_LATENCY and self.admit is None
+        return simple and one_mode and total and evaluation.workers == 1
+
+    def _mixed(
+        self, schedule: Schedule, evaluation: Evaluation, won: NDArray[np.bool_]
+    ) -> Schedule:
+        """Return the batches of requests that a schedule serves better, and the best one's."""
+        assert self.schedule is not None
+        assert self.evaluation is not None
+        parts = []
+        for one, judged, mine in (
+            (schedule, evaluation, won),
+            (self.schedule, self.evaluation, ~won),
+        ):
+            offsets, request, tokens, until, evicted = check_columns(one)
+            batch = mine[request[offsets[:-1]]]
+            entries, evictions = (np.diff(ends)[batch].cumsum() for ends in (offsets, until))
+            columns = request[mine[request]], tokens[mine[request]]
+            start = judged.batch_start[batch].astype(np.float64)
+            parts.append(Part(start, entries, *columns, evictions, evicted[mine[evicted]], False))
+
+        job = Job(self.instance, self.instance, self.cost)
+        return replace(joined(job, schedule.evict_mode, parts), worker=None)
 
 
 class Candidate(NamedTuple):
@@ -108,7 +179,7 @@ class RuleSearch:
         self._order = np.lexsort((np.arange(instance.n), instance.release))
         self._back = np.argsort(self._order)
         prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
-        self._arrival = instance.release[self._order]
+        self._arrival, self._since = instance.release[self._order], float(instance.first_arrival)
         self._work = own_work(prompt, output, cost)
         self._decode_work = self._work - own_work(prompt, np.ones_like(output), cost)
         self.server = Server(instance, cost, self._order)
@@ -152,27 +223,23 @@ class RuleSearch:
             return False
 
         found = candidate._replace(finish=self.server.finish[self._order])
-        first = self._stretches(np.maximum(chosen.finish, found.finish))
+        both = np.maximum(chosen.finish, found.finish)
+        first = starts_of_stretches(self._arrival, both)
         better = np.add.reduceat(found.finish - chosen.finish, first) < -1e-9
         if not better.any():
             return False
 
         pick = np.repeat(better, np.diff(np.append(first, len(found.finish))))
-        both = zip(found, chosen, strict=True)
-        self.chosen = Candidate(*(np.where(pick, new, old) for new, old in both))
-        self._first = self._stretches(self.chosen.finish)
+        pairs = zip(found, chosen, strict=True)
+        self.chosen = Candidate(*(np.where(pick, new, old) for new, old in pairs))
+        self._first = starts_of_stretches(self._arrival, self.chosen.finish)
 
         return True
-
-    def _stretches(self, finish: Floats) -> Ints:
-        """Return the requests that find nobody in the system."""
-        latest = np.maximum.accumulate(finish)
-        return np.append(0, 1 + np.flatnonzero(latest[:-1] <= self._arrival[1:]))
 
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
         best = self.best
-        if self._by_stretches and not candidate.finish.sum() - self._arrival.sum() < best.value:
+        if self._by_stretches and not best.wins(self._since + candidate.finish[self._back]).any():
             return False
         if not self.serve(candidate, np.inf):
             return False
