@@ -59,7 +59,12 @@ def trace(rate: float, options: argparse.Namespace) -> Instance:
     if not found:
         sys.exit(f"{TRACES[name][0]}: not in OPTSCHED_DATA={folder}")
     instance = read_trace(
-        name, found[0], rate_scale=rate, kv_accounting="cached", kv_capacity=options.kv_capacity
+        name,
+        found[0],
+        rate_scale=rate,
+        kv_accounting="cached",
+        kv_capacity=options.kv_capacity,
+        prefixes=False,
     )
     return instance if first is None else instance.subset(np.arange(min(first, instance.n)))
 

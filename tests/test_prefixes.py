@@ -173,4 +173,6 @@ def test_bounds_and_exact_methods_refuse_shared_prefixes_by_name(tmp_path):
     assert "prefix_block_tokens" in features_of(block)
     write_instance(instance, tmp_path / "one.json")
     for words in (("solve",), ("bound",), ("export", "--format", "lp", "-o", tmp_path / "x.lp")):
-        assert "prefix_parent" in one_line_error(invoke(*words[:1], tmp_path / "one.json", *words[1:]))
+        assert "prefix_parent" in one_line_error(
+            invoke(*words[:1], tmp_path / "one.json", *words[1:])
+        )
