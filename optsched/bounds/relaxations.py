@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from optsched.bounds.base import CHARGES, MINORANTS, PREFIX_CACHE, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
@@ -42,7 +43,7 @@ from optsched.problem.instance import Limits
 from optsched.problem.objective import TOTAL_LATENCY
 
 _SAFETY = 1e-9
-_WITHIN_S = (0, 1, 10, 100)
+_WITHIN_S = (0, 1, 10, 100, 300, 1000)
 _FROM_WORK = {
     "tel": work_tel,
     "latency_and_ttft": work_tel,
@@ -111,6 +112,7 @@ def _on_one(task: BoundTask) -> list[BoundTask]:
     return [replace(task, instance=merged, workers=1, known=None)]
 
 
+@lru_cache(16)
 def _minorants(task: BoundTask) -> list[BoundTask]:
     cost = task.cost_model
     assert isinstance(cost, BatchCost)
@@ -134,6 +136,7 @@ def _less_their_time(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof
     return Proof(proof.value - task.instance.n * (cost.layers * each * task.found_tokens / 1000))
 
 
+@lru_cache(16)
 def _charged(task: BoundTask) -> list[BoundTask]:
     instance, work = task.instance, _FROM_WORK.get(task.objective.name)
     if instance.in_rounds or task.found_tokens:
