@@ -93,8 +93,8 @@ def prefill_cap(instance: Instance) -> float:
 class Prefill(NamedTuple):
     """Own work, shares of fixed costs and time alone of prefills, in ms per layer, shape (n,).
 
-    ``first_shares`` are the shares of ``prefill_base``. ``tokens`` are paid for, and ``held`` are
-    the request's alone, or -1 (`optsched.bounds.checker.requests`). It is released ``lag`` seconds
+    ``first_shares`` are the shares of ``prefill_base``. ``paid`` and ``held`` tokens are those of
+    `optsched.bounds.checker.requests`. It is released ``lag`` seconds
     before its arrival.
     """
 
@@ -102,7 +102,7 @@ class Prefill(NamedTuple):
     share: Floats
     first_shares: Floats
     alone: Floats
-    tokens: Floats
+    paid: Floats
     held: Floats
     lag: Floats
 
@@ -149,18 +149,20 @@ def prefill_of(instance: Instance, cost: BatchCost, charged: Sequence[Charge] | 
 
 def _charged_prefill(instance: Instance, cost: BatchCost, charged: Sequence[Charge]) -> Prefill:
     rows = np.array(charged, dtype=np.float64)
-    _, lag, tokens, squares, alone, alone_squares, held = rows.T
-    tokens, squares, cap = tokens / FINE, squares / FINE, prefill_cap(instance)
+    _, lag, tokens, squares, distinct, alone, alone_squares, held = rows.T
+    tokens, squares, distinct = tokens / FINE, squares / FINE, distinct / FINE
+    cap = prefill_cap(instance)
     square = min(cost["prefill_square"], cost["prefill_cross"] / 2)
     token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
 
     own = token * tokens + square * squares + cost["prefill_request"]
     first = token * alone + square * alone_squares + cost["prefill_request"]
     first += np.ceil(alone / cap) * (cost["base"] + cost["prefill_base"])
-    first_shares = cost["prefill_base"] * tokens / cap
-    share = cost["base"] * tokens / instance.kv_capacity + first_shares
+    first_shares = cost["prefill_base"] * distinct / cap
+    share = cost["base"] * distinct / instance.kv_capacity + first_shares
+    paid = np.where(distinct < tokens, 0.0, tokens)
 
-    return Prefill(own, share, first_shares, first, tokens, held, lag / _TICKS)
+    return Prefill(own, share, first_shares, first, paid, held, lag / _TICKS)
 
 
 def found_of(cost: BatchCost, charged: Sequence[Charge] | None) -> float:

@@ -7,7 +7,8 @@ the first user's arrival. So each name's work is paid in equal parts by its user
 the first one, and a request's release is the earliest arrival behind anything that it pays.
 
 - What is behind the last block that a request may claim it computes itself, and pays whole.
-  Where a prompt ends with a block it thus pays for it, and nobody else does.
+  Where a prompt ends with a block it thus pays for it, and nobody else does. Several may compute
+  that block in one batch, which then holds it once.
 - For a name that has a maker nobody pays.
 - *Alone*, a request takes the time of all names whose users arrive when it does or later.
 - Only it can hold the tokens behind all that it shares with others; these are *private*.
@@ -34,7 +35,8 @@ class Charge(NamedTuple):
     ``release`` is the request at whose arrival it is released, and ``lag`` its own arrival since
     then. It pays the own work of ``tokens`` and of ``squares``, the sum of y^2 - x^2 over
     stretches from token x to y of the prompt, both times FINE; alone it takes that of
-    ``alone_tokens`` and ``alone_squares``. ``private`` tokens of its prompt's KV are of no other,
+    ``alone_tokens`` and ``alone_squares``. Of ``tokens``, ``distinct`` ones are no other's in the
+    KV of any batch that computes them. ``private`` tokens of its prompt's KV are of no other,
     or it is -1 if it shares tokens that it decodes.
     """
 
@@ -42,6 +44,7 @@ class Charge(NamedTuple):
     lag: int
     tokens: int
     squares: int
+    distinct: int
     alone_tokens: int
     alone_squares: int
     private: int
@@ -141,6 +144,7 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
     for i, s in enumerate(prompt):
         own = claimed[i] * block
         release, tokens, squares = (arrival[i], i), FINE * (s - own), FINE * (s**2 - own**2)
+        distinct = 0 if whole[i] > claimed[i] < public[i] else tokens
         alone, alone_squares = s - own, s**2 - own**2
 
         for v in _since(tree, i, claimed[i], earliest, arrival[i] - within):
@@ -151,14 +155,14 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
             if v not in ending:
                 tokens += FINE * (high - low) // payers[v]
+                distinct += FINE * (high - low) // payers[v]
                 squares += FINE * (high**2 - low**2) // payers[v]
                 release = min(release, earliest[v])
 
         private = s - public[i] * block
         lag = arrival[i] - release[0]
-        found.append(
-            Charge(release[1], lag, tokens, squares, alone, alone_squares, max(private, -1))
-        )
+        row = release[1], lag, tokens, squares, distinct, alone, alone_squares, max(private, -1)
+        found.append(Charge._make(row))
 
     return found
 

@@ -69,10 +69,10 @@ class Request:
 
     ``own`` and ``share`` are the own work of the prefill and its share of fixed costs; ``first``
     is the time of its batches. ``steps`` tokens follow. ``total`` is the machine time of all
-    tokens, own work and shares. ``chain`` is the time of all batches. ``paid`` tokens of the prompt
-    are paid for, and the request holds ``held`` tokens of KV alone as its first one is produced;
-    both are less than the prompt where KV is shared. Then ``held`` may be -1: none, and no more
-    with every further token.
+    tokens, own work and shares. ``chain`` is the time of all batches. In every chunk ``paid``
+    tokens of the prompt have shares of fixed costs. The request alone holds ``held`` tokens of KV
+    as its first one is produced. Both are less than the prompt where KV is shared; then ``held``
+    may be -1: none, and no more with every further token.
     """
 
     prompt: int
@@ -205,9 +205,10 @@ def _charged(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     alone = work(charge.alone_tokens, charge.alone_squares) + cost["prefill_request"]
     batches = -(-charge.alone_tokens // rates.cap)
     share = cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap
-    share = share * charge.tokens // FINE
+    share = share * charge.distinct // FINE
+    paid = charge.tokens // FINE if charge.distinct == charge.tokens else 0
 
-    return own, share, alone + batches * rates.refill, charge.tokens // FINE
+    return own, share, alone + batches * rates.refill, paid
 
 
 def _prefill_of(rates: Rates, prompt: int) -> tuple[int, int, int, int]:
