@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from exhaustive_sharing import Sharing
 from sharing_cases import schedule_of
+from slow_judge import _block_of, sequences_of
+from test_certificate import corrupted
 
-from optsched.bounds import lower_bound, relaxations
+from optsched import compare
+from optsched.bounds import batch, busy_time, lower_bound, raise_bound, relaxations, service
+from optsched.bounds.base import BoundTask
+from optsched.bounds.certificate import certify, verify_certificate
+from optsched.bounds.checker import prefixes
 from optsched.bounds.service import most_within
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
+from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
+from optsched.workloads.generate import generate
 
 TERMS = (
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
@@ -140,3 +152,174 @@ def test_no_schedule_of_2000_tiny_instances_beats_a_bound(monkeypatch, decode, n
         found, solved, seed = found + more, solved + some, seed + 100
         print(seed, solved, found[:5], flush=True)
         assert not found
+
+
+def made_of(parent, shared, prompt, output, block, cost, *, capacity=100, arrival=None):
+    """Return an instance of the judge's default accounting, its costs, and recompute."""
+    columns = {"prefix_parent": parent, "prefix_tokens": shared, "prefix_block_tokens": block}
+    times = [0] * len(prompt) if arrival is None else arrival
+    instance = Instance(
+        times, prompt, output, time_unit="second", kv_capacity=capacity, **columns
+    )  # fmt: skip
+    return instance, BatchCost("tiny", 1, cost), "recompute"
+
+
+LATER = made_of(
+    [None, 0], [0, 10], [11, 11], [1, 1], 10, {"token": "1"}, arrival=[0, 0.011]
+)  # the first one's work is done when the second one arrives, which so takes one token
+TOGETHER = made_of(
+    [None, 0], [0, 6], [7, 7], [3, 3], 6, {"base": "1", "decode_base": "5"}, capacity=14
+)  # held tokens sum to half as much again as the capacity
+TRAPS = [
+    ("a prompt that ends on a block", "if v not in ending:", "if True:", (19, False, 3)),
+    ("blocks that decodes make", "if makers[v] > 0:", "if False:", (19, True, 2)),
+    ("one of several users pays", "// payers[v]", "// 1", (3, False, 3)),
+    ("alone only what nobody did before", "if earliest[v][0] >= arrival[i]:", "if True:", LATER),
+    ("released with what is paid", "release = min(release, earliest[v])", "pass", LATER),
+    ("KV held by several counts once", "private = s - public[i] * block", "private = s", TOGETHER),
+    ("a block computed twice at once", "0 if whole[i] > claimed[i] < public[i] else tokens",
+     "tokens", (1574, False, 4)),
+    ("a refill of one token", "", "", (50, True, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=[trap[0] for trap in TRAPS])
+def test_each_trap_is_caught_without_its_repair(monkeypatch, trap):
+    _, repair, without, case = trap
+    if len(case) == 3 and isinstance(case[0], int):
+        case = tiny(Random(case[0]), *case[1:])
+    assert beaten(case, monkeypatch) == []
+
+    text = Path(prefixes.__file__).read_text()
+    assert not repair or text.count(repair) >= 1
+    changed: dict = {"__name__": prefixes.__name__}
+    exec(compile(text.replace(repair, without) if repair else text, "changed", "exec"), changed)
+    relaxations._charged.cache_clear()
+    for module in (relaxations, service):
+        monkeypatch.setattr(module, "charges_of", changed["charges_of"])
+    if not repair:
+        for module in (batch, busy_time):
+            monkeypatch.setattr(module, "found_of", lambda cost, charged: 0.0)
+    assert beaten(case, monkeypatch)
+
+
+def named_by_hand(instance: Instance, within: int) -> list[tuple]:
+    """Return tokens paid, and alone, by the definition: every block has its text as a name."""
+    block, n = _block_of(instance), instance.n
+    arrival = [round(1000 * t) for t in instance.arrival.tolist()]
+    prompt, texts = instance.prompt_tokens.tolist(), sequences_of(instance)
+    ends = [len(text) - 1 for text in texts]
+    users, makers, own = {}, set(), []
+    for i in range(n):
+        names = [tuple(texts[i][:end]) for end in range(block, ends[i] + 1, block)]
+        for d, name in enumerate(names):
+            if (d + 1) * block <= prompt[i]:
+                users.setdefault(name, []).append(i)
+            else:
+                makers.add(name)
+        own.append(names[: (prompt[i] - 1) // block])
+    ending = {tuple(texts[i][: prompt[i]]) for i in range(n) if prompt[i] % block == 0}
+    found = []
+    for i in range(n):
+        tail = prompt[i] - len(own[i]) * block
+        paid, alone, release = Fraction(tail), tail, arrival[i]
+        for name in own[i]:
+            first = min(arrival[k] for k in users[name])
+            near = [k for k in users[name] if arrival[k] <= first + within]
+            if name in makers:
+                continue
+            alone += block * (first >= arrival[i])
+            if i in near and name not in ending:
+                paid += Fraction(block, len(near))
+                release = min(release, first)
+        found.append((paid, alone, arrival[i] - release))
+    return found
+
+
+def test_charges_are_those_of_blocks_one_by_one():
+    for seed in range(400):
+        instance, _, _ = tiny(Random(seed), seed % 2 > 0, 6)
+        arrival = [round(1000 * t) for t in instance.arrival.tolist()]
+        for within in (0, 3, 100):
+            charged = prefixes.charges_of(instance, arrival, within)
+            expected = named_by_hand(instance, within)
+            for one, (paid, alone, lag) in zip(charged, expected, strict=True):
+                assert abs(Fraction(one.tokens, prefixes.FINE) - paid) < Fraction(1, 1000)
+                assert (one.alone_tokens, one.lag) == (alone, lag)
+
+
+def test_leaves_of_charges_prove_what_the_bounds_do(monkeypatch):
+    refused = tried = 0
+    rng = np.random.default_rng(4)
+    for seed in range(12):
+        instance, cost, _ = tiny(Random(seed), seed % 2 > 0, 6)
+        monkeypatch.setattr(relaxations, "_WITHIN_S", (seed % 3 // 2,))
+        for method in ("work", "busy-time", "shares", "pieces"):
+            proofs: dict = {}
+            raise_bound(BoundTask(instance, cost), Budget(0.01), proofs.__setitem__, method)
+            proof = proofs[method]
+            good = certify(instance, cost, "tel", proof.tree)
+            value = verify_certificate(instance, good, cost)
+            assert value > 0.95 * proof.value, (seed, method)
+            other = replace(instance, prefix_tokens=instance.prefix_tokens // 2)
+            right = good["tree"]
+            for tree in (right["tree"], {**right, "within": -1}, {**right, "within": 0.5},
+                         {"within": right["within"]}, {**right, "more": 1}):  # fmt: skip
+                with pytest.raises(UsageError):
+                    certify(instance, cost, "tel", tree)
+            if other.sha256 != instance.sha256:
+                with pytest.raises(ViolationError):
+                    verify_certificate(other, good, cost)
+            for _ in range(10):
+                bad = corrupted(rng, good)
+                tried += bad != good
+                with pytest.raises(ViolationError):
+                    verify_certificate(instance, bad, cost) if bad != good else refuse()
+                refused += bad != good
+    assert refused == tried > 300
+
+
+def refuse():
+    raise ViolationError("nothing was changed", rule="certificate")
+
+
+@pytest.mark.parametrize("leaf", [{"relaxation": "clock", "branches": [0]}, {"relaxation": "ramp"}])
+def test_leaves_that_are_not_proved_for_charges_are_refused(leaf):
+    instance, cost, _ = tiny(Random(0), True, 3)
+    with pytest.raises(UsageError, match=r"shared prefixes|expected work"):
+        certify(instance, cost, "tel", {"within": 0, "tree": leaf})
+
+
+def test_bounds_that_are_not_proved_refuse_by_the_columns():
+    instance, cost, _ = tiny(Random(1), True, 3)
+    for method in ("clock", "classes"):
+        with pytest.raises(UsageError, match="prefix_parent"):
+            lower_bound(instance, cost_model=cost, method=method)
+    with pytest.raises(UsageError, match="prefix_cache"):
+        lower_bound(instance, cost_model=cost, method="work", found_tokens=3)
+
+
+def test_pieces_are_cut_after_charging():
+    """A piece whose requests share with an earlier piece pays for none of it."""
+    n, gap = 130, 100.0
+    parent, shared = [None, *range(n - 1)], [0] + [60] * (n - 1)
+    case = made_of(parent, shared, [61] * n, [2] * n, 4, {"token": "1", "base": "1"},
+                   arrival=[gap * k for k in range(n)])  # fmt: skip
+    instance, cost, _ = case
+    found = lower_bound(instance, cost_model=cost, method="pieces", time_limit_s=0.2)[0]
+    # The first prompt is computed whole, the others' last tokens alone, in three batches each.
+    assert found == pytest.approx((60 + n * (1 + 1 + 2)) / 1000, rel=0.01)
+
+
+def test_several_workers_share_one_charge():
+    instance, cost, mode = TOGETHER
+    one = lower_bound(instance, cost_model=cost, method="work")[0]
+    two = lower_bound(instance, cost_model=cost, method="work", workers=2)[0]
+    assert two <= one <= best_of(instance, cost, mode)[0]
+
+
+def test_compare_says_why_a_bound_is_missing():
+    instance = generate("prefix-trees", n=5, time_unit="round", kv_capacity=900)
+    found = compare(instance, ["fcfs"], time_limit_s=0.2)
+    assert found.bound is None
+    assert any("prefix_parent" in note for note in found.notes)

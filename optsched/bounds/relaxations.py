@@ -121,7 +121,8 @@ def _minorants(task: BoundTask) -> list[BoundTask]:
 
 def _all_held(task: BoundTask) -> list[BoundTask]:
     instance, block = task.instance, task.instance.kv_block_tokens
-    if instance.in_rounds or task.workers > 1 or task.objective != TOTAL_LATENCY:
+    shared = task.features & PREFIX_FIELDS
+    if instance.in_rounds or shared or task.workers > 1 or task.objective != TOTAL_LATENCY:
         return []
 
     capacity = instance.kv_capacity + -(-task.found_tokens // block) * block

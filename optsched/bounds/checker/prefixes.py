@@ -112,7 +112,7 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
     first = [0 if p < 0 else t // block for p, t in zip(parent, shared, strict=True)]
     whole = [s // block for s in prompt]
     claimed = [(s - 1) // block for s in prompt]
-    made = [max((s + o - 1) // block, f) for s, o, f in zip(prompt, output, first, strict=True)]
+    made = [(s + o - 1) // block for s, o in zip(prompt, output, strict=True)]
     public = first.copy()
     for i, up in enumerate(parent):
         if up >= 0:
