@@ -109,7 +109,7 @@ def charges_of(instance: Instance, arrival: list[int], within: int) -> list[Char
     block = int(instance.prefix_block_tokens or instance.kv_block_tokens)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     parent, shared = [-1] * n, [0] * n
-    if instance.prefix_parent is not None:
+    if instance.prefix_parent is not None and instance.prefix_tokens is not None:
         parent, shared = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
 
     first = [0 if p < 0 else t // block for p, t in zip(parent, shared, strict=True)]
