@@ -62,7 +62,12 @@ def trace(rate: float, options: argparse.Namespace) -> Instance:
         sys.exit(f"{TRACES[name][0]}: not in OPTSCHED_DATA={folder}")
     layout = name.partition("-")[0]
     instance = read_trace(
-        layout, found[0], rate_scale=rate, kv_accounting="cached", kv_capacity=options.kv_capacity
+        layout,
+        found[0],
+        rate_scale=rate,
+        kv_accounting="cached",
+        kv_capacity=options.kv_capacity,
+        prefixes=False,
     )
     return instance if first is None else instance.subset(np.arange(min(first, instance.n)))
 

@@ -168,8 +168,11 @@ def test_a_generated_tree_has_its_depth_and_reuse():
 
 def test_bounds_and_exact_methods_refuse_shared_prefixes_by_name(tmp_path):
     instance = generate("prefix-trees", n=6, time_unit="round", kv_capacity=400)
-    assert "prefix" in features_of(instance)
-    assert "prefix" in features_of(replace(instance, prefix_parent=None, prefix_tokens=None))
+    assert "prefix_parent" in features_of(instance)
+    block = replace(instance, prefix_parent=None, prefix_tokens=None)
+    assert "prefix_block_tokens" in features_of(block)
     write_instance(instance, tmp_path / "one.json")
     for words in (("solve",), ("bound",), ("export", "--format", "lp", "-o", tmp_path / "x.lp")):
-        assert "prefix" in one_line_error(invoke(*words[:1], tmp_path / "one.json", *words[1:]))
+        assert "prefix_parent" in one_line_error(
+            invoke(*words[:1], tmp_path / "one.json", *words[1:])
+        )

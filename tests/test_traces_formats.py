@@ -27,7 +27,7 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 45,GPT-4,1087,0,1087,API log
 118.5,GPT-4,417,276,693,"API log, batched"
 """
-MOONCAKE = """{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [0, 1]}
+MOONCAKE = """{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [0]}
 {"timestamp": 3052, "input_length": 7, "output_length": 4, "hash_ids": []}
 {"output_length": 3, "timestamp": 3053, "input_length": 8}
 """

@@ -123,7 +123,6 @@ def test_ids_of_weka_are_local_to_a_session_and_sub_agents_are_calls_of_it(tmp_p
 def test_the_command_line_has_the_options(tmp_path):
     file, out = write(tmp_path / "m.jsonl", MOONCAKE), tmp_path / "m.json"
     words = (
-        "--prefixes",
         "--outputs",
         "granted",
         "--slack",
@@ -137,9 +136,12 @@ def test_the_command_line_has_the_options(tmp_path):
     assert instance.prefix_block_tokens == 16
     assert instance.prefix_tokens.tolist() == [0, 1023, 2000, 500]
     run("import", "mooncake", file, "-o", out)
-    assert read_instance(out).prefix_parent is None
+    assert read_instance(out).prefix_tokens.tolist() == [0, 512, 1024, 0]
+    for words in (("--no-prefixes",), ("--rounds", 1, "--kv-capacity", 9000)):
+        run("import", "mooncake", file, *words, "-o", out)
+        assert read_instance(out).prefix_parent is None
     run("import", "mooncake", file, "--prefixes", "--outputs", "some", status=2)
-    run("import", "mooncake", file, "--slack", status=2)
+    run("import", "mooncake", file, "--slack", "--no-prefixes", status=2)
 
 
 def test_slack_and_granted_outputs_hide_nothing_of_what_any_two_share():

@@ -12,6 +12,7 @@ import numpy as np
 
 from optsched.analysis.comparison import Comparison, PolicyRow
 from optsched.analysis.losses import Ladder, Ladders
+from optsched.bounds import BoundTask, usable
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
 from optsched.optimize import strategies
@@ -164,7 +165,7 @@ def compare(
         told = None if progress is None else lambda state: progress("solve", state)
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=told))
-        notes = _narrow(interval, seed)
+        notes = (*_narrow(interval, seed), *_unproved(interval))
 
     interval.reconcile()
     best = interval.incumbent
@@ -204,6 +205,17 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
             return (f"no optimum in the round model, which splits no prefill: {error}",)
         except UsageError as error:  # an instance with a feature that no method models
             return (f"no optimum: {error}",)
+
+    return ()
+
+
+def _unproved(interval: Interval) -> tuple[str, ...]:
+    """Return why there is no bound, if none is proved."""
+    task = interval.task
+    try:
+        usable(BoundTask(task.instance, task.cost_model, interval.goal), required=True)
+    except UsageError as error:
+        return (str(error),)
 
     return ()
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, PREFIX_FIELDS, further_fields
+from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, further_fields
+from optsched.bounds.checker.prefixes import Charge
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -44,6 +45,11 @@ class BoundTask:
     found_tokens : int
         Prompt tokens that requests may find in a prefix cache, of all prompts together, so that no
         schedule has to hold or process them.
+    charged : list of Charge, optional
+        What requests pay of shared prefills (`optsched.bounds.relaxations`). The instance is then
+        without prefixes, and requests arrive when they are released.
+    within_s : int
+        Seconds after a block's first user within which others pay as well.
     """
 
     instance: Instance
@@ -54,12 +60,25 @@ class BoundTask:
     workers: int = 1
     completions: Completions | None = None
     found_tokens: int = 0
+    charged: Sequence[Charge] | None = None
+    within_s: int = 0
 
     @property
     def features(self) -> frozenset[str]:
         """The features that a proof must allow for, see `features_of`."""
         found = features_of(self.instance, self.cost_model, self.workers)
-        return found | PREFIX_CACHE if self.found_tokens else found
+        found |= PREFIX_CACHE if self.found_tokens else frozenset()
+        return found if self.charged is None else found | CHARGES
+
+    def part(self, who: NDArray[np.int64]) -> BoundTask:
+        """Return the task about some of the requests, in the order given.
+
+        Parameters
+        ----------
+        who : ndarray of int64
+        """
+        charged = None if self.charged is None else [self.charged[i] for i in who.tolist()]
+        return replace(self, instance=self.instance.subset(who), known=None, charged=charged)
 
     @property
     def batch_cost(self) -> BatchCost:
@@ -192,10 +211,10 @@ PREFIX_CACHE = frozenset({"prefix_cache"})
 """The feature of prompt tokens that are found in a cache (`BoundTask.found_tokens`). No bound needs
 these three: `optsched.bounds.relaxations` asks without them, workers in seconds excepted."""
 
-
-PREFIX = frozenset({"prefix"})
-"""The feature of KV that requests can share (`PREFIX_FIELDS`). Bounds that count the work or the
-memory of whole prompts are wrong for schedules that claim it (`optsched.problem.prefixes`)."""
+CHARGES = frozenset({"charges"})
+"""The feature of work that is paid once (`BoundTask.charged`). A bound that is proved for it gets
+an instance whose requests share KV (`PREFIX_FIELDS`) so. Others, which count whole prompts, are
+wrong for schedules that claim KV (`optsched.problem.prefixes`)."""
 
 
 def features_of(
@@ -213,16 +232,14 @@ def features_of(
     -------
     frozenset of str
         ``workers`` if there are several, ``arrivals`` if requests arrive at different times,
-        ``evictions`` always, since no instance forbids them, ``prefix`` if KV can be shared,
-        ``chunked_prefill`` if prefills may be split, ``hybrid_batching_off``, and ``kv_generated``
-        or ``kv_cached``. Then the names of the limits that are set, and ``cost.NAME`` for every
-        coefficient of the cost model that is not 0. A tabulated one has ``cost.table`` and the
-        coefficients of its minorants. A later version of `Instance` may have further fields; each
-        that differs from its default is a feature of its name.
+        ``evictions`` always, since no instance forbids them, ``chunked_prefill`` if prefills may be
+        split, ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
+        limits that are set, and ``cost.NAME`` for every coefficient of the cost model that is not
+        0. A tabulated one has ``cost.table`` and the coefficients of its minorants. A later version
+        of `Instance` may have further fields; each that differs from its default is a feature of
+        its name.
     """
     found = {"evictions", f"kv_{instance.kv_accounting}", *further_fields(instance)}
-    if found & PREFIX_FIELDS:
-        found = (found - PREFIX_FIELDS) | PREFIX
     if workers > 1:
         found |= WORKERS
     if (instance.release_times != instance.release_times[0]).any():

@@ -21,15 +21,25 @@ chunking as the instance allows; certificates are for one worker.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import ANY_INSTANCE, WHOLE_BLOCKS, WORKERS, Bound, BoundTask, Proof
+from optsched.bounds.base import (
+    ANY_INSTANCE,
+    CHARGES,
+    WHOLE_BLOCKS,
+    WORKERS,
+    Bound,
+    BoundTask,
+    Proof,
+)
 from optsched.bounds.checker.fields import COST_TERMS
+from optsched.bounds.checker.prefixes import FINE, Charge
 from optsched.bounds.leaves import work_leaf
 from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
@@ -74,18 +84,38 @@ class Work:
     longest_step: Floats
 
 
-def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
-    """Return the work that no schedule can avoid (see the module's text for the proof)."""
-    token, base = cost["token"], cost["base"]
-    decode_base, prefill_base = cost["decode_base"], cost["prefill_base"]
+def prefill_cap(instance: Instance) -> float:
+    """Return the max prefill tokens of a batch. They are held after it, too."""
+    limits, capacity = instance.limits, float(instance.kv_capacity)
+    return min(limits.max_batch_tokens or np.inf, limits.max_prefill_tokens or np.inf, capacity)
+
+
+class Prefill(NamedTuple):
+    """Own work, shares of fixed costs and time alone of prefills, in ms per layer, shape (n,).
+
+    ``first_shares`` are the shares of ``prefill_base``. ``paid`` and ``held`` tokens are those of
+    `optsched.bounds.checker.requests`. It is released ``lag`` seconds
+    before its arrival.
+    """
+
+    own: Floats
+    share: Floats
+    first_shares: Floats
+    alone: Floats
+    paid: Floats
+    held: Floats
+    lag: Floats
+
+
+def prefill_of(instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None) -> Prefill:
+    """Return what prefills take, of whole prompts or of what is charged."""
+    if charged is not None:
+        return _charged_prefill(instance, cost, charged)
+
+    token_prefill, base = cost["token"] + cost["prefill_token"], cost["base"]
     square, cross = cost["prefill_square"], cost["prefill_cross"]
-    token_prefill = token + cost["prefill_token"]
-    prompt = instance.prompt_tokens.astype(np.float64)
-    capacity = float(instance.kv_capacity)
-    offset = instance.kv_offset
-    limits = instance.limits
-    cap = min(limits.max_batch_tokens or np.inf, limits.max_prefill_tokens or np.inf, capacity)
-    per_batch = cap  # prefill tokens of one batch: they are held after it, too
+    prompt, capacity = instance.prompt_tokens.astype(np.float64), float(instance.kv_capacity)
+    cap = prefill_cap(instance)
 
     chunks = np.ceil(prompt / cap)
     if instance.chunked_prefill is False:
@@ -111,12 +141,50 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
         + cost["prefill_kv"] * before
         + cost["prefill_request"] * chunks
     )
-    first_shares = prefill_base * prompt / per_batch
-    share = base * (before + prompt + offset * chunks) / capacity + first_shares
-    first = own_prefill + chunks * (base + prefill_base)
+    first_shares = cost["prefill_base"] * prompt / cap
+    share = base * (before + prompt + instance.kv_offset * chunks) / capacity + first_shares
+    first = own_prefill + chunks * (base + cost["prefill_base"])
+    return Prefill(own_prefill, share, first_shares, first, prompt, prompt, np.zeros(instance.n))
 
-    owner, after, decode, refill = later_tokens(instance, cost)
-    held = (after + offset) / capacity
+
+def _charged_prefill(instance: Instance, cost: BatchCost, charged: Sequence[Charge]) -> Prefill:
+    rows = np.array(charged, dtype=np.float64)
+    _, lag, tokens, squares, distinct, alone, alone_squares, held = rows.T
+    tokens, squares, distinct = tokens / FINE, squares / FINE, distinct / FINE
+    cap = prefill_cap(instance)
+    square = min(cost["prefill_square"], cost["prefill_cross"] / 2)
+    token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
+
+    own = token * tokens + square * squares + cost["prefill_request"]
+    first = token * alone + square * alone_squares + cost["prefill_request"]
+    first += np.ceil(alone / cap) * (cost["base"] + cost["prefill_base"])
+    first_shares = cost["prefill_base"] * distinct / cap
+    share = cost["base"] * distinct / instance.kv_capacity + first_shares
+    paid = np.where(distinct < tokens, 0.0, tokens)
+
+    return Prefill(own, share, first_shares, first, paid, held, lag / _TICKS)
+
+
+def found_of(cost: BatchCost, charged: Sequence[Charge] | None) -> float:
+    """Return how much less a refilled token is if it may be found cached, in ms per layer."""
+    token, cached = (
+        cost["token"] + cost["prefill_token"],
+        cost["prefill_kv"] + cost["prefill_cross"],
+    )
+    return 0.0 if charged is None else max(0.0, token - cached)
+
+
+def unavoidable_work(
+    instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
+) -> Work:
+    """Return the work that no schedule can avoid (see the module's text for the proof)."""
+    base, decode_base, prefill_base = cost["base"], cost["decode_base"], cost["prefill_base"]
+    capacity, offset = float(instance.kv_capacity), instance.kv_offset
+    own_prefill, share, first_shares, first, _, private, lag = prefill_of(instance, cost, charged)
+
+    owner, after, decode, refill = later_tokens(instance, cost, charged)
+    alone_kv = private[owner] + (after - instance.prompt_tokens[owner])
+    held = (np.where(private[owner] < 0, 0.0, alone_kv) + offset) / capacity
     with_share = np.minimum(decode + (base + decode_base) * held, refill + base * held)
     alone = np.minimum(decode + base + decode_base, refill + base + prefill_base)
     seconds = cost.layers / 1000.0 * (1 - _SAFETY)
@@ -139,15 +207,15 @@ def unavoidable_work(instance: Instance, cost: BatchCost) -> Work:
         prefill=(own_prefill + share) * seconds,
         total=(own_prefill + share + per_request(with_share)) * seconds,
         first_shares=first_shares * seconds,
-        first=first * seconds,
-        chain=(first + per_request(alone)) * seconds,
+        first=(first * seconds) + lag,
+        chain=(first + per_request(alone)) * seconds + lag,
         decode_share=np.minimum(decode_share, 1.0) * (1 - _SAFETY),
         longest_step=longest_step * cost.layers / 1000.0 * (1 + _SAFETY),
     )
 
 
 def later_tokens(
-    instance: Instance, cost: BatchCost
+    instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
 ) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
     """Return what tokens 2 to o of every request take, flat, in ms per layer."""
     check_size(
@@ -163,6 +231,7 @@ def later_tokens(
     after = instance.prompt_tokens[owner] + k - 1
     decode = decode_ms(cost.array, after - 1)
     refill = (cost["token"] + cost["prefill_token"]) * after + cost["prefill_request"]
+    refill -= found_of(cost, charged) * (after - 1)
 
     return owner, after, decode, refill
 
@@ -199,7 +268,8 @@ def scale_of(task: BoundTask) -> int:
 
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds, or its weighted sum with that on TTFT."""
-    weight, work = task.objective.ttft_weight, unavoidable_work(task.instance, task.batch_cost)
+    weight = task.objective.ttft_weight
+    work = unavoidable_work(task.instance, task.batch_cost, task.charged)
     length = work.total / task.workers
     total = max(_on_one_machine(task.instance, length, work.chain), float(work.chain.sum()))
     if task.objective == TOTAL_LATENCY:
@@ -213,7 +283,7 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on mean TTFT in seconds, for which only prefills count."""
-    work = unavoidable_work(task.instance, task.batch_cost)
+    work = unavoidable_work(task.instance, task.batch_cost, task.charged)
     total = _on_one_machine(task.instance, work.prefill / task.workers, work.first)
     value = max(total, float(work.first.sum())) / task.instance.n
     return Proof(value, tree=_leaf(task))
@@ -225,7 +295,7 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
     It is the max over t of t plus the work that arrives from t on, and any arrival plus the chain.
     """
     instance = task.instance
-    work = unavoidable_work(instance, task.batch_cost)
+    work = unavoidable_work(instance, task.batch_cost, task.charged)
     order = np.argsort(instance.release_times, kind="stable")
     arrival = instance.release
     remaining = np.cumsum(work.total[order][::-1])[::-1] / task.workers
@@ -238,7 +308,7 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
 _WORK = "unavoidable GPU work on one preemptive machine"
 _PREFILLS = "unavoidable prefill work on one machine"
 _LATEST = "work that arrives from t on, and chains"
-_PROVED = PROVED_FOR | WORKERS
+_PROVED = PROVED_FOR | WORKERS | CHARGES
 WORK_TEL = Bound("work", _WORK, "second", SUMS, work_tel, _PROVED, certifies=True)
 WORK_TTFT = Bound(
     "prefill-work", _PREFILLS, "second", ("mean_ttft",), work_ttft, _PROVED, certifies=True

@@ -44,13 +44,23 @@ same floats that represent its ends, so that every moment belongs to exactly one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of, unavoidable_work
+from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof, only_by_name
+from optsched.bounds.batch import (
+    PROVED_FOR,
+    SUMS,
+    found_of,
+    prefill_cap,
+    prefill_of,
+    scale_of,
+    unavoidable_work,
+)
+from optsched.bounds.checker.prefixes import Charge
 from optsched.bounds.leaves import busy_time_leaf
 from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
@@ -110,7 +120,9 @@ class Tokens(NamedTuple):
         return self.first + rest
 
 
-def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
+def tokens_of(
+    instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
+) -> Tokens:
     """Return lower bounds on what tokens take.
 
     Where a token may come from a decode step or from a refill, it is the smaller of the two. The
@@ -120,25 +132,26 @@ def tokens_of(instance: Instance, cost: BatchCost) -> Tokens:
     """
     unit = cost.layers / 1000.0 * (1 - _SAFETY)
     prompt = instance.prompt_tokens.astype(np.float64)
-    room, offset, limits = float(instance.kv_capacity), instance.kv_offset, instance.limits
-    prefills = min(limits.max_batch_tokens or np.inf, limits.max_prefill_tokens or np.inf, room)
+    room, offset = float(instance.kv_capacity), instance.kv_offset
     token, base = cost["token"], cost["base"]
     refill_token = token + cost["prefill_token"]
     decode, refill = base + cost["decode_base"], base + cost["prefill_base"]
-    work = unavoidable_work(instance, cost)
+    work = unavoidable_work(instance, cost, charged)
+    _, _, _, _, paid, private, _ = prefill_of(instance, cost, charged)
     own = work.own_prefill / unit
-    share = (base / room + cost["prefill_base"] / prefills) * prompt
+    share = (base / room + cost["prefill_base"] / prefill_cap(instance)) * paid
 
-    if instance.chunked_prefill is not False:
+    if instance.chunked_prefill is not False or charged is not None:
         steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
-        largest = (refill_token + steepest * prompt + cost["prefill_request"]) * prompt
+        largest = (refill_token + steepest * prompt + cost["prefill_request"]) * paid
         share = np.where(largest > 0, own * share / np.where(largest > 0, largest, 1.0), 0.0)
 
-    held = (prompt + 1 + offset) / room
-    step = decode_ms(cost.array, prompt)
-    again = refill_token * (prompt + 1) + cost["prefill_request"]
-    slopes = min(cost["decode_kv"], refill_token)
-    paid_slope = min(cost["decode_kv"] + decode / room, refill_token + base / room)
+    held, growth = (private + 1 + offset) / room, 1.0 if private.min() >= 0 else 0.0
+    step, found = decode_ms(cost.array, prompt), found_of(cost, charged)
+    again = refill_token * (prompt + 1) + cost["prefill_request"] - found * prompt
+    slopes = min(cost["decode_kv"], refill_token - found)
+    paid_slope = cost["decode_kv"] + decode / room * growth
+    paid_slope = min(paid_slope, refill_token - found + base / room * growth)
 
     return Tokens(
         arrival=instance.release,
@@ -348,7 +361,7 @@ def value_at(
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
-    tokens = tokens_of(task.instance, task.batch_cost)
+    tokens = tokens_of(task.instance, task.batch_cost, task.charged)
     weight, per = task.objective.ttft_weight, scale_of(task)
     price, width = prices_of(tokens, _CELLS, weight)
 
@@ -394,7 +407,7 @@ BUSY_TIME = Bound(
     "second",
     SUMS,
     busy_time,
-    PROVED_FOR,
+    PROVED_FOR | CHARGES,
     searches=True,
     suits=only_by_name,
     certifies=True,

@@ -3,7 +3,8 @@
 What is left of a schedule without the requests outside a piece is a schedule of the piece with idle
 time, so bounds of disjoint pieces add up (docs/formulations.md, "One clock"). What is lost is the
 effect of requests across a cut. So the trace is cut where few are in the system, and a stretch
-where many always are stays whole.
+where many always are stays whole. What requests pay of shared prefills is settled before the cuts,
+since one that is left out may have done the work of others.
 
 One bound for the whole trace is the wrong one for most of it: where requests queue for minutes,
 only their order counts (`optsched.bounds.busy_time`), and where few are in the system they slow
@@ -12,11 +13,10 @@ each other down (`optsched.bounds.clock`, `optsched.bounds.shares`).
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 
-from optsched.bounds.base import Bound, BoundTask, Proof
+from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, SUMS, work_tel
 from optsched.bounds.busy_time import busy_time, tokens_of
 from optsched.bounds.clock import clock
@@ -39,19 +39,19 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
     instance, joint = task.instance, task.objective != TOTAL_LATENCY
     order = np.argsort(instance.release_times, kind="stable")
-    chain = tokens_of(instance, task.batch_cost).chain
+    chain = tokens_of(instance, task.batch_cost, task.charged).chain
     arrived = np.sort(instance.release)
     finished = completions_of(task, instance, chain)
 
     def prove(ends: tuple[int, int]) -> list[Proof]:
         first, last = ends
-        piece = replace(task, instance=instance.subset(order[first:last]), known=None)
+        piece = task.part(order[first:last])
         proofs = [work_tel(piece, budget)]
 
         if not budget.over:
             part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
-            if not joint:
+            if not joint and task.charged is None:
                 proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
 
             proofs.append(shares(piece, part))
@@ -79,7 +79,7 @@ PIECES = Bound(
     "second",
     SUMS,
     pieces,
-    PROVED_FOR,
+    PROVED_FOR | CHARGES,
     searches=True,
     certifies=True,
 )

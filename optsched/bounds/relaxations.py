@@ -18,17 +18,38 @@ prefill_square`` to one batch. So no token comes later by more than the sum D of
 with the longest prompt, and a bound on the total latency of this schedule, less D for each request,
 is one for the first. Terms with KV cached before only become smaller. What a cache still holds of a
 preempted request is not free: a schedule that evicts must recompute the whole input.
+
+*Shared prefixes*, for bounds that are proved for charges (`optsched.bounds.checker.prefixes`).
+Requests arrive when they are released, so what their releases are earlier is subtracted. Of some
+numbers of seconds within which users share what they pay, that with the largest bound from work
+alone is taken; where times count from arrivals one by one, as in SLOs, it is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from optsched.bounds.base import MINORANTS, PREFIX_CACHE, WORKERS, BoundTask, Proof
+from optsched.bounds.base import CHARGES, MINORANTS, PREFIX_CACHE, WORKERS, BoundTask, Proof
+from optsched.bounds.batch import work_makespan, work_tel, work_ttft
+from optsched.bounds.checker.fields import PREFIX_FIELDS
+from optsched.bounds.checker.prefixes import charges_of
+from optsched.bounds.checker.requests import ticks_since
+from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.cost import BatchCost
+from optsched.problem.budget import Budget
 from optsched.problem.instance import Limits
 from optsched.problem.objective import TOTAL_LATENCY
+
+_SAFETY = 1e-9
+_WITHIN_S = (0, 1, 10, 100, 300, 1000)
+_FROM_WORK = {
+    "tel": work_tel,
+    "latency_and_ttft": work_tel,
+    "mean_ttft": work_ttft,
+    "makespan": work_makespan,
+}
 
 
 @dataclass(frozen=True)
@@ -36,15 +57,14 @@ class Relaxation:
     """How a feature is left out.
 
     `without` returns the tasks that have it no longer, each of which bounds the one given; none
-    where that is not proved. `value` makes a bound of the task given from one of those. `certifies`
-    says whether the checker takes their certificates for the instance given, so that certificates
-    and schedules are kept.
+    where that is not proved. `answer` makes a proof for the task given from one for one of those.
+    It is for bounds that are proved for the features `into` of those tasks.
     """
 
     features: frozenset[str]
     without: Callable[[BoundTask], list[BoundTask]]
-    certifies: bool
-    value: Callable[[BoundTask, float], float] = lambda task, value: value
+    answer: Callable[[BoundTask, BoundTask, Proof], Proof]
+    into: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +72,12 @@ class Question:
     """A task that is left when features are left out, and which relaxation was of which task."""
 
     task: BoundTask
-    steps: tuple[tuple[Relaxation, BoundTask], ...] = ()
+    steps: tuple[tuple[Relaxation, BoundTask, BoundTask], ...] = ()
 
     def answer(self, proof: Proof) -> Proof:
         """Return what a proof for the task that is left says about the one at first."""
-        for row, task in reversed(self.steps):
-            value = row.value(task, proof.value)
-            proof = replace(proof, value=value) if row.certifies else Proof(value)
+        for row, task, simpler in reversed(self.steps):
+            proof = row.answer(task, simpler, proof)
 
         return proof
 
@@ -69,9 +88,10 @@ def relax(task: BoundTask, proved: frozenset[str]) -> list[Question]:
     They may have features that it is not proved for, which no relaxation leaves out.
     """
     for row in RELAXATIONS:
-        if row.features & task.features - proved and (simpler := row.without(task)):
+        asked = row.features & task.features - proved and row.into <= proved
+        if asked and (simpler := row.without(task)):
             return [
-                Question(left.task, ((row, task), *left.steps))
+                Question(left.task, ((row, task, one), *left.steps))
                 for one in simpler
                 for left in relax(one, proved)
             ]
@@ -92,6 +112,7 @@ def _on_one(task: BoundTask) -> list[BoundTask]:
     return [replace(task, instance=merged, workers=1, known=None)]
 
 
+@lru_cache(16)
 def _minorants(task: BoundTask) -> list[BoundTask]:
     cost = task.cost_model
     assert isinstance(cost, BatchCost)
@@ -100,7 +121,8 @@ def _minorants(task: BoundTask) -> list[BoundTask]:
 
 def _all_held(task: BoundTask) -> list[BoundTask]:
     instance, block = task.instance, task.instance.kv_block_tokens
-    if instance.in_rounds or task.workers > 1 or task.objective != TOTAL_LATENCY:
+    shared = task.features & PREFIX_FIELDS
+    if instance.in_rounds or shared or task.workers > 1 or task.objective != TOTAL_LATENCY:
         return []
 
     capacity = instance.kv_capacity + -(-task.found_tokens // block) * block
@@ -109,15 +131,65 @@ def _all_held(task: BoundTask) -> list[BoundTask]:
     return [replace(task, instance=roomier, known=None, found_tokens=0)]
 
 
-def _less_their_time(task: BoundTask, value: float) -> float:
+def _less_their_time(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
     cost, longest = task.batch_cost, int(task.instance.prompt_tokens.max())
     each = cost["token"] + cost["prefill_token"] + 2 * longest * cost["prefill_square"]
-    return value - task.instance.n * (cost.layers * each * task.found_tokens / 1000)
+    return Proof(proof.value - task.instance.n * (cost.layers * each * task.found_tokens / 1000))
+
+
+@lru_cache(16)
+def _charged(task: BoundTask) -> list[BoundTask]:
+    instance, work = task.instance, _FROM_WORK.get(task.objective.name)
+    if instance.in_rounds or task.found_tokens:
+        return []
+
+    def within(seconds: int) -> BoundTask:
+        arrival = instance.release_times
+        ticks = ticks_since(arrival.tolist(), TICKS_PER_SECOND)
+        charged = charges_of(instance, ticks, seconds * TICKS_PER_SECOND)
+        assert charged is not None
+        free = replace(
+            instance,
+            arrival=arrival[[one.release for one in charged]],
+            prefix_parent=None,
+            prefix_tokens=None,
+            prefix_block_tokens=None,
+            known=None,
+        )
+        return replace(task, instance=free, known=None, charged=charged, within_s=seconds)
+
+    if work is None:
+        return [within(0)]
+
+    budget = Budget(0)
+    tasks = [within(seconds) for seconds in _WITHIN_S]
+    return [max(tasks, key=lambda one: _since_arrival(task, one, work(one, budget)).value)]
+
+
+def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    early = float((task.instance.release_times - simpler.instance.release_times).sum())
+    if task.objective.name == "makespan":
+        early = 0.0
+    elif task.objective != TOTAL_LATENCY:
+        early /= task.instance.n
+
+    within = simpler.within_s * TICKS_PER_SECOND
+    tree = proof.tree and {"within": within, "tree": proof.tree}
+    return replace(proof, value=proof.value - early * (1 + _SAFETY), tree=tree)
+
+
+def _value_alone(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    return Proof(proof.value)
+
+
+def _same(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    return proof
 
 
 RELAXATIONS = (
-    Relaxation(WORKERS, _on_one, certifies=False),
-    Relaxation(MINORANTS, _minorants, certifies=True),
-    Relaxation(PREFIX_CACHE, _all_held, certifies=False, value=_less_their_time),
+    Relaxation(WORKERS, _on_one, _value_alone),
+    Relaxation(MINORANTS, _minorants, _same),
+    Relaxation(PREFIX_CACHE, _all_held, _less_their_time),
+    Relaxation(PREFIX_FIELDS, _charged, _since_arrival, CHARGES),
 )
 """In the order in which they are tried. A certificate under a minorant names it."""

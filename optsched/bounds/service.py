@@ -44,12 +44,13 @@ ticks of an integer clock, with windows rounded outward and work inward. Work is
 relative margin of 1e-7, and windows are widened by 1e-9, for the rounding of the judge's clock.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import (
+    CHARGES,
     IN_ROUNDS,
     MINORANTS,
     WORKERS,
@@ -59,6 +60,8 @@ from optsched.bounds.base import (
     features_of,
 )
 from optsched.bounds.batch import PROVED_FOR, Work, later_tokens, unavoidable_work
+from optsched.bounds.checker.fields import PREFIX_FIELDS
+from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -67,6 +70,7 @@ from optsched.problem.limits import all_limits
 from optsched.problem.service import with_spare
 
 Floats = NDArray[np.float64]
+Later = tuple[NDArray[np.int64], Floats, Floats, Floats]
 
 _MARGIN, _CLOCK = 1e-7, 1e-9
 
@@ -78,23 +82,33 @@ def most_within(
     workers: int = 1,
     *,
     columns: bool = True,
+    charged: Sequence[Charge] | None = None,
 ) -> int:
-    """Return a number of requests that no schedule on so many workers exceeds within SLOs."""
+    """Return a number of requests that no schedule on so many workers exceeds within SLOs.
+
+    `charged` is that of a task of this instance, whose requests then arrive when they are released.
+    """
     limits = all_limits(instance, slos, columns=columns)
-    proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR
+    proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR | PREFIX_FIELDS
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
     if isinstance(cost_model, BatchCost) and not instance.in_rounds:
-        return min(_in_seconds(instance, c, limits, workers) for c in cost_model.minorants)
+        charged = charged or charges_of(instance, instance.release_times.tolist(), 0)
+        costs = cost_model.minorants
+        return min(_in_seconds(instance, c, charged, limits, workers) for c in costs)
 
     return _in_rounds(instance, limits, workers)
 
 
 def _in_seconds(
-    instance: Instance, cost: BatchCost, limits: Mapping[str, Floats], workers: int
+    instance: Instance,
+    cost: BatchCost,
+    charged: Sequence[Charge] | None,
+    limits: Mapping[str, Floats],
+    workers: int,
 ) -> int:
-    work = unavoidable_work(instance, cost)
+    work = unavoidable_work(instance, cost, charged)
     limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
@@ -105,7 +119,7 @@ def _in_seconds(
     best = int(able.sum())
 
     # Whatever is within its limits does this work in its window, and so do all of them together.
-    priced = _priced(instance, cost, work, step)
+    priced = _priced(work, later_tokens(instance, cost, charged), cost, step)
     for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
         begin = np.maximum(instance.release - slack, 0.0)[able]
         end = (instance.release + length + slack)[able]
@@ -120,22 +134,22 @@ def _later(instance: Instance, step: Floats) -> Floats:
     return np.where(steps > 0, step * np.maximum(steps, 1.0), 0.0)
 
 
-def _priced(instance: Instance, cost: BatchCost, work: Work, step: Floats) -> Floats:
+def _priced(work: Work, tokens: Later, cost: BatchCost, step: Floats) -> Floats:
     """Return the own work of each request with the price of TPOT (see the module's text)."""
-    owner, _, decode, refill = later_tokens(instance, cost)
-    second = cost.layers / 1000.0
+    owner, _, decode, refill = tokens
+    second, n = cost.layers / 1000.0, len(step)
 
     def later(tokens: Floats) -> Floats:
-        return np.bincount(owner, weights=tokens, minlength=instance.n).astype(np.float64)
+        return np.bincount(owner, weights=tokens, minlength=n).astype(np.float64)
 
     largest = later(np.minimum(decode, refill))
-    finite = np.isfinite(step) & (instance.output_tokens > 1)
+    finite = np.isfinite(step) & (np.bincount(owner, minlength=n) > 0)
     fixed = cost["base"] + cost["decode_base"]
     p = float(step[finite].max()) / second if finite.any() else 0.0
 
     if p > fixed > 0:
         k, c = fixed / (p - fixed) ** 2, fixed / (p - fixed)
-        smallest = np.full(instance.n, np.inf)
+        smallest = np.full(n, np.inf)
         np.minimum.at(smallest, owner, decode)
         u = np.where(finite, smallest, 0.0)[owner]
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
@@ -218,7 +232,7 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
 def within_share(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on SLO attainment (see the module's text for the proof)."""
     given = dict(task.objective.parameters)
-    largest = most_within(task.instance, task.cost_model, given, task.workers)
+    largest = most_within(task.instance, task.cost_model, given, task.workers, charged=task.charged)
     return Proof(largest / task.instance.n)
 
 
@@ -226,10 +240,11 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on SLO goodput: the most requests, over the shortest possible span."""
     instance = task.instance
     given = dict(task.objective.parameters)
-    largest = most_within(instance, task.cost_model, given, task.workers)
+    largest = most_within(instance, task.cost_model, given, task.workers, charged=task.charged)
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
-        alone = unavoidable_work(instance, task.batch_cost).chain * (1 - _MARGIN)
+        work = unavoidable_work(instance, task.batch_cost, task.charged)
+        alone = work.chain * (1 - _MARGIN)
 
     return Proof(largest / float((instance.release + alone).max()))
 
@@ -238,7 +253,7 @@ _WORK = "work of prefills and of requests in the windows of their SLOs"
 _VOLUME = "KV volume in the windows of SLOs"
 _SPAN = "requests that {} allows, over the shortest span"
 _SHARE, _RATE = ("slo_attainment",), ("slo_goodput",)
-_PROVED = PROVED_FOR | WORKERS
+_PROVED = PROVED_FOR | WORKERS | CHARGES
 WITHIN_SHARE = Bound("slo-work", _WORK, "second", _SHARE, within_share, _PROVED)
 WITHIN_SHARE_ROUNDS = Bound("slo-volume", _VOLUME, "round", _SHARE, within_share, IN_ROUNDS)
 WITHIN_RATE = Bound(

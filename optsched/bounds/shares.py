@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
+from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof, only_by_name
 from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
 from optsched.bounds.leaves import shares_leaf, work_leaf
@@ -204,8 +204,8 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     Where very many requests are in the system it is the sum of chains: `busy-time` is better there.
     """
     weight, per = task.objective.ttft_weight, scale_of(task)
-    instance = task.instance.subset(np.argsort(task.instance.release_times, kind="stable"))
-    tokens = tokens_of(instance, task.batch_cost)
+    task = task.part(np.argsort(task.instance.release_times, kind="stable"))
+    instance, tokens = task.instance, tokens_of(task.instance, task.batch_cost, task.charged)
     chain = tokens.chain * (1 - margin(3))
     floor = float(chain.sum()) * (1 - margin(instance.n))
     floor = (1 - weight) * floor + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
@@ -276,7 +276,7 @@ SHARES = Bound(
     "second",
     SUMS,
     shares,
-    PROVED_FOR,
+    PROVED_FOR | CHARGES,
     searches=True,
     suits=only_by_name,
     certifies=True,

@@ -10,7 +10,7 @@ are integers, so L_k >= x + 1.
 
 import math
 
-from optsched.bounds.base import IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
+from optsched.bounds.base import CHARGES, IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.service import most_within
 from optsched.problem.budget import Budget
@@ -46,8 +46,8 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
     instance = task.instance
 
     def few(limit: float) -> bool:
-        slos, workers = {slo: limit}, task.workers
-        return most_within(instance, task.cost_model, slos, workers, columns=False) <= k
+        asked = task.cost_model, {slo: limit}, task.workers
+        return most_within(instance, *asked, columns=False, charged=task.charged) <= k
 
     # Where at most k requests can be within a limit, the k-th smallest time, from 0, is above it.
     whole = instance.in_rounds
@@ -69,6 +69,6 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
 
 _WORK = "how many requests slo-work allows to be that quick"
 _VOLUME = "how many requests slo-volume allows to be that quick"
-_PROVED = PROVED_FOR | WORKERS
+_PROVED = PROVED_FOR | WORKERS | CHARGES
 TAIL = Bound("tail-work", _WORK, "second", _METRICS, percentile, _PROVED, searches=True)
 TAIL_ROUNDS = Bound("tail-volume", _VOLUME, "round", _METRICS, percentile, IN_ROUNDS, searches=True)

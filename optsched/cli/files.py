@@ -69,7 +69,7 @@ def import_trace(
     success: list[str] | None = None,
     run: int | None = None,
     tokenizer: str | None = None,
-    prefixes: bool = False,
+    prefixes: bool | None = None,
     outputs: str = "none",
     slack: bool = False,
     ids_tokens: Annotated[int | None, AT_LEAST_1] = None,
@@ -105,8 +105,8 @@ def import_trace(
       run N: Of a file with several runs, the run to read; -1 is the last.
       tokenizer NAME|FILE: For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a
         Hugging Face name. By default words are counted.
-      prefixes: Keep the prefixes that requests share, which the trace has as ids of blocks or
-        tokens. Schedules may then reuse KV; bounds and optima do not know of that yet and refuse.
+      prefixes --prefixes/--no-prefixes: Whether to keep the prefixes that requests share, which
+        the trace has as ids of blocks or tokens. By default they are kept, but not in rounds.
       outputs none|granted: Whether a prompt that goes on behind an earlier one repeats its output,
         too, where only prompts have ids.
       slack: Let requests share what ids of blocks may hide, up to the next block.
@@ -133,13 +133,6 @@ def import_trace(
     asked |= {"kv_capacity": kv_capacity, "kv_block_tokens": kv_block_tokens, "run": run}
     asked |= {"rate": rate, "rate_scale": rate_scale, "round_seconds": rounds, "strict": strict}
     asked |= {"columns": columns, "unit": by_field, "success": success or ()}
-    asked |= {
-        "prefixes": prefixes,
-        "outputs": outputs,
-        "slack": slack,
-        "ids_tokens": ids_tokens,
-    }
-    asked["prefix_block_tokens"] = prefix_block_tokens
     of_prefixes = {
         "--outputs": outputs != "none",
         "--slack": slack,
@@ -147,9 +140,11 @@ def import_trace(
         "--prefix-block-tokens": prefix_block_tokens,
     }
     named = [name for name, given in of_prefixes.items() if given]
-    if named and not prefixes:
-        raise UsageError(f"{', '.join(named)}: found without --prefixes; expected it, too")
+    if named and prefixes is False:
+        raise UsageError(f"{', '.join(named)}: found with --no-prefixes; expected either")
 
+    asked |= {"prefixes": True if named else prefixes, "outputs": outputs, "slack": slack}
+    asked |= {"ids_tokens": ids_tokens, "prefix_block_tokens": prefix_block_tokens}
     with LiveLine() as line:
         asked |= {"tokenizer": tokenizer, "progress": lambda rows: line.show(f"{rows} rows")}
         instance, report = read_trace_report(format_name, file, **asked)

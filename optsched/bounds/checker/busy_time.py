@@ -103,16 +103,16 @@ class Prices(NamedTuple):
     shift: int
 
 
-def line_of(rates: Rates, prompt: int) -> Line:
+def line_of(rates: Rates, request: Request) -> Line:
     """Return lower bounds on what the tokens after the first take, affine in their number."""
-    cost, room = rates.cost, rates.capacity
-    step, slope, again, token = later_of(rates, prompt)
-    held, decode, base = prompt + 1 + rates.offset, rates.decode // room, cost["base"] // room
+    decode, base = rates.decode // rates.capacity, rates.cost["base"] // rates.capacity
+    step, slope, again, refilled = later_of(rates, request.prompt)
+    held, growth = request.held + 1 + rates.offset, 1 if request.held >= 0 else 0
     return Line(
         min(step, again),
-        min(slope, token),
+        min(slope, refilled),
         min(step + decode * held, again + base * held),
-        min(slope + decode, token + base),
+        min(slope + decode * growth, refilled + base * growth),
     )
 
 
@@ -125,13 +125,13 @@ def alone_of(rates: Rates, prompt: int) -> int:
 def chunk_share(rates: Rates, request: Request) -> int:
     """Return the share of a prefill that is in proportion to own work in every chunk."""
     cost, s = rates.cost, request.prompt
-    share = (cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap) * s
+    share = (cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap) * request.paid
     if rates.whole:
         return share
 
     steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
     token = cost["token"] + cost["prefill_token"]
-    largest = (token + steepest * s + cost["prefill_request"]) * s
+    largest = (token + steepest * s + cost["prefill_request"]) * request.paid
     return request.own * share // largest if largest > 0 else 0
 
 
@@ -241,7 +241,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
     waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
 
     for arrival, request in zip(part.arrival, part.requests, strict=True):
-        m, own, line = request.steps, request.own, line_of(rates, request.prompt)
+        m, own, line = request.steps, request.own, line_of(rates, request)
         paid = own + chunk_share(rates, request)
         whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
         theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one

@@ -21,7 +21,8 @@ LESS_ROOM = frozenset({"kv_block_tokens"})
 schedule that fits with blocks fits without them, and takes the same time. A bound for every
 schedule without blocks holds with them."""
 PREFIX_FIELDS = frozenset({"prefix_parent", "prefix_tokens", "prefix_block_tokens"})
-"""Fields by which schedules may hold and compute less. No proof allows for them."""
+"""Fields by which schedules may hold and compute less. Only proofs on charges allow for them
+(`optsched.bounds.checker.prefixes`)."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency",

@@ -25,8 +25,9 @@ from heapq import heappop, heappush
 from math import isqrt, lcm
 from typing import Any, NamedTuple
 
-from optsched.bounds.checker.fields import COST_TERMS
+from optsched.bounds.checker.fields import COST_TERMS, PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import expect, expect_fields, expect_known, integer
+from optsched.bounds.checker.prefixes import FINE, Charge
 
 _DECIMAL = re.compile(r"\d{1,40}(?:\.\d{0,60})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
 _MOST = 10**6
@@ -39,7 +40,8 @@ _FRACTION_BITS = 30
 class Rates:
     """One instance's coefficients, in units of 1 / ``scale`` s per batch, token or request.
 
-    Each can be divided by 2, by ``capacity`` (M) and by ``cap`` without a rest.
+    Each can be divided by 2, by ``capacity`` (M) and by ``cap`` without a rest. ``refilled`` is own
+    work for each token but the last of what is refilled; where KV is shared it may be cached.
     """
 
     scale: int
@@ -48,6 +50,7 @@ class Rates:
     cap: int
     offset: int
     whole: bool
+    refilled: int
 
     @property
     def decode(self) -> int:
@@ -66,10 +69,15 @@ class Request:
 
     ``own`` and ``share`` are the own work of the prefill and its share of fixed costs; ``first``
     is the time of its batches. ``steps`` tokens follow. ``total`` is the machine time of all
-    tokens, own work and shares. ``chain`` is the time of all batches.
+    tokens, own work and shares. ``chain`` is the time of all batches. In every chunk ``paid``
+    tokens of the prompt have shares of fixed costs. The request alone holds ``held`` tokens of KV
+    as its first one is produced. Both are less than the prompt where KV is shared; then ``held``
+    may be -1: none, and no more with every further token.
     """
 
     prompt: int
+    paid: int
+    held: int
     steps: int
     own: int
     share: int
@@ -114,7 +122,7 @@ def rates_of(instance: Any, model: Any) -> Rates:
     """
     unit = getattr(instance, "time_unit", None)
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
-    expect_known(instance)
+    expect_known(instance, PREFIX_FIELDS)
     expect_fields(model, "cost_model", ("layers", "coefficients"))
     layers, texts = integer(model["layers"], "cost_model: layers"), model["coefficients"]
     expect(1 <= layers <= 10_000, f"cost_model: layers: found {layers}; expected 1 to 10000")
@@ -134,30 +142,77 @@ def rates_of(instance: Any, model: Any) -> Rates:
     fine = 2 * lcm(capacity, cap) << _FRACTION_BITS
     cost = {name: int(layers * value * common) * fine for name, value in exact.items()}
     offset = 1 if instance.kv_accounting == "generated" else 0
-    whole_only = instance.chunked_prefill is False
+    refilled = cost["token"] + cost["prefill_token"]
+    shared = bool(further_fields(instance) & PREFIX_FIELDS)
+    if shared:  # all others may be found
+        refilled = min(refilled, cost["prefill_kv"] + cost["prefill_cross"])
 
-    return Rates(1000 * common * fine, cost, capacity, cap, offset, whole_only)
+    whole_only = instance.chunked_prefill is False and not shared
+    return Rates(1000 * common * fine, cost, capacity, cap, offset, whole_only, refilled)
 
 
 class Later(NamedTuple):
-    """Own work of token j + 2: the smaller of ``step + j rise`` and ``again + j token``."""
+    """Own work of token j + 2: the smaller of ``step + j rise`` and ``again + j refilled``."""
 
     step: int
     rise: int
     again: int
-    token: int
+    refilled: int
 
 
 def later_of(rates: Rates, prompt: int) -> Later:
     """Return the own work of the tokens after the first."""
+    cost, refilled = rates.cost, rates.refilled
+    step = cost["token"] + cost["decode_request"] + cost["decode_kv"] * prompt
+    again = cost["token"] + cost["prefill_token"] + refilled * prompt + cost["prefill_request"]
+    return Later(step, cost["decode_kv"], again, refilled)
+
+
+def request_of(
+    rates: Rates, prompt: int, output: int, charge: Charge | None = None, ticks: int = 1
+) -> Request:
+    """Return the least times of a request (module's text), under what it is charged."""
+    cost, capacity, held, lag = rates.cost, rates.capacity, prompt, 0
+    if charge is None:
+        own, share, first, paid = _prefill_of(rates, prompt)
+    else:
+        own, share, first, paid = _charged(rates, charge)
+        held, lag = charge.private, charge.lag * rates.scale // ticks
+
+    steps, first = output - 1, first + lag
+    step, slope, again, refilled = later_of(rates, prompt)
+    growth = 1 if held >= 0 else 0
+    kv = held + 1 + rates.offset
+    decode, base = rates.decode // capacity, cost["base"] // capacity
+    decoded = step + decode * kv, slope + decode * growth
+    recomputed = again + base * kv, refilled + base * growth
+    total = own + share + _least_sum(decoded, recomputed, steps)
+    alone = _least_sum((step + rates.decode, slope), (again + rates.refill, refilled), steps)
+
+    return Request(prompt, paid, held, steps, own, share, first, total, first + alone)
+
+
+def _charged(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
+    """Return own work, shares and time alone of the prefill that is charged, and its tokens."""
     cost = rates.cost
-    token, rise = cost["token"] + cost["prefill_token"], cost["decode_kv"]
-    step = cost["token"] + cost["decode_request"] + rise * prompt
-    return Later(step, rise, token * (prompt + 1) + cost["prefill_request"], token)
+    square = min(cost["prefill_square"], cost["prefill_cross"] // 2)
+    token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
+
+    def work(tokens: int, squares: int) -> int:
+        return token * tokens + square * squares
+
+    own = work(charge.tokens, charge.squares) // FINE + cost["prefill_request"]
+    alone = work(charge.alone_tokens, charge.alone_squares) + cost["prefill_request"]
+    batches = -(-charge.alone_tokens // rates.cap)
+    share = cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap
+    share = share * charge.distinct // FINE
+    paid = charge.tokens // FINE if charge.distinct == charge.tokens else 0
+
+    return own, share, alone + batches * rates.refill, paid
 
 
-def request_of(rates: Rates, prompt: int, output: int) -> Request:
-    """Return the least times of a request (module's text)."""
+def _prefill_of(rates: Rates, prompt: int) -> tuple[int, int, int, int]:
+    """Return own work, shares and time alone of the prefill of a whole prompt, and its tokens."""
     cost, capacity = rates.cost, rates.capacity
     whole = -(-prompt // rates.cap) if not rates.whole else 1
     before = (whole - 1) * prompt - rates.cap * (whole * (whole - 1) // 2)
@@ -166,20 +221,8 @@ def request_of(rates: Rates, prompt: int, output: int) -> Request:
     own += cost["prefill_kv"] * before + cost["prefill_request"] * whole
     share = cost["base"] // capacity * (before + prompt + rates.offset * whole)
     share += cost["prefill_base"] // rates.cap * prompt
-    first = own + whole * rates.refill
 
-    steps = output - 1
-    step, slope, again, token = later_of(rates, prompt)
-    held, decode, base = (
-        prompt + 1 + rates.offset,
-        rates.decode // capacity,
-        cost["base"] // capacity,
-    )
-    decoded, refilled = (step + decode * held, slope + decode), (again + base * held, token + base)
-    paid = _least_sum(decoded, refilled, steps)
-    alone = _least_sum((step + rates.decode, slope), (again + rates.refill, token), steps)
-
-    return Request(prompt, steps, own, share, first, own + share + paid, first + alone)
+    return own, share, own + whole * rates.refill, prompt
 
 
 def _squares(rates: Rates, prompt: int, chunks: int) -> int:

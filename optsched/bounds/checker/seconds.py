@@ -19,6 +19,11 @@ completion. The k-th smallest completion is at least that of shortest remaining 
 (Schrage 1968), and at least the k-th smallest of the arrivals plus the chains. For the first
 tokens only prefills count. A makespan is at least every arrival plus the work that arrives from
 then on, and every arrival plus the request's chain.
+
+*Shared prefixes.* The tree of an instance that has them is ``{"within": D, "tree": ...}``, where D
+ticks say who pays for what (`optsched.bounds.checker.prefixes`). Charges are made once, for all
+requests. Releases stand in for arrivals in what is said above, and what they are earlier is
+subtracted from a sum. The leaves are work, busy-time and shares.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
+from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
+from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Part,
     rates_of,
@@ -53,9 +60,17 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     model, tree = certificate["cost_model"], certificate["tree"]
-    arrival = instance.release_times.tolist()
+    arrival, charges = instance.release_times.tolist(), None
     budget.spend(50 * len(arrival))
-    order = sorted(range(len(arrival)), key=lambda i: (arrival[i], i))
+    if further_fields(instance) & PREFIX_FIELDS:
+        budget.spend(500 * len(arrival))
+        expect_fields(tree, "tree", ("within", "tree"))
+        within, tree = integer(tree["within"], "tree: within"), tree["tree"]
+        expect(within >= 0, f"tree: within: found {within}; expected an integer >= 0")
+        charges = charges_of(instance, ticks_since(arrival, ticks), within)
+
+    release = [one.release for one in charges] if charges else list(range(len(arrival)))
+    order = sorted(range(len(arrival)), key=lambda i: (arrival[release[i]], i))
 
     # Latencies of disjoint sets add up, and a makespan is at least that of any set.
     latest = objective == "makespan"
@@ -64,15 +79,18 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     budget.spend(50 * sum(map(len, members)))
     values = []
     for (begin, part), (_, _, leaf) in zip(
-        parts_of(instance, model, ticks, members), leaves, strict=True
+        parts_of(instance, model, ticks, members, charges), leaves, strict=True
     ):
         kind = leaf.get("relaxation")
+        right = charges is None or kind in ("work", "busy-time", "shares")
+        expect(right, f"tree: found {kind!r:.60}, not proved for shared prefixes; expected work")
         right = "table" not in model or kind == "classes"
         expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
         values.append((begin if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
     if not latest:
-        return sum(values)
+        early = sum(charges[i].lag for some in members for i in some) if charges else 0
+        return sum(values) - early
 
     p, q = min(arrival).as_integer_ratio()
     return p * ticks // q + max(values)
@@ -102,9 +120,13 @@ def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]
 
 
 def parts_of(
-    instance: Any, model: Any, ticks: int, members: Sequence[Sequence[int]]
+    instance: Any,
+    model: Any,
+    ticks: int,
+    members: Sequence[Sequence[int]],
+    charges: Sequence[Charge] | None = None,
 ) -> Iterator[tuple[int, Part]]:
-    """Return the part of each set of requests, in order of arrival, and the tick of its first one.
+    """Return the part of each set of requests, in order of release, and the tick of its first one.
 
     A batch takes no less than under each minorant of a table (`optsched.costs.table`).
     """
@@ -121,15 +143,20 @@ def parts_of(
     rates = [rates_of(instance, form) for form in forms]
     since = ticks_since(instance.release_times.tolist(), ticks)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    charged: Sequence[Charge | None] = charges or [None] * len(since)
+    release = [since[one.release] for one in charges] if charges else since
 
     for some in members:
-        begin = since[some[0]]
-        under = [[request_of(one, prompt[i], output[i]) for i in some] for one in rates]
+        begin = release[some[0]]
+        under = [
+            [request_of(one, prompt[i], output[i], charged[i], ticks) for i in some]
+            for one in rates
+        ]
         first = [
             max(r.first * ticks // one.scale for one, r in zip(rates, each, strict=True))
             for each in zip(*under, strict=True)
         ]
-        arrival = [since[i] - begin for i in some]
+        arrival = [release[i] - begin for i in some]
         yield begin, Part(arrival, under[0], rates[0], ticks, first, (instance, model))
 
 

@@ -134,7 +134,7 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     cell = arrival // width
     left = (cell + 1) * width - arrival  # of the cell of the arrival
     expect(alone >> 30 < width, "shares: found cells that are too narrow; expected wider ones")
-    slope = line_of(part.rates, request.prompt).work_slope
+    slope = line_of(part.rates, request).work_slope
     below = part.rates.scale * width
     extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
 
@@ -158,7 +158,7 @@ def _phases(
 ) -> list[list[int]]:
     """Return what `path_costs` needs of the prefill, and of the steps, of a request."""
     request, rates = part.requests[i], part.rates
-    work, decode = line_of(rates, request.prompt).work, min(rates.decode, rates.refill)
+    work, decode = line_of(rates, request).work, min(rates.decode, rates.refill)
     return [
         _phase(part, prices, request.own, rates.refill, 1, nus[0][i]),
         _phase(part, prices, work, decode, request.steps, nus[1][i]),

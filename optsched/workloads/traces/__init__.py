@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,10 @@ class TraceOptions:
     tokenizer : str or callable, optional
         For traces of texts: see `optsched.workloads.traces.tokenizer.token_counter`. None counts
         words.
-    prefixes : bool
-        Whether to keep the prefixes that requests share, if the trace has ids of blocks or tokens
-        (default False: bounds and optima refuse instances that have them).
+    prefixes : bool, optional
+        Whether to keep the prefixes that requests share, which a trace has as ids of blocks or
+        tokens. The default is to do so in seconds where it has them. (In rounds a prefill takes one
+        round, whatever is reused of it, and bounds and optima refuse such instances.)
     outputs : {"none", "granted"}
         Whether a request that goes on behind an earlier one's prompt repeats its output, too, where
         only prompts have ids (default none).
@@ -171,7 +172,7 @@ class TraceOptions:
     success: Collection[str] = ()
     run: int | None = None
     tokenizer: str | Callable[[str], int] | None = None
-    prefixes: bool = False
+    prefixes: bool | None = None
     outputs: str = "none"
     slack: bool = False
     ids_tokens: int | None = None
@@ -310,6 +311,9 @@ def read_trace_report(
     kept = rows.kept()
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
     ids_tokens = wanted.ids_tokens or chosen.ids_tokens
+    if wanted.prefixes is None:
+        keeps = kept.ids is not None and wanted.round_seconds is None
+        wanted = replace(wanted, prefixes=keeps)
     if wanted.prefixes:
         check_ids(kept, ids_tokens, source.findings)
 

@@ -1,0 +1,181 @@
+"""What each request pays of prefills that are shared: charges, which the bounds call, too.
+
+docs/formulations.md, "Charges of shared prefixes", has the proof. A block of KV is a *name*. Its
+*users* have it in their prompts, and its *makers* in what they decode. The first batches in which
+a name is filled do its work once, before any of its users has its first token, and no earlier than
+the first user's arrival. So each name's work is paid in equal parts by its users within D of
+the first one, and a request's release is the earliest arrival behind anything that it pays.
+
+- What is behind the last block that a request may claim it computes itself, and pays whole.
+  Where a prompt ends with a block it thus pays for it, and nobody else does. Several may compute
+  that block in one batch, which then holds it once.
+- For a name that has a maker nobody pays.
+- *Alone*, a request takes the time of all names whose users arrive when it does or later.
+- Only it can hold the tokens behind all that it shares with others; these are *private*.
+
+Names are not listed. Paths of blocks end, part or meet a prompt's end at few depths, so a node
+stands for all blocks of one owner between two of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
+
+if TYPE_CHECKING:
+    from optsched.problem.instance import Instance
+
+FINE = 1 << 20
+"""Tokens and squares that are paid are multiples of 1 / FINE."""
+
+
+class Charge(NamedTuple):
+    """What one request pays.
+
+    ``release`` is the request at whose arrival it is released, and ``lag`` its own arrival since
+    then. It pays the own work of ``tokens`` and of ``squares``, the sum of y^2 - x^2 over
+    stretches from token x to y of the prompt, both times FINE; alone it takes that of
+    ``alone_tokens`` and ``alone_squares``. Of ``tokens``, ``distinct`` ones are no other's in the
+    KV of any batch that computes them. ``private`` tokens of its prompt's KV are of no other,
+    or it is -1 if it shares tokens that it decodes.
+    """
+
+    release: int
+    lag: int
+    tokens: int
+    squares: int
+    distinct: int
+    alone_tokens: int
+    alone_squares: int
+    private: int
+
+
+class _Tree:
+    """The nodes of an instance's names. Node v has the blocks from ``low[v]`` to ``high[v]``."""
+
+    def __init__(self, parent: list[int], first: list[int], depths: list[set[int]]) -> None:
+        self.first, self.above = first, parent.copy()
+        for i, up in enumerate(parent):
+            while up >= 0 and first[up] >= first[i]:
+                up = self.above[up]
+
+            self.above[i] = up
+
+        cuts: list[set[int]] = [set() for _ in parent]
+        for i, some in enumerate(depths):
+            for depth in some - {0}:
+                cuts[self._owner(i, depth)].add(depth)
+
+        self.place: dict[tuple[int, int], int] = {}
+        self.up, self.low, self.high = list[int](), list[int](), list[int]()
+        for q, some in enumerate(cuts):
+            before = self.at(q, first[q])
+            for low, high in pairwise([first[q], *sorted(some)]):
+                self.place[q, high] = len(self.up)
+                self.up.append(before)
+                self.low.append(low)
+                self.high.append(high)
+                before = self.place[q, high]
+
+    def _owner(self, i: int, depth: int) -> int:
+        while self.first[i] >= depth:
+            i = self.above[i]
+
+        return i
+
+    def at(self, i: int, depth: int) -> int:
+        """Return the node of request i that ends at a depth, or -1 at depth 0."""
+        return self.place[self._owner(i, depth), depth] if depth else -1
+
+    def way(self, v: int) -> Iterator[int]:
+        """Return a node and those above it."""
+        while v >= 0:
+            yield v
+            v = self.up[v]
+
+
+def charges_of(instance: Instance, arrival: list[int], within: int) -> list[Charge] | None:
+    """Return what each request pays; None where no KV can be shared.
+
+    Arrivals and ``within``, the D above, are in one unit of time, which need not be seconds.
+    """
+    if not further_fields(instance) & PREFIX_FIELDS:
+        return None
+
+    n = len(arrival)
+    block = int(instance.prefix_block_tokens or instance.kv_block_tokens)
+    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    parent, shared = [-1] * n, [0] * n
+    if instance.prefix_parent is not None and instance.prefix_tokens is not None:
+        parent, shared = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
+
+    first = [0 if p < 0 else t // block for p, t in zip(parent, shared, strict=True)]
+    whole = [s // block for s in prompt]
+    claimed = [(s - 1) // block for s in prompt]
+    made = [(s + o - 1) // block for s, o in zip(prompt, output, strict=True)]
+    public = first.copy()
+    for i, up in enumerate(parent):
+        if up >= 0:
+            public[up] = max(public[up], first[i])
+
+    tree = _Tree(parent, first, [set(x) for x in zip(first, whole, claimed, made, strict=True)])
+    earliest, makers, ending = [(max(arrival) + 1, n)] * len(tree.up), [0] * len(tree.up), set()
+    for i in range(n):
+        end, last = tree.at(i, whole[i]), tree.at(i, made[i])
+        if end >= 0:
+            earliest[end] = min(earliest[end], (arrival[i], i))
+            makers[end] -= 1
+        if last >= 0:
+            makers[last] += 1
+        if whole[i] > claimed[i]:
+            ending.add(end)
+
+    for v in range(len(tree.up) - 1, -1, -1):
+        if (up := tree.up[v]) >= 0:
+            earliest[up] = min(earliest[up], earliest[v])
+            makers[up] += makers[v]
+
+    payers = [0] * len(tree.up)
+    for i in range(n):
+        for v in _since(tree, i, claimed[i], earliest, arrival[i] - within):
+            payers[v] += 1
+
+    found = []
+    for i, s in enumerate(prompt):
+        own = claimed[i] * block
+        release, tokens, squares = (arrival[i], i), FINE * (s - own), FINE * (s**2 - own**2)
+        distinct = 0 if whole[i] > claimed[i] < public[i] else tokens
+        alone, alone_squares = s - own, s**2 - own**2
+
+        for v in _since(tree, i, claimed[i], earliest, arrival[i] - within):
+            low, high = tree.low[v] * block, tree.high[v] * block
+            if makers[v] > 0:
+                continue
+            if earliest[v][0] >= arrival[i]:
+                alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
+            if v not in ending:
+                tokens += FINE * (high - low) // payers[v]
+                distinct += FINE * (high - low) // payers[v]
+                squares += FINE * (high**2 - low**2) // payers[v]
+                release = min(release, earliest[v])
+
+        private = s - public[i] * block
+        lag = arrival[i] - release[0]
+        row = release[1], lag, tokens, squares, distinct, alone, alone_squares, max(private, -1)
+        found.append(Charge._make(row))
+
+    return found
+
+
+def _since(
+    tree: _Tree, i: int, depth: int, earliest: list[tuple[int, int]], begin: int
+) -> Iterator[int]:
+    """Return the nodes of a request up to a depth whose first user came at ``begin`` or later."""
+    for v in tree.way(tree.at(i, depth)):
+        if earliest[v][0] < begin:
+            return
+
+        yield v
