@@ -22,6 +22,9 @@ schedule that fits with blocks fits without them, and takes the same time. A bou
 schedule without blocks holds with them."""
 PREFIX_FIELDS = frozenset({"prefix_parent", "prefix_tokens", "prefix_block_tokens"})
 """Fields by which schedules may hold and compute less. No proof allows for them."""
+SESSION_FIELDS = frozenset({"after", "delay"})
+"""Fields by which requests are released when others end. Only the bounds of
+`optsched.bounds.sessions` allow for them."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency",

@@ -22,7 +22,6 @@ from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
     *common.FIELDS,
-    ("priority", np.int64),  # its place if requests are served by priority
     ("tokens", np.int64),  # that the step processes
 )
 
@@ -61,7 +60,7 @@ def _wait(
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
     if by_priority:
-        r.place = r.priority
+        r.key, r.place = r.order, r.seq
     elif back:
         s.line += 1
         r.place = s.line
@@ -127,7 +126,7 @@ def _preempt(
     at = s.running - 1
     if settings.by_priority:
         for k in range(s.running):
-            if requests[running[k]].priority > requests[running[at]].priority:
+            if common.ahead(requests[running[at]], requests[running[k]]):
                 at = k
 
     i = running[at]
