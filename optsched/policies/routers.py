@@ -193,7 +193,7 @@ class Routed(Runner):
             count = len(left)
             alive[:count] = left
             own = weights[at[left] % len(weights), left]
-            loads: NDArray[np.float64] = np.bincount(at[left], own, workers)
+            loads = np.bincount(at[left], own, workers).astype(np.float64)
             if held is not None:
                 gains = np.zeros(workers)
                 for j, tokens in held(i):
