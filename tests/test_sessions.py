@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import answer, invoke, one_line_error
+from command_line import answer, invoke, one_line_error, run
 from session_cases import best_in_rounds, best_in_seconds, chains, forest
 from slow_judge import TIMED, slow_judge
 
@@ -23,6 +24,9 @@ from optsched.policies.base import Rules
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.metrics import TABLE
 from optsched.problem.schedule import from_batches
+from optsched.workloads.traces import TraceWarning, read_trace
+
+DATA = os.environ.get("OPTSCHED_DATA")
 
 COST = BatchCost("small", 1, {"base": "20", "token": "1", "decode_kv": "0.25"})
 TREE = Instance(
@@ -343,3 +347,68 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
     rows = {row["policy"]: row["metrics"] for row in compared["policies"]}
     assert rows["fcfs"]["mean_session_completion"] == 4.5
     assert compared["bound"] <= rows["fcfs"]["tel"]
+
+
+def _weka(path: Path, *sessions: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(json.dumps({"requests": calls}) for calls in sessions))
+    return path
+
+
+def _call(t: float, think: float | None = None, api: float = 2.5, **more: Any) -> dict[str, Any]:
+    think_time = {} if think is None else {"think_time": think}
+    return {"t": t, "in": 10, "out": 3, "api_time": api, "hash_ids": [], **think_time, **more}
+
+
+AGENT = [
+    _call(0.0, 0.0), _call(5.0, 2.5), {"t": 10.0, "requests": [_call(0.0, 0.0), _call(4.0, 1.5)]},
+    _call(20.0, 12.5), _call(30.0, 7.0, out=0), _call(40.0, 9.0),
+]  # fmt: skip
+"""The sub-agent comes after call 1, which ends at 7.5, and ends at 16.5; call 4 waits for it. The
+call at 30 has no output and is left out."""
+
+
+def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
+    path = _weka(tmp_path / "w.jsonl", AGENT, [_call(0.0), _call(9.0)])
+    with pytest.warns(TraceWarning, match="dropped"):
+        instance = read_trace("weka", path, sessions=True, rate=0.1, seed=3)
+    assert instance.after == ((), (0,), (1,), (2,), (1, 3), (4,), (), (6,))
+    assert instance.delay is not None
+    assert instance.delay.tolist() == [0, 2.5, 2.5, 1.5, 3.5, 9.0, 0, 6.5]
+    assert instance.arrival[0] == 0 < instance.arrival[6]
+    with pytest.warns(TraceWarning, match="dropped"):
+        half = read_trace("weka", path, sessions=True, think_scale=0.5)
+    assert half.delay is not None
+    assert half.delay.tolist() == (instance.delay / 2).tolist()
+    with pytest.warns(TraceWarning, match="dropped"):
+        given = read_trace("weka", path)  # original start times
+    assert given.after is None
+    out = tmp_path / "w.json"
+    run("import", "weka", path, "--sessions", "--rounds", 1, "--kv-capacity", 99, "-o", out)
+    rounds = read_instance(out)
+    assert rounds.delay is not None
+    assert rounds.delay.tolist() == [0, 2, 2, 1, 3, 9, 0, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("azure", "--sessions"), "sessions: found with the format 'azure'; expected only with"),
+        (("weka", "--sessions", "--sample", 2), "sample: found with sessions; expected limit"),
+        (("weka", "--think-scale", 2), "think_scale: found without sessions; expected both"),
+    ],
+)
+def test_what_no_session_has_is_refused(words: tuple[Any, ...], error: str, tmp_path: Path) -> None:
+    path = _weka(tmp_path / "w.jsonl", AGENT)
+    assert error in one_line_error(invoke("import", words[0], path, *words[1:]))
+
+
+@pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
+def test_real_sessions_are_bounded_and_served() -> None:
+    path = Path(str(DATA)) / "weka" / "sessions_up_to_100k.jsonl.gz"
+    instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
+    assert instance.sessions is not None
+    assert instance.sessions.session.max() == 11
+    found = bound(instance, objective="session_completion", cost_model=COST, time_limit_s=0)
+    judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
+    assert found.value is not None
+    assert found.value <= judged.metrics["session_completion"]

@@ -324,6 +324,8 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
         return Breach(DUPLICATE, i, np.nan, np.nan)
     if r.done:
         return Breach(FINISHED, i, float(r.output + 1), float(r.output))
+    if r.missing > 0:
+        return Breach(AFTER, i, float(r.missing), 0.0)
     if c < 1:
         return Breach(NO_TOKENS, i, float(c), 1.0)
     if r.home >= 0 and r.home != w:
@@ -467,8 +469,6 @@ def _replay(
                     return breach, j
 
             breach = _entry(r, i, c, j, w, limits)
-            if breach.rule == OK and r.missing > 0:
-                breach = Breach(AFTER, i, float(r.missing), 0.0)
             if breach.rule != OK:
                 return breach, j
 
