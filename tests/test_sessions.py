@@ -347,6 +347,18 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
     rows = {row["policy"]: row["metrics"] for row in compared["policies"]}
     assert rows["fcfs"]["mean_session_completion"] == 4.5
     assert compared["bound"] <= rows["fcfs"]["tel"]
+    write_instance(forest(3, 2, rounds=False), path)
+    given = ("--cost-model", "llama2-7b-a100-infermax", "--time-limit", "2")
+    found = answer("bound", path, *words[:2], *given)
+    assert found["bound"] <= found["objective"]
+    compared = answer("compare", path, "--policy", "vllm-v1", *given)
+    assert compared["bound"] <= compared["best_known"]
+    schedule, page = tmp_path / "schedule.json", tmp_path / "page.html"
+    run("simulate", path, "--policy", "vllm-v1", *given[:2], "--schedule-out", schedule)
+    judged = answer("evaluate", path, schedule, *given[:2])
+    assert judged["metrics"]["mean_above_chain"] >= 0
+    run("trace", path, schedule, *given[:2], "-o", tmp_path / "trace.json")
+    run("report", schedule, path, "-o", page)
 
 
 def _weka(path: Path, *sessions: list[dict[str, Any]]) -> Path:

@@ -261,7 +261,7 @@ def _write(instance: Instance, out: str | None) -> None:
 
     check_outputs(out)
     write_instance(instance, out)
-    last = instance.release_times.max()
+    last = instance.given_arrivals.max()
     print(
         f"{out}: {instance.n} requests, arrivals to {last:g} {unit(instance)}, "
         f"kv_capacity {instance.kv_capacity} tokens"

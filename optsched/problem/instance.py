@@ -434,10 +434,11 @@ class Instance:
     @cached_property
     def first_arrival(self) -> float | int:
         """The first arrival, from which every computation counts its time."""
-        return self._given_arrivals.min().item()
+        return self.given_arrivals.min().item()
 
     @property
-    def _given_arrivals(self) -> NDArray[Any]:
+    def given_arrivals(self) -> NDArray[Any]:
+        """The arrivals of requests that come after no other."""
         return self.arrival if self.after is None else self.arrival[self.arrival != UNKNOWN]
 
     @cached_property
