@@ -67,8 +67,12 @@ def _judge_rounds(instance, starts: list[int]) -> Verdict:
     running: dict[int, int] = defaultdict(int)
     prefills: dict[int, int] = defaultdict(int)
     prefill_tokens: dict[int, int] = defaultdict(int)
+    ends = [k + o for k, o in zip(starts, outputs, strict=True)]
     for i, k in enumerate(starts):
-        if k < instance.arrival[i]:
+        arrival = int(instance.arrival[i])
+        if instance.after is not None and instance.after[i]:
+            arrival = max(ends[j] for j in instance.after[i]) + int(instance.delay[i])
+        if k < arrival:
             verdict.breaks("arrival", None, i)
         for j in range(1, outputs[i] + 1):  # produces its j-th token in round k + j
             kv[k + j] += _in_blocks(prompts[i] + j - 1 + newest, instance)
@@ -98,7 +102,7 @@ def _judge_rounds(instance, starts: list[int]) -> Verdict:
 
 @dataclass
 class _Request:
-    arrival: Fraction
+    arrival: Fraction | None  # None: not all that it comes after have ended
     prompt: int
     output: int
     cached: int = 0
@@ -131,6 +135,10 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             )
         )
     }
+    after = instance.after or ((),) * instance.n
+    for i, before in enumerate(after):
+        if before:
+            requests[i].arrival = None
     newest = {"generated": 1, "cached": 0}[instance.kv_accounting]
     limits = instance.limits
     block, sequences = _block_of(instance), sequences_of(instance)
@@ -154,6 +162,9 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
         evicted = [int(i) for i in schedule.evicted[low:high]]
 
         arrivals = [requests[i].arrival for i, _ in entries if i in requests]
+        if None in arrivals:
+            verdict.breaks("after", j, entries[arrivals.index(None)][0])
+            return verdict
         start = max([free[worker], *arrivals])
         if schedule.start is not None:
             start = Fraction(float(schedule.start[j]))
@@ -270,6 +281,10 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             verdict.breaks("max_running", j)
         if verdict.broken:
             return verdict
+        for i, before in enumerate(after):
+            ends = [requests[p].finish for p in before]
+            if before and None not in ends:
+                requests[i].arrival = max(ends) + Fraction(instance.delay[i].item())
         for i, _ in entries:  # completion releases the KV, after it was counted
             if requests[i].finish is not None:
                 requests[i].cached, requests[i].worker = 0, None

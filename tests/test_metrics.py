@@ -20,8 +20,10 @@ from optsched.show.report.page import _comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTANCE = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
-OF_PREFIXES = {"prefix_hit_tokens", "prefix_hit_rate", "peak_retained_kv"}
-"""What only instances with shared prefixes have."""
+OF_PREFIXES = {"prefix_hit_tokens", "prefix_hit_rate", "peak_retained_kv"} | {
+    name for name in METRICS if "session" in name or "chain" in name
+}
+"""What only instances with shared prefixes or sessions have."""
 EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0, ttft_weight=0.25)
 
 

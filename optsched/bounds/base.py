@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, further_fields
+from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, SESSION_FIELDS, further_fields
 from optsched.bounds.checker.prefixes import Charge
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.problem.budget import Budget
@@ -152,6 +152,8 @@ class Bound:
         ``suits(task) -> bool``: whether the method ``auto`` should spend time on it.
     weight : float
         Its part of the time under the method ``auto``, beside those of others that search.
+    needs : frozenset of str
+        The features without which it says nothing.
     """
 
     name: str
@@ -165,6 +167,7 @@ class Bound:
     leaves_out: frozenset[str] = frozenset()
     suits: Callable[[BoundTask], bool] = lambda task: True
     weight: float = 1.0
+    needs: frozenset[str] = frozenset()
 
     def lacks(self, task: BoundTask) -> list[str]:
         """Return the sorted names of the features of a task that the bound is not proved for.
@@ -187,7 +190,8 @@ class Bound:
         instance = task.instance
         priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)
         same_unit = self.time_unit == instance.time_unit
-        return priced and same_unit and task.objective.name in self.objectives
+        asked = task.objective.name in self.objectives and self.needs <= task.features
+        return priced and same_unit and asked
 
 
 ANY_INSTANCE = LIMITS | {"arrivals", "evictions", "kv_cached", "kv_generated"}
@@ -216,6 +220,9 @@ CHARGES = frozenset({"charges"})
 an instance whose requests share KV (`PREFIX_FIELDS`) so. Others, which count whole prompts, are
 wrong for schedules that claim KV (`optsched.problem.prefixes`)."""
 
+AFTER = frozenset({"after"})
+"""The feature of requests that are released when others end (`optsched.problem.sessions`)."""
+
 
 def features_of(
     instance: Instance, cost_model: CostModel | None = None, workers: int = 1
@@ -232,17 +239,19 @@ def features_of(
     -------
     frozenset of str
         ``workers`` if there are several, ``arrivals`` if requests arrive at different times,
-        ``evictions`` always, since no instance forbids them, ``chunked_prefill`` if prefills may be
-        split, ``hybrid_batching_off``, and ``kv_generated`` or ``kv_cached``. Then the names of the
-        limits that are set, and ``cost.NAME`` for every coefficient of the cost model that is not
-        0. A tabulated one has ``cost.table`` and the coefficients of its minorants. A later version
-        of `Instance` may have further fields; each that differs from its default is a feature of
-        its name.
+        ``evictions`` always, since no instance forbids them, ``after`` if requests are released
+        when others end, ``chunked_prefill`` if prefills may be split, ``hybrid_batching_off``, and
+        ``kv_generated`` or ``kv_cached``. Then the names of the limits that are set, and
+        ``cost.NAME`` for every coefficient of the cost model that is not 0. A tabulated one has
+        ``cost.table`` and the coefficients of its minorants. A later version of `Instance` may have
+        further fields; each that differs from its default is a feature of its name.
     """
     found = {"evictions", f"kv_{instance.kv_accounting}", *further_fields(instance)}
+    if found & SESSION_FIELDS:
+        found = (found - SESSION_FIELDS) | AFTER
     if workers > 1:
         found |= WORKERS
-    if (instance.release_times != instance.release_times[0]).any():
+    if instance.arrivals_differ:
         found.add("arrivals")
     if instance.chunked_prefill or (instance.chunked_prefill is None and not instance.in_rounds):
         found.add("chunked_prefill")

@@ -72,6 +72,8 @@ def import_trace(
     prefixes: bool | None = None,
     outputs: str = "none",
     slack: bool = False,
+    sessions: bool = False,
+    think_scale: Annotated[float, ABOVE_0] = 1.0,
     ids_tokens: Annotated[int | None, AT_LEAST_1] = None,
     prefix_block_tokens: Annotated[int | None, AT_LEAST_1] = None,
     strict: bool = False,
@@ -110,6 +112,9 @@ def import_trace(
       outputs none|granted: Whether a prompt that goes on behind an earlier one repeats its output,
         too, where only prompts have ids.
       slack: Let requests share what ids of blocks may hide, up to the next block.
+      sessions: Release each call when the ones before it have ended, after the trace's think time;
+        --rate then draws the arrivals of sessions.
+      think_scale X: With --sessions, make think times X times as long.
       ids_tokens N: The tokens that an id stands for. By default it is the format's.
       prefix_block_tokens B: The tokens of the blocks in which KV is shared. By default those of an
         id.
@@ -133,6 +138,7 @@ def import_trace(
     asked |= {"kv_capacity": kv_capacity, "kv_block_tokens": kv_block_tokens, "run": run}
     asked |= {"rate": rate, "rate_scale": rate_scale, "round_seconds": rounds, "strict": strict}
     asked |= {"columns": columns, "unit": by_field, "success": success or ()}
+    asked |= {"sessions": sessions, "think_scale": think_scale}
     of_prefixes = {
         "--outputs": outputs != "none",
         "--slack": slack,
@@ -252,7 +258,7 @@ def _write(instance: Instance, out: str | None) -> None:
 
     check_outputs(out)
     write_instance(instance, out)
-    last = instance.release_times.max()
+    last = instance.given_arrivals.max()
     print(
         f"{out}: {instance.n} requests, arrivals to {last:g} {unit(instance)}, "
         f"kv_capacity {instance.kv_capacity} tokens"

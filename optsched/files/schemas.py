@@ -67,8 +67,8 @@ class ForecastFile(_Strict):
 class RequestsFile(_Strict):
     """Columns of equal length, one entry per request."""
 
-    arrival: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)]]] = Field(
-        description="whole rounds, or seconds", json_schema_extra=_NOT_EMPTY
+    arrival: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None]] = Field(
+        description="whole rounds, or seconds; null beside after", json_schema_extra=_NOT_EMPTY
     )
     prompt_tokens: _Counts = Field(json_schema_extra=_NOT_EMPTY)
     output_tokens: _Counts = Field(json_schema_extra=_NOT_EMPTY)
@@ -88,6 +88,12 @@ class RequestsFile(_Strict):
     prefix_tokens: SkipValidation[list[Annotated[int, Field(ge=0, le=2 * MAX_TOKENS)]] | None] = (
         _null("tokens that its prompt and output share with the parent's")
     )
+    after: SkipValidation[list[int | list[int] | None] | None] = _null(
+        "the request, or the list of requests, that must end before each is released"
+    )
+    delay: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None] | None] = _null(
+        "time from the end of the last of these to the release, in the instance's unit"
+    )
     id: SkipValidation[list[str | int] | None] = _null(
         "external names, unique", json_schema_extra={"uniqueItems": True}
     )
@@ -102,7 +108,8 @@ class KnownFile(_Strict):
     reference: str | None = None
 
 
-_WHOLE_ARRIVALS: JsonDict = {"arrival": {"items": {"type": "integer"}}}
+_WHOLE: JsonDict = {"type": ["integer", "null"]}
+_WHOLE_TIMES: JsonDict = {"arrival": {"items": _WHOLE}, "delay": {"items": _WHOLE}}
 
 
 class InstanceFile(_Strict):
@@ -111,7 +118,7 @@ class InstanceFile(_Strict):
     model_config = ConfigDict(
         json_schema_extra={
             "if": {"properties": {"time_unit": {"const": "round"}}},
-            "then": {"properties": {"requests": {"properties": _WHOLE_ARRIVALS}}},
+            "then": {"properties": {"requests": {"properties": _WHOLE_TIMES}}},
         },
     )
     format: Literal["optsched-instance"]

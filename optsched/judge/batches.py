@@ -48,6 +48,7 @@ kv_capacity: holds {value} KV tokens at its end; expected at most kv_capacity {l
 max_running: holds KV of {value} requests at its end; expected at most max_running {limit}
 unfinished: produced {value} tokens by the end of the schedule; expected {limit}
 kv_capacity: holds and retains {value} KV tokens at its end; expected at most kv_capacity {limit}
+after: is processed before {value} of those that it comes after have ended; expected {limit}
 """
 WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 """The short name of each rule, in their order, and what is said of its batch or request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -152,8 +152,13 @@ class Evaluation:
 
     @property
     def release_times(self) -> NDArray[Any]:
-        """Time from which on each request might be processed, shape (n,): its arrival."""
-        return self.instance.release_times  # given, so not `clock.release` with its rounding
+        """Time from which on each request might be processed, shape (n,): its arrival if given."""
+        return self.instance.releases(self.finish)  # not `clock.release` with its rounding
+
+    @property
+    def release(self) -> NDArray[Any]:
+        """`release_times` since the first arrival."""
+        return self.clock.release
 
     @cached_property
     def first_start(self) -> NDArray[Any]:
@@ -211,6 +216,46 @@ class Evaluation:
     def waiting(self) -> NDArray[Any]:
         """Latency of each request less the time of the batches that processed it, shape (n,)."""
         return np.maximum(self.latency - self.served, 0)  # 0 may come out as -1e-16
+
+    @cached_property
+    def session_completion(self) -> NDArray[Any] | None:
+        """Time from a session's first arrival to its last end, by session; None without any."""
+        sessions = self.instance.sessions
+        if sessions is None:
+            return None
+
+        clock = self.clock
+        last, first = (
+            sessions.over(clock.finish, np.maximum),
+            sessions.over(clock.release, np.minimum),
+        )
+        return np.asarray(last - first)
+
+    @cached_property
+    def above_chain(self) -> NDArray[np.float64] | None:
+        """What sessions take beyond the time that they need alone, by session.
+
+        None without sessions, and in seconds where KV can be shared, since the time that a request
+        needs alone is then not known.
+        """
+        from optsched.bounds.sessions import alone_times, ways_of
+
+        instance, done = self.instance, self.session_completion
+        if instance.sessions is None or done is None:
+            return None
+        if instance.prefixes is not None and not instance.in_rounds:
+            return None
+
+        machines = {(m.kv_capacity, m.limits, m.cost): m for m in self.machines}.values()
+        alone = np.min(
+            [
+                alone_times(replace(instance, kv_capacity=m.kv_capacity, limits=m.limits), m.cost)
+                for m in machines
+            ],
+            axis=0,
+        )
+        above = done - ways_of(instance, instance.sessions, alone).chain
+        return np.maximum(above, 0.0)  # 0 may come out as -1e-9
 
     @property
     def preemptions(self) -> int:

@@ -45,8 +45,8 @@ read_start = njit(schedule.read_start)
     OK, BAD_REQUEST, BAD_WORKER, EVICT_NOTHING, EVICT_MODE, CLAIM_HOLDS, CLAIM_BLOCKS, CLAIM_INPUT,
     DUPLICATE, FINISHED, NO_TOKENS, EMPTY_BATCH, DECODE_TOKENS, TOO_MANY_TOKENS, CHUNKED, HYBRID,
     BATCH_TOKENS, PREFILL_TOKENS, START_EARLY, ARRIVAL, OTHER_WORKER, STILL_BUSY, CLAIM_MISSING,
-    KV_CAPACITY, MAX_RUNNING, UNFINISHED, RETAINED,
-) = range(27)  # fmt: skip
+    KV_CAPACITY, MAX_RUNNING, UNFINISHED, RETAINED, AFTER,
+) = range(28)  # fmt: skip
 
 
 class Limits(NamedTuple):
@@ -131,7 +131,9 @@ BATCH = record(
 )
 
 FIELDS = (
-    ("release", np.float64),  # from when on it may be processed
+    ("release", np.float64),  # from when on it may be processed, by what has ended so far
+    ("delay", np.float64),  # from the end of its last predecessor to its release
+    ("missing", np.int64),  # predecessors that have not ended
     ("free_at", np.float64),  # end of its latest batch, or time of its latest eviction
     ("first_start", np.float64),
     ("first_token", np.float64),
@@ -210,7 +212,13 @@ def replay(
     the first arrival. There is one machine for each worker, or one for all.
     """
     requests = new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
-    requests["release"] = instance.release
+    links = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    requests["release"] = instance.given_release
+    if (sessions := instance.sessions) is not None:
+        requests["missing"], requests["delay"] = sessions.count, sessions.delay
+        requests["release"][sessions.count > 0] = -np.inf
+        links = sessions.next_offsets, sessions.next
+
     for name in ("first_start", "first_token", "finish"):
         requests[name] = np.nan
 
@@ -224,7 +232,8 @@ def replay(
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     plain = columns._replace(reused=None)
-    breach, at = _replay(requests, states, limits, costs, plain, origin, share, out)
+    given = costs, *links
+    breach, at = _replay(requests, states, limits, given, plain, origin, share, out)
     if share is not None and breach.rule == OK:
         retained = retained_of(share, worker)
         share.done["retained"] = retained
@@ -315,6 +324,8 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
         return Breach(DUPLICATE, i, np.nan, np.nan)
     if r.done:
         return Breach(FINISHED, i, float(r.output + 1), float(r.output))
+    if r.missing > 0:
+        return Breach(AFTER, i, float(r.missing), 0.0)
     if c < 1:
         return Breach(NO_TOKENS, i, float(c), 1.0)
     if r.home >= 0 and r.home != w:
@@ -383,6 +394,17 @@ def _process(
 
 
 @njit
+def _ended(requests: Any, offsets: Ints, followers: Ints, i: int, end: float) -> None:
+    """Let the requests after request i know its end; the last end of all gives their releases."""
+    for p in range(offsets[i], offsets[i + 1]):
+        r = requests[followers[p]]
+        r.missing -= 1
+        r.release = max(r.release, end)
+        if r.missing == 0:
+            r.release += r.delay
+
+
+@njit
 def _extend(extremes: Any, sums: Any, largest: int) -> None:
     """Extend what a worker has come to by a batch, in which a request had so much KV cached."""
     e, decodes = extremes, sums.decode_requests
@@ -399,13 +421,19 @@ def _replay(
     requests: Any,
     machines: Any,
     limits: Limits,
-    costs: Floats,
+    given: tuple[Floats, Ints, Ints],
     columns: Columns,
     origin: Origin,
     share: Sharing | None,
     out: Any,
 ) -> tuple[Breach, int]:
-    """Replay every batch in order. `out`: what is written, as in `Replayed`."""
+    """Replay every batch in order. `out`: what is written, as in `Replayed`.
+
+    `given`: the coefficients of all cost models, and who comes after whom. An end counts for what
+    stands behind it in the list, so a request's last batch precedes all of those that come after
+    it.
+    """
+    costs, next_offsets, followers = given
     batches, extremes, cached = out
     recorded = cached.shape[0] > 0
     n, workers = requests.shape[0], machines.shape[0]
@@ -511,6 +539,8 @@ def _replay(
             if r.done:  # its KV counts in this batch and is free in the next
                 _freed(r, request[p], w, machine, limits, share)
                 r.cached = 0
+                if followers.shape[0] > 0:
+                    _ended(requests, next_offsets, followers, request[p], end)
 
         if share is not None:
             share.done[j].left = machine.held - share.block * machine.twice

@@ -27,7 +27,7 @@ def judge_starts(
             "schedule is on one worker"
         )
 
-    first = _check_starts(instance, starts)
+    released, first = _check_starts(instance, starts), int(instance.first_arrival)
     prompt, output = instance.prompt_tokens, instance.output_tokens
     starts = starts - first
     finish = starts + output
@@ -85,7 +85,6 @@ def judge_starts(
     busy = count > 0
     rounds = int((end - begin)[busy].sum())
     zeros = np.zeros(instance.n, dtype=np.int64)
-    released = instance.release.astype(np.int64)
     return Evaluation(
         instance=instance,
         kind="starts",
@@ -102,8 +101,8 @@ def judge_starts(
     )
 
 
-def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> int:
-    """Check that each request has a start from which it may run; return the first release."""
+def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Check that each request has a start from which it may run; return the releases."""
     if not instance.in_rounds:
         raise InputError(
             "schedule.kind: found 'starts' for an instance in seconds; expected 'batches'"
@@ -114,7 +113,7 @@ def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> int:
             f"schedule.starts: found {len(starts)} values; expected {instance.n}, one per request"
         )
 
-    release = instance.release_times
+    release = instance.releases(starts + instance.output_tokens)
     early = starts < release
     if early.any():
         i = int(np.argmax(early))
@@ -137,7 +136,7 @@ def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> int:
             f"since {instance.n} completions that late may exceed 64-bit sums"
         )
 
-    return first
+    return np.asarray(release - first)
 
 
 def _blocks_held(

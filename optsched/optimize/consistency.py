@@ -32,7 +32,11 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     arrival: 3e-14 s after an hour of arrivals, 4e-9 s after a year. A makespan is a time of day and
     is rounded once more.
     """
-    noise = float(np.spacing(instance.release.max()))
+    latest = instance.given_arrivals.max() - instance.first_arrival
+    if instance.delay is not None:
+        latest += value  # releases follow from the schedule
+
+    noise = float(np.spacing(float(latest)))
     noise *= instance.n + int(instance.output_tokens.sum())
     if name == "makespan":
         noise += float(np.spacing(abs(value)))

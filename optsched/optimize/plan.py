@@ -93,7 +93,7 @@ def method_in_seconds(task: Task, sizes: Sizes = SIZES) -> str:
     if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > sizes.exact:
         return "search"
 
-    together = bool((instance.release_times == instance.release_times[0]).all())
+    together = not instance.arrivals_differ
     if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
         return "astar"
 

@@ -158,6 +158,8 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
 
     if interval.goal.maximized and interval.goal.name != "slo_attainment":
         return  # the search minimizes, or counts requests in time
+    if interval.task.instance.after is not None:
+        return  # it needs all arrivals in advance
 
     task = interval.task
     known = [] if interval.incumbent is None else [interval.incumbent.schedule]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
 from heapq import heappop, heappush
@@ -130,7 +130,8 @@ class Fleet:
         """Hand a request to a worker. Requests come in the order of their releases.
 
         `at`: its release, since the first arrival; None: as the instance gives it. No worker has
-        gone on to a batch that begins later than the last event or ``until`` of `advance`.
+        gone on to a batch that begins later than the last event or ``until`` of `advance`. Where an
+        instance has sessions it is given for every request.
         """
         raise NotImplementedError
 
@@ -218,6 +219,55 @@ class MixedFleet(Fleet):
     def parts(self) -> list[Part]:
         """See `Fleet.parts`."""
         return [part for fleet in self.fleets for part in fleet.parts()]
+
+
+Place = Callable[[int, float], int]
+"""``place(request, now) -> worker``, with the time since the first arrival."""
+
+
+def hand_out(fleet: Fleet, job: Job, place: Place, *, in_steps: bool = True) -> Schedule:
+    """Hand each request to a worker when it is released, run all to the end; return the schedule.
+
+    Requests come in the order of (release, index), those with `after` once others have ended.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    job : Job
+    place : callable
+        ``place(request, now) -> worker``. It is asked once for each request.
+    in_steps : bool
+        Whether `place` looks at what workers have done by now.
+    """
+    release, sessions = job.instance.given_release, job.instance.sessions
+    known = np.flatnonzero(np.isfinite(release))
+    # Sorted, and therefore a heap.
+    line = known[np.lexsort((known, release[known]))].tolist()
+    coming = list(zip(release[line].tolist(), line, strict=True))
+    if sessions is None:
+        for now, i in coming:
+            if in_steps:
+                fleet.advance(now)
+
+            fleet.assign(place(i, now), i)
+
+        fleet.advance(math.inf)
+        return fleet.schedule()
+
+    missing = sessions.count.tolist()
+    while True:
+        now = coming[0][0] if coming else math.inf
+        event = fleet.advance(now, Watch.FINISH)
+        if event is not None:
+            for k in sessions.followers(event.request):
+                missing[k] -= 1
+                if missing[k] == 0:  # the last of its predecessors has just ended
+                    heappush(coming, (event.time + float(sessions.delay[k]), k))
+        elif coming:
+            _, i = heappop(coming)
+            fleet.assign(place(i, now), i, now)
+        else:
+            return fleet.schedule()
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:

@@ -12,8 +12,10 @@ model of the worker's machine.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Literal
 from zlib import crc32
 
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.policies.base import Fleet, Job, Runner, own_work
-from optsched.policies.fleet import NO_PART, MixedFleet, Part, joined
+from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
@@ -40,13 +42,15 @@ class Router:
 
     The key is the id up to the first ``/``. A worker's `load` counts its unfinished requests, or
     sums their prompt tokens or predicted `own_work`. Ties: the lowest number. With `choices`, so
-    many workers are drawn at random.
+    many workers are drawn at random. `affinity`: how many units of load one token is worth that
+    the request can find on a worker where a call of its session ran that it comes after.
     """
 
     name: str
     summary: str
     load: Literal["turn", "key", "requests", "tokens", "work"]
     choices: int | None = None
+    affinity: float = 0.0
 
     @property
     def fixed(self) -> bool:
@@ -73,15 +77,26 @@ class Router:
         predicted = estimates(instance)[0]
         return np.stack([own_work(instance.prompt_tokens, predicted, cost) for cost in costs])
 
-    def by_turn(self, instance: Instance, order: NDArray[np.int64], workers: int) -> list[int]:
-        """Return the worker of each request where the choice is `fixed`.
+    def held(self, instance: Instance) -> Callable[[int], list[tuple[int, float]]] | None:
+        """Return what tells the calls that a request comes after, with what they are worth."""
+        sessions, sizes = instance.sessions, instance.prompt_tokens + instance.output_tokens
+        if not self.affinity or sessions is None:
+            return None
 
-        `order` (shape (n,)): the requests in the order of arrivals.
-        """
+        ends = np.cumsum(sessions.count)
+
+        def of(i: int) -> list[tuple[int, float]]:
+            before = sessions.before[ends[i] - sessions.count[i] : ends[i]]
+            found = self.affinity * np.minimum(sizes[before], instance.prompt_tokens[i])
+            return list(zip(before.tolist(), found.tolist(), strict=True))
+
+        return of
+
+    def by_turn(self, instance: Instance, workers: int) -> Place:
+        """Return who chooses the worker of a request where the choice is `fixed`."""
         if self.load == "turn":
-            turn = np.empty(instance.n, dtype=np.int64)
-            turn[order] = np.arange(instance.n) % workers
-            return list(turn.tolist())
+            turns = count()
+            return lambda request, now: next(turns) % workers
 
         if instance.id is None:
             raise InputError(
@@ -89,7 +104,8 @@ class Router:
                 "that agree up to the first '/' go to one worker"
             )
 
-        return [crc32(str(i).partition("/")[0].encode()) % workers for i in instance.id]
+        homes = [crc32(str(i).partition("/")[0].encode()) % workers for i in instance.id]
+        return lambda request, now: homes[request]
 
 
 ROUTERS: dict[str, Router] = {
@@ -98,6 +114,16 @@ ROUTERS: dict[str, Router] = {
         Router("least-requests", "to the worker with the fewest unfinished requests", "requests"),
         Router("least-tokens", "to the worker with the fewest unfinished prompt tokens", "tokens"),
         Router("least-work", "to the worker with the least unfinished predicted work", "work"),
+        Router(
+            "session",
+            "to the worker of the call before, else as least-tokens",
+            "tokens",
+            None,
+            np.inf,
+        ),
+        Router(
+            "affinity", "least-tokens, less what the call before left there", "tokens", None, 1.0
+        ),
         Router("power-of-two", "fewest unfinished requests of two random workers", "requests", 2),
         Router("round-robin", "to the workers in turn", "turn"),
         Router("sticky", "requests of one key (id up to the first /) to one worker", "key"),
@@ -134,11 +160,10 @@ class Routed(Runner):
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
-        instance = job.instance
-        order = np.lexsort((np.arange(instance.n), instance.release))
         if self.router.fixed:
-            place = self.router.by_turn(instance, order, self.workers)
-            return run_on(self.inner, job, np.array(place), self.workers)
+            return run_on(
+                self.inner, job, self.router.by_turn(job.instance, self.workers), self.workers
+            )
 
         weights = self.router.weights(job)
         fleet = begin_on(self.inner, job, self.workers)
@@ -150,29 +175,31 @@ class Routed(Runner):
                 "Routed(policy, workers, router)"
             )
 
-        self._route(job, fleet, order, weights)
-        fleet.advance(np.inf)
-        return fleet.schedule()
+        return hand_out(fleet, job, self._by_load(job, fleet, weights))
 
-    def _route(
-        self, job: Job, fleet: Fleet, order: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> None:
-        """Send each request to the worker of the least load when it arrives."""
+    def _by_load(self, job: Job, fleet: Fleet, weights: NDArray[np.float64]) -> Place:
+        """Return who sends each request to the worker of the least load when it arrives."""
         workers, choices = self.workers, self.router.choices
         generator = np.random.default_rng([job.seed, workers])
-        arrival = job.instance.release
         alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
         at = np.empty(job.instance.n, dtype=np.int64)
+        held = self.router.held(job.instance)
         count = 0
 
-        for i, now in zip(order.tolist(), arrival[order].tolist(), strict=True):
-            fleet.advance(now)
+        def place(i: int, now: float) -> int:
+            nonlocal count
             left = alive[:count]
             left = left[fleet.finish[left] > now]
             count = len(left)
             alive[:count] = left
             own = weights[at[left] % len(weights), left]
-            loads = np.bincount(at[left], own, workers)
+            loads = np.bincount(at[left], own, workers).astype(np.float64)
+            if held is not None:
+                gains = np.zeros(workers)
+                for j, tokens in held(i):
+                    gains[at[j]] = max(gains[at[j]], tokens)
+
+                loads = loads - gains
 
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())
@@ -183,7 +210,9 @@ class Routed(Runner):
             at[i] = chosen
             alive[count] = i
             count += 1
-            fleet.assign(chosen, i)
+            return chosen
+
+        return place
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`."""
@@ -212,18 +241,17 @@ def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
     return MixedFleet(job, known) if len(known) == workers else None
 
 
-def run_on(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
-    """Run a scheduler on several workers, with the worker of each request given."""
+def run_on(inner: Runner, job: Job, place: Place, workers: int) -> Schedule:
+    """Run a scheduler on several workers; `place` does not look at what they have done."""
     fleet = begin_on(inner, job, workers)
     if fleet is None:
-        return _one_by_one(inner, job, place, workers)
+        release, homes = job.instance.release, np.empty(job.instance.n, dtype=np.int64)
+        for i in np.lexsort((np.arange(len(homes)), release)).tolist():
+            homes[i] = place(i, float(release[i]))
 
-    homes = place.tolist()
-    for i in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
-        fleet.assign(homes[i], i)
+        return _one_by_one(inner, job, homes, workers)
 
-    fleet.advance(np.inf)
-    return fleet.schedule()
+    return hand_out(fleet, job, place, in_steps=False)
 
 
 def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.policies.runner import (
+    DUE,
     Fleet,
     Job,
     Order,
     Runner,
+    attained,
     latest_start,
+    order_key,
     own_work,
     too_long,
     waiting_rank,
@@ -304,8 +307,7 @@ class Rules(Runner):
             requests["later"] = own_work(prompt, predicted, job.cost)
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
-        requests["rank"] = waiting_rank(rules.order, instance, predicted, job.cost)
-        requests["priority"] = waiting_rank(rules.running_order, instance, predicted, job.cost)
+        requests["order"] = order_key(rules.order, instance, predicted, job.cost)
         limits, seats = limits_of(instance, mode), rules.max_running or UNLIMITED
         batch = rules.max_batch_tokens or UNLIMITED
         if rules.cheap and isinstance(job.cost, BatchCost):
@@ -369,7 +371,17 @@ class Rules(Runner):
             return columns
 
         states = [self.new_state(job) for _ in range(workers)]
-        return common.Compiled(job, mode, requests, states, step, settings.limits.chunked)
+        order = self.on(job.instance)[0].order
+
+        def released(request: int, at: float) -> None:
+            requests["late_after"][request] += at
+            if order in DUE:
+                requests["order"][request] += at
+            if order == "attained":
+                requests["order"][request] = attained(job, requests["finish"], request, at)
+
+        split = settings.limits.chunked
+        return common.Compiled(job, mode, requests, states, step, split, released)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

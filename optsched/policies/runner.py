@@ -5,7 +5,6 @@ Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from typing import ClassVar, Literal
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
-from optsched.policies.fleet import Fleet, Job
+from optsched.policies.fleet import Fleet, Job, hand_out
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
@@ -22,8 +21,12 @@ from optsched.problem.schedule import Schedule
 __all__ = ["Fleet", "Job", "Order", "Runner"]
 
 Order = Literal[
-    "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random"
+    "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random",
+    "session", "attained",
 ]  # fmt: skip
+
+DUE = ("deadline", "slack")
+"""Orders by times that count from a request's release."""
 
 MAX_STALLED_BATCHES = 1_000_000
 """More batches than this without a completion, plus the longest output, are an endless loop."""
@@ -61,11 +64,8 @@ class Runner:
         fleet = self.begin(job, 1)
         if fleet is None:
             raise NotImplementedError
-        for request in np.lexsort((np.arange(job.instance.n), job.instance.release)).tolist():
-            fleet.assign(0, request)
 
-        fleet.advance(math.inf)
-        return fleet.schedule()
+        return hand_out(fleet, job, lambda request, now: 0, in_steps=False)
 
     def begin(self, job: Job, workers: int) -> Fleet | None:
         """Return workers that run this scheduler in steps, or None if it runs only whole instances.
@@ -175,16 +175,35 @@ def own_work(
     return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=False) / 1000.0)
 
 
+def attained(job: Job, finish: NDArray[np.float64], request: int, at: float) -> float:
+    """Return the work of the requests of a request's session that have ended by its release."""
+    instance, sessions = job.instance, job.instance.sessions
+    if sessions is None:
+        return 0.0
+
+    mine = np.flatnonzero((sessions.session == sessions.session[request]) & (finish <= at))
+    return float(
+        own_work(instance.prompt_tokens[mine], instance.output_tokens[mine], job.cost).sum()
+    )
+
+
 def first_deadline(instance: Instance) -> NDArray[np.float64]:
-    """Return when each request's first token is due by its SLO on TTFT."""
+    """Return when each request's first token is due by its SLO on TTFT.
+
+    In an instance with sessions this counts from the request's release, which nobody knows yet.
+    """
     if instance.slo_ttft is None:
         return np.full(instance.n, np.inf)
 
-    return np.asarray(instance.release + instance.slo_ttft)
+    release = np.zeros(instance.n) if instance.after is not None else instance.release
+    return np.asarray(release + instance.slo_ttft)
 
 
 def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
-    """Return when the prefill of each request must start for its first token to be in time."""
+    """Return when the prefill of each request must start for its first token to be in time.
+
+    It counts from where `first_deadline` does.
+    """
     alone = np.ones(instance.n)
     if isinstance(cost, BatchCost) and not instance.in_rounds:
         one = np.ones(instance.n)
@@ -194,14 +213,20 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
     return first_deadline(instance) - alone
 
 
-def waiting_rank(
+def order_key(
     order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
-) -> NDArray[np.int64]:
-    """Return requests' places in an order of `Rules`. Ties: by (arrival, index), here only."""
-    prompt = instance.prompt_tokens
+) -> NDArray[np.float64]:
+    """Return what an order of `Rules` compares, before ties. Loops compare it as float64.
+
+    In an instance with sessions the keys of `DUE` count from the release, and ``"attained"`` is 0
+    until a session has been served. Other keys are replaced by their ranks, so that no integer
+    loses digits.
+    """
+    prompt, sessions = instance.prompt_tokens, instance.sessions
+    if order in ("arrival", "random", "attained") or (order == "session" and sessions is None):
+        return np.zeros(instance.n)
+
     key = {
-        "arrival": lambda: np.zeros(instance.n),
-        "random": lambda: np.zeros(instance.n),
         "prompt": lambda: prompt,
         "output": lambda: predicted,
         "total": lambda: prompt + predicted,
@@ -209,7 +234,19 @@ def waiting_rank(
         "work": lambda: own_work(prompt, predicted, cost),
         "deadline": lambda: first_deadline(instance),
         "slack": lambda: latest_start(instance, cost),
+        "session": lambda: sessions.over(instance.given_release, np.minimum)[sessions.session],  # type: ignore[union-attr]
     }[order]()
+    if order in DUE and sessions is not None:
+        return np.asarray(key)
+
+    return np.unique(key, return_inverse=True)[1].astype(np.float64)
+
+
+def waiting_rank(
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
+) -> NDArray[np.int64]:
+    """Return requests' places in an order of `Rules`; ties by (arrival, index)."""
+    key = order_key(order, instance, predicted, cost)
     order_of = np.lexsort((np.arange(instance.n), instance.release_times, key))
     rank = np.empty(instance.n, dtype=np.int64)
     rank[order_of] = np.arange(instance.n)

@@ -125,12 +125,10 @@ class Trail(Runner):
 
         instance, mode = job.instance, evict_mode_of(self, job)
         forecast = forecast_of(instance)
-        by_arrival = np.lexsort((np.arange(instance.n), instance.release))
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         requests["first"] = estimates(instance)[0]
         requests["shield"] = np.floor(self.c * requests["first"])
         requests["band"] = loop.PREEMPTIBLE
-        requests["place"][by_arrival] = np.arange(instance.n)
         limits = limits_of(instance, mode)
         settings = self._settings(limits, float(instance.clock_origin), int(forecast.every))
         lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
 from optsched.policies.rules import Rules
-from optsched.policies.runner import Fleet, Job, Runner, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Runner, order_key, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
@@ -110,7 +110,7 @@ class VllmV1(Runner):
         fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
-        requests["priority"] = waiting_rank(self.priority, instance, predicted, job.cost)
+        requests["order"] = order_key(self.priority, instance, predicted, job.cost)
         # vLLM counts the blocks with the one that it keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         settings = loop.Settings(

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from optsched.policies.runner import Job, Runner, too_long, waiting_rank
+from optsched.policies.runner import Job, Runner, too_long
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -86,8 +86,7 @@ class Windows(Runner):
         forecast = forecast_of(instance)
         predicted, _ = estimates(instance)
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
-        requests["total"] = predicted
-        requests["place"] = waiting_rank("arrival", instance, predicted, job.cost)
+        requests["total"], requests["place"] = predicted, requests["seq"]
 
         machines = np.zeros(self.workers, dtype=loop.WORKER)
         machines["until"] = np.inf
@@ -124,4 +123,7 @@ class Windows(Runner):
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. No prefill is split, so a prompt may be too long (`too_long`)."""
+        if instance.after is not None:
+            return "requests are released when others end, and the policy runs whole windows"
+
         return too_long(instance)

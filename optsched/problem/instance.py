@@ -20,11 +20,12 @@ from optsched.problem.columns import (
     whole_column,
     whole_number,
 )
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.forecast import Forecast
 from optsched.problem.markup import facts
 from optsched.problem.prefixes import Prefixes, check_tree, reattached
 from optsched.problem.service import SLOS, plain_limits, slo_column
+from optsched.problem.sessions import UNKNOWN, After, Sessions, check_sessions
 
 TimeUnit = Literal["round", "second"]
 KvAccounting = Literal["generated", "cached"]
@@ -93,7 +94,7 @@ class Instance:
     Parameters
     ----------
     arrival : array_like, shape (n,)
-        Arrival times, >= 0: whole rounds, or seconds.
+        Arrival times, >= 0: whole rounds, or seconds. None (-1) for requests with `after`.
     prompt_tokens, output_tokens : array_like of int, shape (n,)
         s_i >= 1 and o_i >= 1, in tokens.
     kv_capacity : int
@@ -136,6 +137,11 @@ class Instance:
         B: tokens of the blocks in which KV is shared, a multiple of ``kv_block_tokens``
         (``block_size`` in vLLM, 1 in SGLang). None: ``kv_block_tokens``. Given without the columns,
         requests share no KV, but one that was evicted may find its own again.
+    after : sequence, shape (n,), optional
+        The request, or a list of the requests, that must end before each is released; None where
+        its arrival is given. Nobody may wait in a circle (`optsched.problem.sessions`).
+    delay : array_like, shape (n,), optional
+        Time, >= 0, from the end of the last of these to the release: whole rounds, or seconds.
 
     Raises
     ------
@@ -169,6 +175,8 @@ class Instance:
     prefix_parent: NDArray[np.int64] | None = None
     prefix_tokens: NDArray[np.int64] | None = None
     prefix_block_tokens: int | None = None
+    after: After | None = None
+    delay: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
@@ -190,10 +198,7 @@ class Instance:
 
         put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
         put("kv_block_tokens", whole_number(self.kv_block_tokens, "kv_block_tokens", 1, MAX_TOKENS))
-        if self.time_unit == "round":
-            put("arrival", whole_column(self.arrival, "requests.arrival", 0, MAX_ROUND))
-        else:
-            put("arrival", real_column(self.arrival, "requests.arrival", 0.0, MAX_SECOND))
+        self._put_arrivals()
 
         for name in ("prompt_tokens", "output_tokens"):
             put(name, whole_column(getattr(self, name), f"requests.{name}", 1))
@@ -218,6 +223,26 @@ class Instance:
             self.forecast.check(self.output_tokens)
 
         self._check_fit()
+
+    def _put_arrivals(self) -> None:
+        put = object.__setattr__.__get__(self)
+        arrival, after, delay = self.arrival, None, None
+        if self.after is not None or self.delay is not None:
+            longest = MAX_ROUND if self.in_rounds else MAX_SECOND
+            arrival, after, delay = check_sessions(self, longest)
+
+        if self.in_rounds:
+            arrival = whole_column(arrival, "requests.arrival", 0, MAX_ROUND)
+        else:
+            arrival = real_column(arrival, "requests.arrival", 0.0, MAX_SECOND)
+
+        if after is not None:
+            arrival = np.where([len(row) > 0 for row in after], UNKNOWN, arrival)
+            arrival.setflags(write=False)
+
+        put("arrival", arrival)
+        put("after", after)
+        put("delay", delay)
 
     def _check_columns(self) -> None:
         n = len(self.arrival)
@@ -299,6 +324,7 @@ class Instance:
                     )
 
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
+        last += 0 if self.delay is None else int(self.delay.sum())
         longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
         volume = 0
 
@@ -343,7 +369,8 @@ class Instance:
             f"Instance {self.name}",
             [
                 ("requests", self.n),
-                ("arrivals", f"{self.arrival.min():g} to {self.arrival.max():g} {unit}"),
+                ("arrivals", f"{self.first_arrival:g} to {self.arrival.max():g} {unit}"),
+                ("sessions", self.sessions and int(self.sessions.session.max()) + 1),
                 *((f"{name} tokens", words) for name, words in sizes.items()),
                 ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting})"),
                 ("KV block", None if self.kv_block_tokens == 1 else self.kv_block_tokens),
@@ -407,16 +434,53 @@ class Instance:
     @cached_property
     def first_arrival(self) -> float | int:
         """The first arrival, from which every computation counts its time."""
-        return self.arrival.min().item()
+        return self.given_arrivals.min().item()
+
+    @property
+    def given_arrivals(self) -> NDArray[Any]:
+        """The arrivals of requests that come after no other."""
+        return self.arrival if self.after is None else self.arrival[self.arrival != UNKNOWN]
+
+    @cached_property
+    def sessions(self) -> Sessions | None:
+        """Which requests are released when others end; None where all arrivals are given."""
+        if self.after is None or self.delay is None:
+            return None
+
+        return Sessions(self.after, self.delay)
 
     @property
     def release_times(self) -> NDArray[Any]:
         """Times from which on the requests may be processed, where they are given in advance.
 
         Bounds, formulations and searches read the arrivals here or from `release`. An instance
-        whose releases depend on the schedule would have none to be read.
+        whose releases depend on the schedule has none to be read, which is a `UsageError`.
         """
+        if self.after is not None:
+            raise UsageError(
+                "requests.after: found requests that are released when others end; expected an "
+                "instance without, since this needs all arrivals in advance"
+            )
+
         return self.arrival
+
+    def releases(self, finish: NDArray[Any]) -> NDArray[Any]:
+        """Return `release_times` in a schedule by the ends of all requests.
+
+        Parameters
+        ----------
+        finish : ndarray, shape (n,)
+            Times of the instance.
+        """
+        if self.sessions is None:
+            return self.release_times
+
+        return self.sessions.released(self.arrival, finish)
+
+    @property
+    def arrivals_differ(self) -> bool:
+        """Whether not all requests may be processed from the same moment on."""
+        return self.after is not None or bool((self.arrival != self.arrival[0]).any())
 
     @cached_property
     def release(self) -> NDArray[np.float64]:
@@ -428,6 +492,15 @@ class Instance:
         release = (self.release_times - self.first_arrival).astype(np.float64)
         release.setflags(write=False)
         return release
+
+    @property
+    def given_release(self) -> NDArray[np.float64]:
+        """`release` of the requests with given arrivals, infinite for those with `after`."""
+        if self.after is None:
+            return self.release
+
+        since = self.arrival - self.first_arrival
+        return np.where(self.arrival == UNKNOWN, np.inf, since.astype(np.float64))
 
     @property
     def clock_origin(self) -> float:
@@ -500,6 +573,8 @@ class Instance:
         if self.prefix_parent is not None:
             who = np.arange(self.n)[pick]
             cut |= zip(PREFIX, reattached(self, who), strict=True)
+        if self.sessions is not None:
+            cut |= self.sessions.subset(np.arange(self.n)[pick])
 
         return replace(self, **cut, known=None, name=self.name if name is None else name)
 
@@ -513,6 +588,11 @@ class Instance:
         if self.prefix_parent is not None and self.prefix_tokens is not None:
             requests["prefix_parent"] = [None if p < 0 else p for p in self.prefix_parent.tolist()]
             requests["prefix_tokens"] = self.prefix_tokens.tolist()
+
+        if self.sessions is not None:
+            given = zip(requests["arrival"], self.arrival.tolist(), strict=True)
+            requests["arrival"] = [None if a == UNKNOWN else plain for plain, a in given]
+            requests |= self.sessions.to_dict()
 
         if self.id is not None:
             requests["id"] = list(self.id)

@@ -101,11 +101,17 @@ class Times:
     slo_latency: float | None = None
     ttft_weight: float | None = None
     gap: NDArray[np.float64] | None = None
+    released: NDArray[Any] | None = None
+
+    @property
+    def release(self) -> NDArray[Any]:
+        """Release of each request since the first arrival: as `released`, or else as given."""
+        return self.instance.release if self.released is None else self.released
 
     @property
     def span(self) -> Any:
         """Time from the first arrival to the last completion."""
-        return (self.instance.release + self.latency).max()
+        return (self.release + self.latency).max()
 
 
 _REDUCE: dict[str, Callable[[NDArray[Any]], Any]] = {
@@ -140,7 +146,7 @@ def served_well(judged: Any) -> NDArray[np.bool_] | None:
     instance = judged.instance
     good = np.ones(instance.n, dtype=bool)
     for name, limit in limits.items():
-        allowed = with_spare(limit, instance.release, instance.in_rounds)
+        allowed = with_spare(limit, judged.release, instance.in_rounds)
         good &= ~(times[name] > allowed)  # a NaN passes: one token has no TPOT and no gap to miss
 
     return good
@@ -205,6 +211,14 @@ _ROWS = (
     Metric("peak_retained_kv", "peak retained KV", "tokens",
            "largest number of KV tokens that no request held and a later one found",
            ("reuse",), lambda judged: judged.reuse.batch_retained.max(), whole="always"),
+    Metric("session_completion", "session completion", "time",
+           "the sum over sessions of the time from their arrival to their last completion",
+           ("session_completion",), lambda judged: judged.session_completion.sum(),
+           whole="rounds"),
+    *_over("session_completion", "session completion", "time",
+           "from a session's arrival to its last completion", "mean p99"),
+    *_over("above_chain", "above the chain", "time",
+           "what a session takes beyond the time that it would need alone", "mean p99"),
     Metric("slo_attainment", "SLO attainment", "share",
            "share of the requests within all their SLOs",
            (), _attainment, sense="max", parameters=_SLO),
@@ -252,8 +266,11 @@ LOST = {
 between the best known schedule and the bound."""
 
 
+_OPTIONAL = {"reuse", "session_completion", "above_chain"}
+
+
 def derive(judged: Any) -> dict[str, float | int | None]:
-    """Return every metric by name; those of reuse only where requests may share prefixes."""
-    shared = getattr(judged, "reuse", None) is not None
-    known = (metric for metric in TABLE.values() if shared or "reuse" not in metric.needs)
+    """Return every metric by name; those of reuse and of sessions only where there are some."""
+    some = {name for name in _OPTIONAL if getattr(judged, name, None) is not None}
+    known = (m for m in TABLE.values() if some.issuperset(_OPTIONAL.intersection(m.needs)))
     return {metric.name: metric.of(judged) for metric in known}

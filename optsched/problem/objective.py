@@ -69,7 +69,13 @@ class Objective:
         return self.metric.sense == "max"
 
     def check(self, instance: Instance) -> None:
-        """Check that the metric has the limits that it needs, its own or the instance's."""
+        """Check that the metric has what it needs: limits, its own or the instance's; sessions."""
+        if instance.after is None and {"session_completion", "above_chain"} & {*self.metric.needs}:
+            raise UsageError(
+                f"objective: {self.name}: found an instance without sessions; expected one with "
+                "the column after"
+            )
+
         known = self.metric.parameters
         if known and not self.parameters and not instance.slos:
             raise UsageError(

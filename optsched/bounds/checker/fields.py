@@ -23,6 +23,9 @@ schedule without blocks holds with them."""
 PREFIX_FIELDS = frozenset({"prefix_parent", "prefix_tokens", "prefix_block_tokens"})
 """Fields by which schedules may hold and compute less. Only proofs on charges allow for them
 (`optsched.bounds.checker.prefixes`)."""
+SESSION_FIELDS = frozenset({"after", "delay"})
+"""Fields by which requests are released when others end. Only the bounds of
+`optsched.bounds.sessions` allow for them."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency",

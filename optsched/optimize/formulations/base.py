@@ -178,7 +178,7 @@ def demands(instance: Instance) -> frozenset[str]:
         wanted.add("hybrid_batching_off")
     if instance.chunked_prefill is True:
         wanted.add("chunked_prefill")
-    if (instance.release_times != instance.release_times[0]).any():
+    if instance.arrivals_differ:
         wanted.add("arrivals")
 
     return frozenset(wanted)
@@ -187,13 +187,19 @@ def demands(instance: Instance) -> frozenset[str]:
 def automatic(formulation: Formulation, task: Task) -> str:
     """Return the method that ``auto`` stands for: the formulation's choice by size.
 
-    If that cannot do the task, it is the first method by name that can.
+    If that cannot do the task, it is the first method by name that can. Where none can, no choice
+    is made by sizes that the instance may not have, and `check_method` says what is lacking.
     """
-    methods = formulation.methods
-    return min(
-        [formulation.choose(task), *sorted(methods)],
-        key=lambda name: len(_lacks(formulation, methods[name], task)),
-    )
+    lacks = {
+        name: len(_lacks(formulation, formulation.methods[name], task))
+        for name in sorted(formulation.methods)
+    }
+    first = min(lacks, key=lacks.__getitem__)
+    if lacks[first]:
+        return first
+
+    chosen = formulation.choose(task)
+    return first if lacks[chosen] else chosen
 
 
 def check_method(formulation: Formulation, name: str, task: Task) -> Method:

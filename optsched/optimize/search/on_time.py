@@ -223,7 +223,8 @@ class _Search:
         if self.workers == 1:
             return rules.run(job), np.zeros(job.instance.n, dtype=np.int64)
         if home is not None:
-            return run_on(rules, job, home, self.workers), home
+            homes = home.tolist()
+            return run_on(rules, job, lambda request, now: homes[request], self.workers), home
 
         schedule = Routed(rules, self.workers, _ROUTER).run(job)
         return schedule, workers_of(schedule, job.instance.n)

@@ -30,7 +30,14 @@ import numpy as np
 
 from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
-from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time
+from optsched.judge.life import (
+    EMPTY,
+    add_decode,
+    add_prefill,
+    advance,
+    batch_time,
+    new_requests,
+)
 from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (
@@ -43,7 +50,6 @@ from optsched.policies.engine.common import (
     grown,
     idle,
     new_columns,
-    new_requests,
     new_state,
     with_room,
 )
@@ -71,8 +77,9 @@ class Server:
     """An instance in seconds that can be served repeatedly, under different orders and brakes."""
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
-        self._requests = new_requests(instance, _FIELDS)
         prompt = instance.prompt_tokens
+        self._requests = new_requests(prompt, instance.output_tokens, _FIELDS)
+        self._requests["release"] = instance.release
         self._requests["prefill"] = own_work(prompt, np.ones_like(prompt), cost)
         self._instance = instance
         self._by_arrival = by_arrival

@@ -45,6 +45,8 @@ tokens_left = njit(forecast.tokens_left)
 
 FIELDS = (
     ("release", np.float64),  # from when on it may be processed
+    ("order", np.float64),  # what the scheduler's order compares (`order_key`); ties: by ``seq``
+    ("seq", np.int64),  # its place in the order of (release, index)
     ("band", np.int64),  # its place in the queue: ascending band, then key, then place
     ("key", np.float64),
     ("place", np.int64),
@@ -94,7 +96,11 @@ class Columns(NamedTuple):
 def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
     """Return a record of `LIFE` and ``fields`` for each request, before anything has run."""
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
-    requests["release"] = instance.release
+    requests["release"] = instance.given_release
+    if instance.after is None:  # otherwise it is set when a request is assigned
+        by_release = np.lexsort((np.arange(instance.n), instance.release))
+        requests["seq"][by_release] = np.arange(instance.n)
+
     return requests
 
 
@@ -204,12 +210,24 @@ def direct(function: Any) -> Callable[..., Any]:
 
 
 class Compiled(Fleet):
-    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker."""
+    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
+
+    `released` is called with each request of a session and its release: it sets the fields of the
+    request's record that follow from it.
+    """
 
     def __init__(
-        self, job: Job, mode: EvictMode, requests: Any, states: list[Any], step: Step, split: bool
+        self,
+        job: Job,
+        mode: EvictMode,
+        requests: Any,
+        states: list[Any],
+        step: Step,
+        split: bool,
+        released: Callable[[int, float], None] = lambda request, at: None,
     ) -> None:
         super().__init__(job, len(states))
+        self.assigned, self.released = 0, released
         self.mode, self.requests, self.split = mode, requests, split
         self.states, self.loop = states, step
         self.done = [state["done"] for state in states]
@@ -224,7 +242,12 @@ class Compiled(Fleet):
         """See `Fleet.assign`."""
         if at is not None:
             self.requests[request]["release"] = at
-            self.states[worker]["off_default"] = True
+            if self.job.instance.after is None:
+                self.states[worker]["off_default"] = True
+            else:
+                self.requests[request]["seq"] = self.assigned
+                self.assigned += 1
+                self.released(request, at)
 
         self.queues[worker, self.counts[worker]] = request
         self.counts[worker] += 1
@@ -336,6 +359,15 @@ def before(a: Any, b: Any) -> bool:
         return bool(a.key < b.key)
 
     return bool(a.place < b.place)
+
+
+@njit(allocates=False)
+def ahead(a: Any, b: Any) -> bool:
+    """Return whether request a stands before request b in the scheduler's order."""
+    if a.order != b.order:
+        return bool(a.order < b.order)
+
+    return bool(a.seq < b.seq)
 
 
 @njit

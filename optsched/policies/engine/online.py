@@ -18,7 +18,6 @@ from optsched.policies.runner import (
     Runner,
     beyond_limits,
     endless,
-    waiting_rank,
 )
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.schedule import EvictMode, read_start
@@ -67,12 +66,12 @@ class _Loop(Fleet):
         self.policy, self.mode = policy, evict_mode_of(policy, job)
         instance, n = job.instance, job.instance.n
         self.finish = np.full(n, np.inf)
-        self.release = instance.release.copy()
+        self.release = instance.given_release.copy()
         self.predicted, _ = estimates(instance)
         self.forecast = forecast_of(instance)
         self.watch, self.events = Watch.NONE, list[Event]()
         self.by_arrival: list[int] = []  # requests assigned so far
-        self.place = waiting_rank("arrival", instance, self.predicted, job.cost)
+        self.place = np.zeros(n, dtype=np.int64)  # in the order of (release, index)
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.seen = np.zeros(n, dtype=np.int64)  # max tokens that each has ever produced
@@ -109,8 +108,10 @@ class _Loop(Fleet):
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         if at is not None:
-            self.release[request], self.off_default = at, True
+            self.release[request] = at
+            self.off_default = self.off_default or self.job.instance.after is None
 
+        self.place[request] = len(self.by_arrival)
         self.by_arrival.append(request)
 
     def clock(self, worker: int) -> float:

@@ -288,6 +288,7 @@ def run(
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
             _rank(requests[i], i, settings, offsets, remaining)
+            requests[i].place = requests[i].seq
             push(requests, heap, s, i)
             i = common.arriving(requests, s, by_arrival)
 

@@ -32,7 +32,7 @@ OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
 TIES = 2**31
-"""Random numbers that break ties among waiting requests lie below this, and ranks do too."""
+"""Random numbers that break ties among waiting requests lie below this."""
 
 MAX_STALLED_CLEARINGS = 100_000
 """More random clearings than this without a completion are an endless loop."""
@@ -45,8 +45,6 @@ REQUEST_FIELDS = (
     ("estimate", np.int64),  # of its output, at present
     ("second", np.int64),  # its estimate once it is promoted
     ("peak", np.int64),  # KV that it will hold by its estimate
-    ("rank", np.int64),  # among waiting requests
-    ("priority", np.int64),  # among running ones
     ("in_batch", np.int64),  # number of its latest batch, from 1
     ("tie", np.float64),
     ("promoted", np.bool_),
@@ -115,8 +113,10 @@ def _queue(
     if settings.random_ties:
         r.key = float(r.estimate) if settings.by_estimate else 0.0
         r.place = int(random.random() * TIES)
+    elif settings.requeue_back:
+        r.place = s.counter
     else:
-        r.place = s.counter if settings.requeue_back else r.rank
+        r.key, r.place = r.order, r.seq
 
     s.counter += 1
     push(requests, heap, s, i)
@@ -561,9 +561,8 @@ def _form(
                 if position < -1:
                     break
             if group == ALL and s.waiting > 0 and not refused:
-                fresh = (
-                    position >= s.running
-                    or requests[heap[0]].rank < requests[running[position]].rank
+                fresh = position >= s.running or common.ahead(
+                    requests[heap[0]], requests[running[position]]
                 )
 
             if fresh:
@@ -627,6 +626,12 @@ def _holds(requests: Records, s: np.record, heap: Ints, usage: Ints, settings: S
     return head.band == 0 and _admissible(head, s, usage, settings)
 
 
+@njit(allocates=False)
+def _runs_before(a: np.record, b: np.record, settings: Settings) -> bool:
+    """Return whether request a is taken before b among the running ones."""
+    return common.ahead(a, b) if settings.groups[0] == ALL else bool(a.seq < b.seq)
+
+
 @njit
 def _settle(
     requests: Records,
@@ -651,7 +656,7 @@ def _settle(
     for k in range(first, last):
         i = running[k]
         position = s.running
-        while position > 0 and requests[running[position - 1]].priority > requests[i].priority:
+        while position > 0 and _runs_before(requests[i], requests[running[position - 1]], settings):
             running[position] = running[position - 1]
             position -= 1
 

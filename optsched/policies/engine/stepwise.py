@@ -89,7 +89,11 @@ class Stepwise:
         from optsched.policies.engine import common
 
         requests, s, limits = self.requests, self.state[0], self.settings.limits
-        running = sorted(view.running, key=requests["priority"].__getitem__)
+        order, place = requests["order"], requests["seq"].__getitem__
+        running = sorted(view.running, key=place)
+        if self.rules.running_order != "arrival":
+            running.sort(key=order.__getitem__)
+
         ids = np.array([*running, *view.waiting])
         now, produced = view.now - self.first_arrival, view.generated[ids]
         requests["produced"][ids], requests["cached"][ids] = produced, view.cached[ids]

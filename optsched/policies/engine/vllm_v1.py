@@ -32,7 +32,6 @@ from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
     *common.FIELDS,
-    ("priority", np.int64),  # its place if requests are served by priority
     ("tokens", np.int64),  # that the step processes
 )
 
@@ -92,7 +91,7 @@ def _wait(
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
     if settings.order == BY_PRIORITY:
-        r.place = r.priority
+        r.key, r.place = r.order, r.seq
     elif back:
         s.line += 1
         r.place = s.line
@@ -215,7 +214,7 @@ def _preempt(
     at = s.running - 1
     if settings.order == BY_PRIORITY:
         for k in range(s.running):
-            if requests[running[k]].priority > requests[running[at]].priority:
+            if common.ahead(requests[running[at]], requests[running[k]]):
                 at = k
 
     i = running[at]

@@ -203,7 +203,7 @@ def _section(
 
 
 def _facts(instance: Instance) -> list[tuple[str, str]]:
-    arrival, block = instance.release_times, instance.kv_block_tokens
+    arrival, block = instance.given_arrivals, instance.kv_block_tokens
     unit = time_words(instance.time_unit)
     blocks = f", in blocks of {block}" if block > 1 else ""
     facts = [

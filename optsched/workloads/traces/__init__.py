@@ -148,6 +148,11 @@ class TraceOptions:
     prefix_block_tokens : int, optional
         Tokens of the blocks in which KV is shared, see `optsched.Instance`. None: those of an id,
         or ``kv_block_tokens`` if an id is one token.
+    sessions : bool
+        Whether calls are released when those before them have ended (closed loop), if the trace
+        says so. ``rate`` then draws the arrivals of sessions. Default False: at their own times.
+    think_scale : float
+        Factor of the delays between calls in closed loop (default 1).
     strict : bool
         Whether to refuse a file with rows that would be dropped or sorted, one that is odd, or one
         without arrivals if no ``rate`` is given (default False).
@@ -177,6 +182,8 @@ class TraceOptions:
     slack: bool = False
     ids_tokens: int | None = None
     prefix_block_tokens: int | None = None
+    sessions: bool = False
+    think_scale: float = 1.0
     strict: bool = False
     name: str | None = None
     progress: Callable[[int], None] | None = None
@@ -184,7 +191,7 @@ class TraceOptions:
     @property
     def changes(self) -> str:
         """What keeps the trace from being read whole, at its own times in seconds."""
-        keys = ("offset", "limit", "sample", "rate", "rate_scale", "round_seconds")
+        keys = ("offset", "limit", "sample", "rate", "rate_scale", "round_seconds", "sessions")
         changed = [key for key in keys if getattr(self, key) != getattr(TraceOptions, key)]
         return f"a trace changed by {', '.join(changed)}" if changed else ""
 
@@ -199,7 +206,7 @@ class TraceOptions:
     def __post_init__(self) -> None:
         for key, low in (("offset", 0), ("seed", 0), ("limit", 1), ("sample", 1)):
             _check_whole(getattr(self, key), key, low)
-        for key in ("rate_scale", "rate", "round_seconds"):
+        for key in ("rate_scale", "rate", "round_seconds", "think_scale"):
             if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
                 _exact(value, key)
 
@@ -225,7 +232,12 @@ class TraceOptions:
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
 
     def _check(self, format: TraceFormat) -> None:
-        for key in ("columns", "unit", "success", "run", "tokenizer"):
+        if self.sample is not None and self.sessions:
+            raise UsageError("sample: found with sessions; expected limit, which counts them whole")
+        if self.think_scale != 1 and not self.sessions:
+            raise UsageError("think_scale: found without sessions; expected both")
+
+        for key in ("columns", "unit", "success", "run", "tokenizer", "sessions"):
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(
@@ -300,7 +312,7 @@ def read_trace_report(
         units=wanted.units,
         success=frozenset(wanted.success),
         run=wanted.run,
-        drawn=wanted.rate is not None,
+        drawn=wanted.rate is not None or wanted.sessions,
         count=token_counter(wanted.tokenizer),
         findings=Findings(wanted.strict),
     )
@@ -320,7 +332,10 @@ def read_trace_report(
     notes = rows.notes()
     if "tokenizer" in chosen.options and wanted.tokenizer is None:
         notes.append("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's")
-    if source.drawn or kept.time_ns is None:
+    if wanted.sessions:
+        session = np.unique(kept.line, return_inverse=True)[1]
+        since = _poisson(int(session.max()) + 1, wanted.rate, draws[1])[session]
+    elif source.drawn or kept.time_ns is None:
         since = _poisson(len(kept.line), wanted.rate, draws[1])
     else:
         time, order = kept.time_ns, np.argsort(kept.time_ns, kind="stable")
@@ -365,9 +380,13 @@ def _instance(
     arrival: NDArray[Any] = since / 1e9 / float(scale)
     if length is not None:
         arrival = _rounds(since, scale * _exact(length, "round_seconds"))
+
+    if wanted.sessions:
+        shared |= _closed(kept, arrival, wanted)
+
     try:
+        columns: dict[str, Any] = {"arrival": arrival, **shared}
         return Instance(
-            arrival=arrival,
             prompt_tokens=kept.prompt_tokens,
             output_tokens=kept.output_tokens,
             kv_capacity=wanted.kv_capacity or DEFAULT_KV_CAPACITY,
@@ -375,11 +394,28 @@ def _instance(
             kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
             kv_block_tokens=wanted.kv_block_tokens,
             name=name if wanted.name is None else wanted.name,
-            **shared,
+            **columns,
         )
     except InputError as error:
         hint = "; a larger kv_capacity fits" if "kv_capacity" in str(error) else ""
         raise InputError(f"{_at_line(file, error, kept.line)}{hint}") from None
+
+
+def _closed(kept: Block, arrival: NDArray[Any], wanted: TraceOptions) -> dict[str, Any]:
+    """Return the columns of sessions, and arrivals without those of calls that others precede."""
+    assert kept.calls is not None
+    place = {call[0]: i for i, call in enumerate(kept.calls)}
+    after = [[place[one] for one in call[1]] or None for call in kept.calls]
+    scale, length = _exact(wanted.think_scale, "think_scale"), wanted.round_seconds
+    waits = np.array([call[2] for call in kept.calls], dtype=np.int64)
+    delay: NDArray[Any] = waits / 1e9 * float(scale)
+    if length is not None:
+        delay = _rounds(waits, _exact(length, "round_seconds") / scale)
+
+    given = [a if row is None else None for a, row in zip(arrival.tolist(), after, strict=True)]
+    rows = zip(delay.tolist(), after, strict=True)
+    waits_of = [0 if row is None else wait for wait, row in rows]
+    return {"arrival": given, "after": after, "delay": waits_of}
 
 
 def _measured(file: Path, kept: Block, instance: Instance) -> Measured:

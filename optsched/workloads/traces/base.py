@@ -28,6 +28,7 @@ class Block:
     ``latency_s`` measured times to the first and the last token in seconds; None if the file has
     none. ``failed`` are requests that the trace marks as such. ``ids`` has a list for each request,
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
+    ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
     """
 
     line: NDArray[np.int64]
@@ -39,6 +40,7 @@ class Block:
     latency_s: NDArray[np.float64] | None = None
     ids: NDArray[Any] | None = None
     follows: NDArray[Any] | None = None
+    calls: NDArray[Any] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
+from optsched.problem.instance import MAX_SECOND
 from optsched.workloads.traces.base import Block, Source, trace_format
 from optsched.workloads.traces.fields import Fields
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
@@ -17,21 +19,27 @@ _FIELDS = {"arrival": "t", "prompt_tokens": "in", "output_tokens": "out"}
 @trace_format(
     "weka",
     "Weka's sessions of coding agents (JSON lines, a session each)",
-    options=("unit",),
+    options=("unit", "sessions"),
     ids_tokens=64,
 )
 def read_weka(source: Source) -> Iterator[Block]:
     """Yield one row per call, in the line of its session; the window counts sessions.
 
     Calls of sub-agents are calls of their session. Every session begins at 0, since the file does
-    not say when it did. Ids are made global by the line of the session.
+    not say when it did. Ids are made global by the line of the session. In closed loop a call is
+    released ``think_time`` after the end of the one before it.
     """
     for sessions in objects_in_blocks(source, rows=64):
-        lines, calls = list[int](), list[dict[str, Any]]()
+        lines, calls, links = list[int](), list[dict[str, Any]](), list[Any]()
         for line, session in sessions:
-            own = list(_calls(session.get("requests")))
+            own = list[Call]()
+            _link(own, session.get("requests"))
             lines += [line] * len(own)
-            calls += own
+            calls += [call for call, _, _ in own]
+            links += [
+                ((line, k), tuple((line, j) for j in before), round(delay * 1e9))
+                for k, (_, before, delay) in enumerate(own)
+            ]
 
         texts = {key: [as_text(call.get(name)) for call in calls] for key, name in _FIELDS.items()}
         rows = Fields(source, lines, _FIELDS, texts)
@@ -43,13 +51,53 @@ def read_weka(source: Source) -> Iterator[Block]:
             found = call.get("hash_ids")
             ids[k] = [(line, str(one)) for one in found] if isinstance(found, list) else found
 
-        yield Block(rows.line, prompt, output, time, ids=ids).pick(~rows.unreadable)
+        named = np.empty(len(calls), dtype=object)
+        named[:] = links
+        yield Block(rows.line, prompt, output, time, ids=ids, calls=named).pick(~rows.unreadable)
 
 
-def _calls(requests: Any) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a session, with those of its sub-agents in their place."""
+Call = tuple[dict[str, Any], tuple[int, ...], float]
+"""A call, the places of those that it comes after, and the seconds from the last end to it."""
+
+
+def _link(
+    found: list[Call], requests: Any, base: float = 0.0, last: tuple[int, float] | None = None
+) -> tuple[int, float] | None:
+    """Append the calls of a session or a sub-agent that begins at a time; return the last's end.
+
+    Each comes after the one before it. A sub-agent's first one comes after the call before the
+    sub-agent, and the next call of the session that begins when the sub-agent has ended waits for
+    it, too. `last`: the place and the end of the call before.
+    """
+    own, running = False, list[tuple[int, float]]()
     for one in requests if isinstance(requests, list) else []:
-        if isinstance(one, dict) and "requests" in one:
-            yield from _calls(one["requests"])
-        elif isinstance(one, dict):
-            yield one
+        if not isinstance(one, dict):
+            continue
+
+        start = base + _seconds(one.get("t"))
+        if "requests" in one:
+            ended = _link(found, one["requests"], start, last)
+            if ended is not None and ended != last:
+                running.append(ended)
+
+            continue
+        if not (_seconds(one.get("in")) and _seconds(one.get("out"))):
+            found.append((one, (), 0.0))  # it will be left out, so nobody comes after it
+            continue
+
+        awaited = [one_end for one_end in running if one_end[1] <= start]
+        running = [one_end for one_end in running if one_end[1] > start]
+        before = awaited if last is None else [last, *awaited]
+        delay = max(start - max((end for _, end in before), default=start), 0.0)
+        if own and not awaited and "think_time" in one:
+            delay = _seconds(one["think_time"])
+
+        found.append((one, tuple(place for place, _ in before), delay))
+        last, own = (len(found) - 1, start + _seconds(one.get("api_time"))), True
+
+    return last
+
+
+def _seconds(value: Any) -> float:
+    plain = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    return float(value) if plain and 0 < value < MAX_SECOND else 0.0

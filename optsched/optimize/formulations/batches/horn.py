@@ -31,7 +31,8 @@ import time
 
 import numpy as np
 
-from optsched.bounds.base import PREFIX, WHOLE_BLOCKS
+from optsched.bounds.base import WHOLE_BLOCKS
+from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.costs.batch import fixed_ms
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -108,6 +109,6 @@ _HORN = Method(
     solve_horn,
     ("tel", "mean_ttft"),
     CHUNKS,
-    features=MODELLED | PREFIX | WHOLE_BLOCKS,
+    features=MODELLED | PREFIX_FIELDS | WHOLE_BLOCKS,
 )
 METHODS = {"infermax": {"horn": _HORN}}

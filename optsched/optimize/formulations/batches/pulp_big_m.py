@@ -384,7 +384,7 @@ def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
 
 def export(task: Task, format_name: str, path: str | Path) -> None:
     """Write the program of a task to a file."""
-    if (task.instance.release_times > task.instance.release_times.min()).any():
+    if task.instance.arrivals_differ:
         raise UsageError(
             "export: found requests that arrive at different times; expected all together, as the "
             "program has no arrivals (solve --method cpsat has them)"

@@ -1,0 +1,43 @@
+"""Policies that look at whole programs: sessions of calls, such as those of an agent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from optsched.policies import policy
+from optsched.policies.base import Rules
+from optsched.policies.memory_constrained import CAREFUL
+
+BATCH = Rules(groups=("running", "waiting"), chunked=True, max_batch_tokens=2048)
+"""Running requests first, and prefills in chunks, as in the engines that these papers build on."""
+
+
+@policy("program-fcfs", "calls of the program that arrived first, in chunks beside decodes")
+def program_fcfs(*, max_running: int | None = None, max_batch_tokens: int = 2048) -> Rules:
+    """Return rules that take waiting calls by the arrival of their session."""
+    batch = replace(BATCH, order="session", max_batch_tokens=max_batch_tokens)
+    return replace(
+        batch,
+        max_running=max_running,
+        in_rounds=replace(CAREFUL, order="session", max_running=max_running),
+    )
+
+
+@policy(
+    "program-las",
+    "calls of the program that has been served least, in chunks beside decodes",
+    paper="Luo et al. 2025",
+)
+def program_las(*, max_running: int | None = None, max_batch_tokens: int = 2048) -> Rules:
+    """Return rules that take waiting calls by the service of their program so far.
+
+    The service is the work of the program's calls that have ended when a call is released, as in
+    the paper's PLAS. The paper also lets running calls sink in a queue of several levels; here they
+    run on.
+    """
+    batch = replace(BATCH, order="attained", max_batch_tokens=max_batch_tokens)
+    return replace(
+        batch,
+        max_running=max_running,
+        in_rounds=replace(CAREFUL, order="attained", max_running=max_running),
+    )

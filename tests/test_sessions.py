@@ -1,0 +1,426 @@
+"""Sessions: requests that are released when others end, from the file to the judge and bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import answer, invoke, one_line_error, run
+from session_cases import best_in_rounds, best_in_seconds, chains, forest
+from slow_judge import TIMED, slow_judge
+
+from optsched import BatchCost, Instance, bound, evaluate, from_starts, simulate, solve, timeline
+from optsched.bounds import bounds, features_of, lower_bound
+from optsched.bounds.sessions import alone_times, ways_of
+from optsched.files.read_write import read_instance, write_instance
+from optsched.policies import allows, policies
+from optsched.policies.base import Rules
+from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
+from optsched.problem.metrics import TABLE
+from optsched.problem.schedule import from_batches
+from optsched.workloads.traces import TraceWarning, read_trace
+
+DATA = os.environ.get("OPTSCHED_DATA")
+
+COST = BatchCost("small", 1, {"base": "20", "token": "1", "decode_kv": "0.25"})
+TREE = Instance(
+    [0, None, None, None, 3], [2, 2, 2, 3, 2], [1, 2, 1, 1, 1], kv_capacity=20,
+    after=[None, 0, 0, [1, 2], None], delay=[None, 3, 0, 1, None], id=list("abcde"),
+)  # fmt: skip
+"""Request 0 calls 1 and 2, which both end before 3 is released; 4 is a session of its own."""
+
+
+def test_a_file_keeps_sessions_and_their_digest(tmp_path: Path) -> None:
+    data = TREE.to_dict()["requests"]
+    assert data["after"] == [None, 0, 0, [1, 2], None]
+    assert data["delay"] == [None, 3, 0, 1, None]
+    assert data["arrival"] == [0, None, None, None, 3]
+    write_instance(TREE, tmp_path / "tree.json")
+    again = read_instance(tmp_path / "tree.json")
+    assert again.sha256 == TREE.sha256
+    assert again.after == ((), (0,), (0,), (1, 2), ())
+    assert TREE.sessions is not None
+    assert TREE.sessions.session.tolist() == [0, 0, 0, 0, 1]
+    # What schedules are bound to differs with who comes after whom, and with every delay.
+    others = (replace(TREE, delay=[0, 3, 0, 2, 0]), replace(TREE, after=[None, 0, 0, 1, None]))
+    assert len({TREE.sha256, *(one.sha256 for one in others)}) == 3
+
+
+def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None:
+    plain = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
+    same = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6, after=[None, []], delay=[0, None])
+    assert same.sha256 == plain.sha256
+    assert same.sessions is None
+    for policy in ("fcfs", "mc-sf", "trail"):
+        found = [evaluate(one, simulate(one, policy)).metrics for one in (plain, same)]
+        assert found[0] == found[1]
+
+
+def test_a_part_has_whole_sessions() -> None:
+    part = TREE.subset([2, 0])
+    assert part.after == ((1,), ())
+    assert part.arrival.tolist() == [-1, 0]
+    with pytest.raises(InputError, match="request 3: found it without request 1"):
+        TREE.subset([0, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({"after": [1, 0], "arrival": [None, None]}, "requests.after: request 0: found 1, after"),
+        ({"after": [None, 1]}, "requests.after: request 1: found 1; expected other requests"),
+        ({"after": [None, [0, 0]]}, "request 1: found [0, 0]; expected other requests, each once"),
+        ({"after": [None, 2]}, "requests.after: request 1: found 2; expected a number from 0 to 1"),
+        ({"after": [None, "a"]}, "requests.after: request 1: found 'a'; expected a request"),
+        ({"after": [None, 0], "arrival": [0, 4]}, "requests.arrival: request 1: found 4, and"),
+        ({"after": [None, None]}, "requests.arrival: request 1: found None; expected an integer"),
+        ({"after": [0]}, "requests.after: found 1 values; expected 2"),
+        ({"after": "01"}, "requests.after: found '01'; expected a list"),
+        (
+            {"after": [None, 0], "delay": [1, 1]},
+            "requests.delay: request 0: found 1; expected null",
+        ),
+        ({"after": [None, 0], "delay": [0, -1]}, "requests.delay: request 1: found -1; expected a"),
+        ({"after": [None, 0], "delay": [0, 0.5]}, "requests.delay: request 1: found 0.5; expected"),
+        ({"delay": [0, 1]}, "requests.after: found nothing; expected it beside delay"),
+    ],
+)
+def test_what_is_no_forest_is_refused_in_one_line(
+    columns: dict[str, Any], error: str, tmp_path: Path
+) -> None:
+    requests = {"arrival": [0, None], "prompt_tokens": [1, 1], "output_tokens": [1, 1], **columns}
+    data = {"format": "optsched-instance", "version": 1, "time_unit": "round", "kv_capacity": 9,
+            "kv_accounting": "generated", "requests": requests}  # fmt: skip
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(data))
+    said = one_line_error(invoke("simulate", path, "--policy", "fcfs"))
+    assert error in said
+
+
+def test_a_release_is_the_end_of_the_last_predecessor_and_the_delay() -> None:
+    """0 ends at 1. 1 is released at 4 and ends at 6, 2 ends at 2, so 3 is released at 7."""
+    found = evaluate(TREE, from_starts([0, 4, 1, 7, 4], TREE))
+    assert found.release_times.tolist() == [0, 4, 1, 7, 3]
+    assert found.latency.tolist() == [1, 2, 1, 1, 2]
+    assert found.session_completion is not None
+    assert found.session_completion.tolist() == [8, 2]
+    # Alone: 1 + 3 + 2 + 1 + 1 = 8, and 1.
+    assert found.above_chain is not None
+    assert found.above_chain.tolist() == [0, 1]
+    assert found.metrics["session_completion"] == 10
+    assert found.metrics["mean_session_completion"] == 5
+    assert found.metrics["mean_above_chain"] == 0.5
+    assert found.table()["arrival"].tolist() == [0, 4, 1, 7, 3]
+    with pytest.raises(ViolationError, match="request 3: starts in round 6, before its arrival 7"):
+        evaluate(TREE, from_starts([0, 4, 1, 6, 4], TREE))
+
+
+def test_a_request_stands_behind_those_that_it_comes_after() -> None:
+    two = Instance([0, None], [1, 1], [1, 1], kv_capacity=9, after=[None, 0])
+    apart = from_batches([0, 1, 2], [1, 0], [1, 1], start=[1, 0], worker=[1, 0], instance=two)
+    with pytest.raises(ViolationError, match="request 1: is processed before 1 of those"):
+        evaluate(two, apart)
+    assert slow_judge(two, apart).rule == "after"
+    right = from_batches([0, 1, 2], [0, 1], [1, 1], start=[0, 1], worker=[0, 1], instance=two)
+    assert evaluate(two, right).finish.tolist() == [1, 2]
+
+
+def test_slos_and_phases_count_from_the_true_release() -> None:
+    limited = replace(TREE, slo_ttft=[1.0] * 5)
+    schedule = from_starts([0, 4, 1, 7, 4], limited)
+    assert evaluate(limited, schedule).metrics["slo_attainment"] == 0.8  # 4 waits for a round
+    found = timeline(limited, schedule)
+    waits = found.span_end[found.span_phase == 0] - found.span_start[found.span_phase == 0]
+    assert waits.sum() == 1
+
+
+SPECS = [
+    f"{name}{more}" for name in sorted(policies()) for more in ("", ":workers=2,router=sticky")
+]
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: bool) -> None:
+    """Given the releases as arrivals, a policy does the same: it knows of nothing before."""
+    cost = None if rounds else COST
+    for seed, spec in enumerate(SPECS):
+        instance = forest(seed, 3, rounds=rounds)
+        ids = [f"{i // 4}/{i}" for i in range(instance.n)]
+        instance = replace(instance, id=ids)
+        name = spec.partition(":")[0]
+        if name in ("program-fcfs", "program-las") or allows(name, instance) is not None:
+            continue
+        schedule = simulate(instance, spec, cost)
+        found = evaluate(instance, schedule, cost)
+        opened = replace(instance, arrival=found.clock.release, after=None, delay=None)
+        same = simulate(opened, spec, cost)
+        for column in ("request", "tokens", "batch_offsets", "evicted", "worker"):
+            one, other = getattr(schedule, column), getattr(same, column)
+            assert (one is None and other is None) or one.tolist() == other.tolist(), spec
+        assert (schedule.start is None) == (same.start is None)
+        ends = evaluate(opened, same, cost).clock.finish
+        assert ends.tolist() == found.clock.finish.tolist()
+        if not rounds:
+            continue
+        slow = slow_judge(instance, schedule)
+        assert slow.rule is None
+        assert slow.finish == found.finish.tolist()
+
+
+def test_windows_are_refused_in_words() -> None:
+    said = one_line_error_of("isrtf")
+    assert "policy 'isrtf': requests are released when others end" in said
+
+
+def one_line_error_of(policy: str) -> str:
+    with pytest.raises(OptschedError) as caught:
+        simulate(TREE, policy)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("router", ["least-requests", "power-of-two", "round-robin", "affinity"])
+def test_routers_send_calls_when_they_are_released(router: str) -> None:
+    for seed in range(4):
+        instance = forest(seed, rounds=False)
+        schedule = simulate(instance, f"vllm-v1:workers=2,router={router}", TIMED)
+        found = evaluate(instance, schedule, TIMED)
+        slow = slow_judge(instance, schedule, layers=3, coefficients=TIMED.coefficients)
+        assert slow.rule is None
+        assert np.allclose([float(t) for t in slow.finish], found.finish, rtol=1e-12)
+
+
+def test_a_call_stays_with_its_session_unless_the_other_worker_is_worth_more() -> None:
+    """The session of 0 and 1 runs on worker 0, where 2 waits with 40 tokens when 1 comes."""
+    instance = Instance(
+        [0, None, 1], [10, 13, 40], [3, 1, 60], kv_capacity=500, after=[None, 0, None]
+    )
+    placed = {
+        router: simulate(instance, f"fcfs:workers=2,router={router}").worker
+        for router in ("session", "affinity", "least-tokens")
+    }
+    homes = {}
+    for router in placed:
+        schedule = simulate(instance, f"fcfs:workers=2,router={router}")
+        assert schedule.worker is not None
+        assert schedule.request is not None
+        assert schedule.batch_offsets is not None
+        each = np.repeat(schedule.worker, np.diff(schedule.batch_offsets))
+        homes[router] = [int(each[schedule.request == i][0]) for i in range(3)]
+    # Request 2 goes to worker 1, since 0 is still there. When 1 comes, worker 0 is free.
+    assert homes == {name: [0, 0, 1] for name in placed}
+
+
+def test_orders_of_programs() -> None:
+    """Sessions a (0, then 1 and 3) and b (2). Both 1 and 2 wait when 0 has ended at 3."""
+    instance = Instance(
+        [0, None, 2, 3], [4, 4, 4, 4], [3, 2, 2, 2], kv_capacity=8, after=[None, 0, None, None],
+        time_unit="round",
+    )  # fmt: skip
+    first = {
+        order: evaluate(instance, simulate(instance, Rules(order=order))).first_start.tolist()
+        for order in ("arrival", "session", "attained")
+    }
+    assert first["arrival"] == [0, 5, 3, 7]  # released at 0, 3, 2 and 3
+    assert first["session"] == [0, 3, 5, 7]  # a arrived first
+    assert first["attained"] == [0, 7, 3, 5]  # a has been served
+
+
+def test_deadlines_count_from_the_release() -> None:
+    """1 is released at 1 and due at 4, 2 arrives at 0 and is due at 9; only one fits at a time."""
+    instance = Instance(
+        [0, None, 0], [4, 4, 4], [1, 2, 2], kv_capacity=7, after=[None, 0, None],
+        slo_ttft=[1.0, 3.0, 9.0],
+    )  # fmt: skip
+    found = evaluate(instance, simulate(instance, Rules(order="deadline")))
+    assert found.first_start.tolist() == [0, 1, 3]
+
+
+def _agree(seed: int) -> None:
+    instance = chains(seed)
+    least, starts = best_in_rounds(instance)
+    judged = evaluate(instance, from_starts(starts, instance))
+    assert judged.metrics["session_completion"] == least
+    assert slow_judge(instance, from_starts(starts, instance)).rule is None
+    proved = lower_bound(instance, objective="session_completion")[0]
+    assert proved is not None
+    assert proved <= least
+    # Latencies of a chain telescope.
+    assert instance.delay is not None
+    assert judged.metrics["tel"] == least - int(instance.delay.sum())
+    total = lower_bound(instance, objective="tel")[0]
+    assert total is not None
+    assert total <= least - int(instance.delay.sum())
+    for policy in ("fcfs", "mc-sf", "program-fcfs"):
+        found = evaluate(instance, simulate(instance, policy)).metrics
+        assert found["session_completion"] >= least
+        assert lower_bound(instance, objective="makespan")[0] <= found["makespan"]
+        p99 = lower_bound(instance, objective="p99_session_completion")[0]
+        assert p99 <= found["p99_session_completion"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_schedule_of_six_sessions_contradicts(seed: int) -> None:
+    _agree(seed)
+
+
+@pytest.mark.slow
+def test_no_schedule_of_500_times_six_sessions_contradicts() -> None:
+    for seed in range(30, 530):
+        _agree(seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
+    rng = Random(seed)
+    coefficients = {"base": "7", "token": "1.5", "decode_kv": "0.25", "prefill_square": "0.125"}
+    cost = BatchCost("few-terms", 3, coefficients)
+    instance = Instance(
+        [0.0, None, rng.uniform(0, 0.1), None], [rng.randint(1, 9) for _ in range(4)],
+        [rng.randint(1, 2) for _ in range(4)], rng.randint(12, 40), time_unit="second",
+        after=[None, 0, None, 2], delay=[0, rng.uniform(0, 0.05), 0, rng.uniform(0, 0.05)],
+        chunked_prefill=False,
+    )  # fmt: skip
+    least = float(best_in_seconds(instance, 3, coefficients))
+    proved = lower_bound(instance, cost_model=cost, objective="session_completion")[0]
+    assert proved is not None
+    assert proved <= least
+    judged = evaluate(instance, simulate(instance, "fcfs", cost), cost)
+    assert judged.metrics["session_completion"] >= least * (1 - 1e-9)
+
+
+def test_alone_a_session_takes_its_chain() -> None:
+    """One session on an idle machine, and everything above the chain is 0."""
+    for seed in range(5):
+        instance = forest(seed, 1, 5, rounds=False)
+        if sum(not row for row in instance.after or ()) > 1:
+            continue
+        instance = replace(instance, kv_capacity=10_000, hybrid_batching=True)
+        sessions = instance.sessions
+        assert sessions is not None
+        alone = alone_times(instance, COST)
+        ways = ways_of(instance, sessions, alone)
+        assert (ways.head + alone + ways.tail).max() - ways.begin[0] == pytest.approx(ways.chain[0])
+        judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
+        assert (judged.clock.release >= ways.head - 1e-9).all()
+
+
+def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
+    assert "after" in features_of(TREE)
+    for method in ("ramp", "dual", "srpt"):
+        with pytest.raises(UsageError, match="not proved for after"):
+            lower_bound(TREE, method=method)
+    for method in ("auto", "highs", "cpsat", "lns", "ramp", "placement"):
+        with pytest.raises(UsageError, match="after"):
+            solve(TREE, method=method)
+    seconds = forest(1, 2, rounds=False)
+    for method in ("auto", "astar", "cpsat", "search", "flow-cpsat", "pulp-bigm"):
+        with pytest.raises(UsageError, match="after"):
+            solve(seconds, cost_model=COST, method=method)
+    with pytest.raises(UsageError, match=r"requests\.after: found requests that are released"):
+        _ = TREE.release
+    able = {name for name, one in bounds().items() if "after" in one.features}
+    assert able == {"sessions", "sessions-work"}
+
+
+def test_an_objective_on_sessions_needs_some() -> None:
+    plain = Instance([0], [1], [1], kv_capacity=3)
+    with pytest.raises(UsageError, match="session_completion: found an instance without sessions"):
+        bound(plain, objective="session_completion")
+    assert TABLE["session_completion"].is_whole(TREE)
+
+
+def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    write_instance(TREE, path)
+    words = ("--objective", "session_completion", "--time-limit", "2")
+    found = answer("bound", path, *words)
+    assert found["method"] == "sessions"
+    assert found["bound"] == 9  # chains of 8 and 1
+    assert found["objective"] == 9
+    compared = answer("compare", path, "--policy", "fcfs", "--policy", "program-las", *words[2:])
+    rows = {row["policy"]: row["metrics"] for row in compared["policies"]}
+    assert rows["fcfs"]["mean_session_completion"] == 4.5
+    assert compared["bound"] <= rows["fcfs"]["tel"]
+    write_instance(forest(3, 2, rounds=False), path)
+    given = ("--cost-model", "llama2-7b-a100-infermax", "--time-limit", "2")
+    found = answer("bound", path, *words[:2], *given)
+    assert found["bound"] <= found["objective"]
+    compared = answer("compare", path, "--policy", "vllm-v1", *given)
+    assert compared["bound"] <= compared["best_known"]
+    schedule, page = tmp_path / "schedule.json", tmp_path / "page.html"
+    run("simulate", path, "--policy", "vllm-v1", *given[:2], "--schedule-out", schedule)
+    judged = answer("evaluate", path, schedule, *given[:2])
+    assert judged["metrics"]["mean_above_chain"] >= 0
+    run("trace", path, schedule, *given[:2], "-o", tmp_path / "trace.json")
+    run("report", schedule, path, "-o", page)
+
+
+def _weka(path: Path, *sessions: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(json.dumps({"requests": calls}) for calls in sessions))
+    return path
+
+
+def _call(t: float, think: float | None = None, api: float = 2.5, **more: Any) -> dict[str, Any]:
+    think_time = {} if think is None else {"think_time": think}
+    return {"t": t, "in": 10, "out": 3, "api_time": api, "hash_ids": [], **think_time, **more}
+
+
+AGENT = [
+    _call(0.0, 0.0), _call(5.0, 2.5), {"t": 10.0, "requests": [_call(0.0, 0.0), _call(4.0, 1.5)]},
+    _call(20.0, 12.5), _call(30.0, 7.0, out=0), _call(40.0, 9.0),
+]  # fmt: skip
+"""The sub-agent comes after call 1, which ends at 7.5, and ends at 16.5; call 4 waits for it. The
+call at 30 has no output and is left out."""
+
+
+def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
+    path = _weka(tmp_path / "w.jsonl", AGENT, [_call(0.0), _call(9.0)])
+    with pytest.warns(TraceWarning, match="dropped"):
+        instance = read_trace("weka", path, sessions=True, rate=0.1, seed=3)
+    assert instance.after == ((), (0,), (1,), (2,), (1, 3), (4,), (), (6,))
+    assert instance.delay is not None
+    assert instance.delay.tolist() == [0, 2.5, 2.5, 1.5, 3.5, 9.0, 0, 6.5]
+    assert instance.arrival[0] == 0 < instance.arrival[6]
+    with pytest.warns(TraceWarning, match="dropped"):
+        half = read_trace("weka", path, sessions=True, think_scale=0.5)
+    assert half.delay is not None
+    assert half.delay.tolist() == (instance.delay / 2).tolist()
+    with pytest.warns(TraceWarning, match="dropped"):
+        given = read_trace("weka", path)  # original start times
+    assert given.after is None
+    out = tmp_path / "w.json"
+    run("import", "weka", path, "--sessions", "--rounds", 1, "--kv-capacity", 99, "-o", out)
+    rounds = read_instance(out)
+    assert rounds.delay is not None
+    assert rounds.delay.tolist() == [0, 2, 2, 1, 3, 9, 0, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("azure", "--sessions"), "sessions: found with the format 'azure'; expected only with"),
+        (("weka", "--sessions", "--sample", 2), "sample: found with sessions; expected limit"),
+        (("weka", "--think-scale", 2), "think_scale: found without sessions; expected both"),
+    ],
+)
+def test_what_no_session_has_is_refused(words: tuple[Any, ...], error: str, tmp_path: Path) -> None:
+    path = _weka(tmp_path / "w.jsonl", AGENT)
+    assert error in one_line_error(invoke("import", words[0], path, *words[1:]))
+
+
+@pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
+def test_real_sessions_are_bounded_and_served() -> None:
+    path = Path(str(DATA)) / "weka" / "sessions_up_to_100k.jsonl.gz"
+    instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
+    assert instance.sessions is not None
+    assert instance.sessions.session.max() == 11
+    found = bound(instance, objective="session_completion", cost_model=COST, time_limit_s=0)
+    judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
+    assert found.value is not None
+    assert found.value <= judged.metrics["session_completion"]
