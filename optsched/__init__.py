@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
+    from optsched.analysis.warm import warm_up as warm_up
     from optsched.costs.cost import (
         BatchCost as BatchCost,
         UnitCost as UnitCost,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "analysis.capacity": "Capacity capacity",
     "analysis.compare": "Comparison compare",
+    "analysis.warm": "warm_up",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
     "costs.machine": "Machine",
     "files.measured": "Measured read_measured write_measured",

@@ -67,6 +67,7 @@ class Commands(TyperGroup):
 
             sys.stdout.flush()
         except typer.Exit as stop:
+            _tell_compiled()
             sys.exit(stop.exit_code)
         except BrokenPipeError:
             # The reader has closed the pipe. Without this, Python would complain again at exit.
@@ -94,7 +95,17 @@ class Commands(TyperGroup):
         finally:
             _at_ctrl_c(before or signal.SIG_DFL)
 
+        _tell_compiled()
         sys.exit(0)
+
+
+def _tell_compiled() -> None:
+    """Say how long loops were compiled, in which no time limit ran on."""
+    if work_time.stood_s >= 1:
+        tell(
+            f"note: compiling loops took {work_time.stood_s:.0f} s, which no later run needs; "
+            "`optsched warmup` compiles all that commands use"
+        )
 
 
 def _at_ctrl_c(handler: Any) -> None:
@@ -184,7 +195,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(files.import_trace, files.export, fitting.fit, fitting.roofline, fitting.kv_capacity),
     *(profiling.profile, replaying.replay, experimenting.experiment, picturing.plot),
     *(picturing.trace, picturing.report, listing.policies, listing.formulations),
-    *(listing.methods, listing.models, listing.schema),
+    *(listing.methods, listing.models, listing.schema, listing.warmup),
 )
 for function in COMMANDS:
     special: dict[str, Any] = {"name": "import", "cls": files.ImportCommand}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.cli import output
 from optsched.cli.options import NO_SLOS, Seed, Slos, check_requests_out, read_checked
 from optsched.cli.output import emit_json, number, tell, unit
+from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -43,9 +43,9 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    begin = time.perf_counter()
+    begin = work_time()
     schedule = run(instance, policy, cost, seed=seed, slos=slos)
-    wall_s = time.perf_counter() - begin
+    wall_s = work_time() - begin
     evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
