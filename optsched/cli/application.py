@@ -67,7 +67,6 @@ class Commands(TyperGroup):
 
             sys.stdout.flush()
         except typer.Exit as stop:
-            _tell_compiled()
             sys.exit(stop.exit_code)
         except BrokenPipeError:
             # The reader has closed the pipe. Without this, Python would complain again at exit.
@@ -95,17 +94,7 @@ class Commands(TyperGroup):
         finally:
             _at_ctrl_c(before or signal.SIG_DFL)
 
-        _tell_compiled()
         sys.exit(0)
-
-
-def _tell_compiled() -> None:
-    """Say how long loops were compiled, in which no time limit ran on."""
-    if work_time.stood_s >= 1:
-        tell(
-            f"note: compiling loops took {work_time.stood_s:.0f} s, which no later run needs; "
-            "`optsched warmup` compiles all that commands use"
-        )
 
 
 def _at_ctrl_c(handler: Any) -> None:
@@ -210,4 +199,11 @@ def main() -> None:
     work_time.tell = lambda: tell(
         "note: compiling loops, once per installation; time limits count without it"
     )
-    app()
+    try:
+        app()
+    finally:
+        if work_time.stood_s >= 1:
+            tell(
+                f"note: compiling loops took {work_time.stood_s:.0f} s, which no later run needs; "
+                "`optsched warmup` compiles all that commands use"
+            )

@@ -252,12 +252,12 @@ def _distributions(source: _Source, kind: str) -> Figure:
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
     judged, refused = {}, []
 
-    for row in data["policies"]:
+    for row in [*data["policies"], *filter(None, [data.get("best")])]:
         policy, file = row["policy"], named_file(row.get("schedule"), path)
         if file is not None:
             made = schedule_of(file, instance, source.cost_model, known)
             judged[policy] = evaluate(instance, *made)
-        elif row.get("metrics") and not row.get("measured"):
+        elif row.get("metrics") and not row.get("measured") and row is not data.get("best"):
             try:
                 cost = cost_model_again(instance, data, source.cost_model)
                 _, judged[policy] = simulate_again(instance, row, data.get("seed"), cost)
