@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
     from optsched.analysis.warm import warm_up as warm_up
+    from optsched.analysis.why import Why as Why, why as why
     from optsched.costs.cost import (
         BatchCost as BatchCost,
         UnitCost as UnitCost,
@@ -76,6 +77,7 @@ _PUBLIC = {
     "analysis.capacity": "Capacity capacity",
     "analysis.compare": "Comparison compare",
     "analysis.warm": "warm_up",
+    "analysis.why": "Why why",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
     "costs.machine": "Machine",
     "files.measured": "Measured read_measured write_measured",

@@ -180,7 +180,14 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(solving.solve, capacity.capacity, comparing.compare, solving.bound, solving.tradeoff),
-    *(judging.simulate, judging.evaluate, judging.verify, predicting.predict, files.generate),
+    *(
+        judging.simulate,
+        judging.evaluate,
+        judging.verify,
+        judging.why,
+        predicting.predict,
+        files.generate,
+    ),
     *(files.import_trace, files.export, fitting.fit, fitting.roofline, fitting.kv_capacity),
     *(profiling.profile, replaying.replay, experimenting.experiment, picturing.plot),
     *(picturing.trace, picturing.report, listing.policies, listing.formulations),
