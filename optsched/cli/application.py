@@ -21,6 +21,7 @@ from optsched.cli import (
     capacity,
     comparing,
     data,
+    diagnosing,
     experimenting,
     files,
     fitting,
@@ -180,6 +181,7 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(solving.solve, capacity.capacity, comparing.compare, solving.bound, solving.tradeoff),
+    diagnosing.diagnose,
     *(
         judging.simulate,
         judging.evaluate,
