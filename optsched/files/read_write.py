@@ -26,7 +26,7 @@ from optsched.files.strict_json import (
     write_json,
 )
 from optsched.problem.columns import real_column, whole_column
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, meant
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, EvictMode, Schedule, check_columns
@@ -59,7 +59,8 @@ def read_instance(path: str | Path) -> Instance:
         file = example_instances().get(str(path), file)
         if not os.path.exists(file):
             shipped = ", ".join(example_instances())
-            raise InputError(f"{path}: no such file; expected a file or one of {shipped}")
+            hint = meant(str(path), example_instances())
+            raise InputError(f"{path}: no such file; {hint}expected a file or one of {shipped}")
 
     data = read_json(file, expect="instance")
     with Place(file):

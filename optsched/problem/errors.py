@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
+
+
+def meant(found: str, known: Iterable[str]) -> str:
+    """Return the question whether the known name that is most like one was meant, if one is."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(found.lower(), list(known), 1, 0.7)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def unknown(what: str, found: str, known: Iterable[str]) -> str:
+    """Return that a name is unknown, which one may be meant, and which there are."""
+    names = list(known)
+    return f"{what} {found!r} is unknown; {meant(found, names)}known are {', '.join(names)}"
 
 
 class OptschedError(Exception):
