@@ -24,7 +24,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.workloads.generate import generate
 
-_EACH_S = 0.3
+_EACH_S = 1.0
 """The time limit of a job. Compiling does not count in it."""
 _MANY = 60
 """Enough requests for the searches that small instances do not need."""
@@ -91,7 +91,7 @@ def _instances() -> Iterator[tuple[str, Instance]]:
         )
 
     yield "in rounds, many requests", generate("jaillet-model-1", n=_MANY)
-    yield "in rounds, over time", generate("jaillet-model-2", n=_MANY // 2)
+    yield "in rounds, over time", generate("jaillet-model-2", n=_MANY // 4)
     yield "in seconds, shared prefixes", generate("prefix-trees", n=_MANY)
 
 
