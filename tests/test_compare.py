@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.analysis.compare import best_of_policies, compare
+from optsched.analysis.compare import _misled, best_of_policies, compare
 from optsched.analysis.comparison import PolicyRow
 from optsched.analysis.losses import Losses
 from optsched.bounds import lower_bound
@@ -404,3 +404,46 @@ def test_the_file_has_what_is_lost() -> None:
     assert set(mc_sf["lost"]) == set(LOST)
     assert set(sorted_f["lost"]) == {"known", "not_known"}
     assert mc_sf["meaning"].endswith(" times the optimum")
+
+
+def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> None:
+    # One long request at 0 and short ones all the time: the mean wants the long one last.
+    n = 30
+    arrival, output = [0, *range(n)], [40, *[2] * n]
+    instance = Instance(arrival, [1] * (n + 1), output, kv_capacity=42)
+    found = compare(instance, ["fcfs"], slo_latency=60, time_limit_s=5)
+    assert found.best is not None
+    assert found.best.metrics is not None
+    judged = evaluate(instance, found.best.schedule, slo_latency=60)
+    assert found.best.metrics == judged.metrics
+    assert found.best.metrics["tel"] == found.best_known
+    assert found.to_dict()["best"]["metrics"] == dict(judged.metrics)
+    assert [row.policy for row in found.rows] == ["fcfs"]  # it is no policy
+
+    for name, value in found.bounds.items():
+        for row in (found.best, *found.rows):
+            assert row.metrics is not None
+            reached = row.metrics[name]
+            assert reached <= value if name == "slo_attainment" else reached >= value, name
+
+
+def test_rows_are_in_the_order_of_attainment_where_there_are_slos() -> None:
+    # Within 5 rounds fcfs serves fewer of them than mc-sf, and more of the total latency is lost.
+    found = compare(tiny(), ["fcfs", "mc-sf", "sarathi"], bound=False, slo_latency=5)
+    shares = [(row.metrics or {})["slo_attainment"] for row in found.shown if row.inside]
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) > 1
+
+
+def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
+    def row(name: str, ttft: float, latency: float, inside: bool = True) -> PolicyRow:
+        metrics = {"p99_ttft": ttft, "p99_latency": latency}
+        return PolicyRow(name, metrics=metrics, inside=inside)
+
+    best = row("best known", 24.0, 30.0)
+    (note,) = _misled(best, [row("vllm-v1", 0.4, 29.0), row("fcfs", 3.0, 29.0)])
+    assert "p99 TTFT of 24, vllm-v1 of 0.4" in note
+    assert "solve --objective p99_ttft" in note
+    assert "p99 latency" in _misled(best, [row("fcfs", 13.0, 2.0)])[0]
+    assert _misled(best, [row("fcfs", 13.0, 16.0)]) == ()
+    assert _misled(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()

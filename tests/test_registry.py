@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_line import answer, invoke, one_line_error
 
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.registry import Registry, modules_of
@@ -84,3 +85,37 @@ def test_what_a_decorator_registers_again_takes_the_place_of_what_it_did() -> No
     assert registry.get("x").make() == 2
     with pytest.raises(ValueError, match="thing 'x': found two of that name"):
         registry.add("x", Made(lambda: 3))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("simulate", "tiny", "--policy", "vlm-v1"), "vllm-v1"),
+        (("simulate", "tinny", "--policy", "fcfs"), "tiny"),
+        (("bound", "tiny", "--objective", "p99_tfft"), "p99_ttft"),
+        (("roofline", "meta-llama/Llama-3.1-8b", "--device", "h100-80g8"), "h100-80gb"),
+        (("roofline", "llama4-8b"), "llama3-8b"),
+        (
+            ("simulate", "tiny-seconds", "--policy", "fcfs", "--cost-model", "llama2-7b-infermax"),
+            "llama2-7b-a100-infermax",
+        ),
+    ],
+)
+def test_a_name_that_is_nearly_known_is_named(words: tuple[str, ...], meant: str) -> None:
+    assert f"did you mean {meant!r}?" in one_line_error(invoke(*words))
+
+
+@pytest.mark.parametrize("text", ["50ms", "0.05", "0.05s", "50000us"])
+def test_times_take_units(text: str) -> None:
+    words = ("simulate", "tiny-seconds", "--policy", "fcfs", "--cost-model")
+    model = "llama2-7b-a100-infermax"
+    plain = answer(*words, model, "--slo-tpot", "0.05")
+    assert answer(*words, model, "--slo-tpot", text)["metrics"] == plain["metrics"]
+
+
+def test_a_time_that_is_none_is_refused_and_one_that_is_odd_warned_of() -> None:
+    for text in ("50 parsecs", "-1", "0s", "nan", "ms", "1e400", ""):
+        error = one_line_error(invoke("simulate", "tiny", "--policy", "fcfs", "--slo-tpot", text))
+        assert error.startswith("error: --slo-tpot: found ")
+    odd = invoke("simulate", "tiny", "--policy", "fcfs", "--slo-tpot", "50")
+    assert "50ms is meant more often" in odd.stderr

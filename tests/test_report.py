@@ -94,7 +94,7 @@ def test_a_report_says_what_was_verified(answers: Path) -> None:
     (comparison,) = section.comparisons
     assert {v.state for v in comparison["verdicts"].values()} == {"verified"}
     assert set(comparison["verdicts"]) == {
-        "bound", *(f"schedule of {policy}" for policy in ("mc-sf", "vllm", "sarathi")),
+        "bound", *(f"schedule of {p}" for p in ("mc-sf", "vllm", "sarathi", "best known")),
     }  # fmt: skip
     text = page.render(found)
     assert "total latency 33 is proved" in text
@@ -253,7 +253,7 @@ def test_files_of_several_instances_are_sections_of_their_own(answers: Path) -> 
 
 def test_schedules_of_files_come_before_those_of_comparisons(answers: Path) -> None:
     (section,) = gather.gather([answers / "comparison.json", answers / "best.json"]).sections
-    assert list(section.schedules) == ["best", "mc-sf", "sarathi", "vllm"]
+    assert list(section.schedules) == ["best", "best known", "mc-sf", "sarathi", "vllm"]
 
 
 def test_the_boxes_of_a_timeline_say_what_they_are() -> None:
@@ -292,7 +292,7 @@ def test_the_page_forbids_the_network_and_names_no_other_file(answers: Path) -> 
 def without_schedules(answers: Path, place: Path, **changes: Any) -> Path:
     """Write the comparison as `compare` does without --schedules-out, its first row changed."""
     data = json.loads((answers / "comparison.json").read_text())
-    for row in data["policies"]:
+    for row in [*data["policies"], data["best"]]:
         row.pop("schedule", None)
     row = data["policies"][0]
     row["metrics"].update(changes.pop("metrics", {}))
@@ -310,7 +310,8 @@ def test_a_comparison_without_schedules_is_drawn_all_the_same(
     again = gather.gather([without_schedules(answers, tmp_path)], tell=told.append)
     assert told == [f"c.json: policy {policy}" for policy in ("mc-sf", "sarathi", "vllm")]
     (section,), (before,) = again.sections, kept.sections
-    assert list(section.schedules) == list(before.schedules) == ["mc-sf", "sarathi", "vllm"]
+    assert list(before.schedules) == ["best known", *section.schedules]
+    assert list(section.schedules) == ["mc-sf", "sarathi", "vllm"]
     for label, found in section.schedules.items():
         kept_figure = figures.timeline_figure(before.schedules[label], label)
         assert figures.timeline_figure(found, label) == kept_figure
@@ -546,8 +547,9 @@ def test_a_report_says_what_intervals_mean_and_what_is_lost(tmp_path: Path) -> N
     (made,) = section["comparisons"]
     headers = [header["text"] for header in made["headers"]]
     fcfs, sorted_f = (
-        {h: c["text"] for h, c in zip(headers, row, strict=True)} for row in made["rows"]
+        {h: c["text"] for h, c in zip(headers, row, strict=True)} for row in made["rows"][:2]
     )
+    assert [row[0]["text"] for row in made["rows"][2:]] == ["bound"]  # a policy is the best known
     assert fcfs["in words"] == "1.571 times the optimum"
     assert (fcfs["lost"], fcfs["order"], fcfs["not known"]) == ("36.4", "36.4", "0.0")
     assert sorted_f["order"] == "–"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optsched.analysis.comparison import Comparison, PolicyRow
+from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.analysis.losses import Ladder, Ladders
 from optsched.bounds import BoundTask, usable
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.measured import Measured, read_measured
+from optsched.judge.evaluate import evaluate
 from optsched.optimize import strategies
 from optsched.optimize.exact import solve_hindsight
 from optsched.optimize.formulations.base import Task
@@ -24,8 +26,9 @@ from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.metrics import Times, derive
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.markup import number
+from optsched.problem.metrics import COMPARED, TABLE, Times, derive
+from optsched.problem.objective import TOTAL_LATENCY, Objective
 
 __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
@@ -35,6 +38,10 @@ _LOSS_SHARE = 0.1
 """The share of the time limit that the runs with replaced parts may use, after the policies."""
 _MIN_LOSS_S = 2.0
 """The seconds that they have at least where there is a time limit above 0."""
+_MISLEADS = 2.0
+"""How many times longer a tail must be for the comparison of means to be called misleading."""
+_TAIL_SHARE = 0.5
+"""The share of the time for further bounds that one on a tail may use."""
 _BOUND_SHARE = 0.6
 """The share of the time limit that bounds may use. The rest is for better schedules."""
 
@@ -167,11 +174,20 @@ def compare(
         interval.begin(Budget(left_s, stop=stop, progress=told))
         notes = (*_narrow(interval, seed), *_unproved(interval))
 
+    further: dict[str, float] = {}
+    if bound and not interrupted and not budget.stopped:
+        further = _further_bounds(interval, limits, Budget(_LOSS_SHARE * time_limit_s, stop=stop))
+
     interval.reconcile()
     best = interval.incumbent
+    rows = [_with_ratios(row, interval.value, interval.bound, ladders) for row in rows]
+    best_row = None if best is None else _best_row(interval, limits)
+    misled = () if best_row is None else _misled(best_row, rows)
     return Comparison(
         instance=instance,
-        rows=tuple(_with_ratios(row, interval.value, interval.bound, ladders) for row in rows),
+        rows=tuple(rows),
+        best=best_row,
+        bounds=further,
         best_known=interval.value,
         best_known_origin=None if best is None else best.origin,
         bound=interval.bound,
@@ -180,7 +196,7 @@ def compare(
         seed=seed,
         interrupted=interrupted or (stop is not None and stop.is_set()),
         best_schedule=None if best is None else best.schedule,
-        notes=notes,
+        notes=notes + misled,
         scope=interval.scope,
         target=None if ladders is None else ladders.target,
     )
@@ -289,6 +305,64 @@ def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]
     return PolicyRow(
         measured.name, metrics=derive(times), inside=True, notes=(note,), measured=True
     )
+
+
+def _best_row(interval: Interval, limits: dict[str, float | None]) -> PolicyRow:
+    """Return the best known schedule as a row, with the metrics that every policy has."""
+    best = interval.incumbent
+    assert best is not None
+    task = interval.task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it was judged before
+        judged = evaluate(task.instance, best.schedule, task.cost_model, **limits)
+
+    row = PolicyRow(BEST, clairvoyant=True, metrics=judged.metrics, inside=True)
+    row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
+    return _with_ratios(row, interval.value, interval.bound, None)
+
+
+def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
+    """Return a note if the best known schedule for the mean has a far longer tail than a policy."""
+    for name in ("p99_ttft", "p99_latency"):
+        own = (best.metrics or {}).get(name)
+        others = [
+            (value, row.policy)
+            for row in rows
+            if row.inside and (value := (row.metrics or {}).get(name)) is not None
+        ]
+        if own is None or not others or own <= _MISLEADS * min(others)[0]:
+            continue
+
+        value, policy = min(others)
+        return (
+            f"the mean misleads: {BEST} has a {TABLE[name].words} of {number(own)}, {policy} of "
+            f"{number(value)}; `solve --objective {name}` looks for the best of that, and "
+            "`capacity` for the load within SLOs",
+        )
+
+    return ()
+
+
+def _further_bounds(
+    interval: Interval, limits: dict[str, float | None], budget: Budget
+) -> dict[str, float]:
+    """Return bounds on other metrics of the comparison: quick ones, and on tails with a search."""
+    task, slos = interval.task, {k: v for k, v in limits.items() if v is not None}
+    found: dict[str, float] = {}
+    for name in ("slo_attainment", *COMPARED):
+        goal = Objective(name, tuple(slos.items()) if name == "slo_attainment" else ())
+        if name == "slo_attainment" and not slos and not task.instance.slos:
+            continue
+
+        one = Interval(Task(task.instance, task.cost_model, (goal,)))
+        strategies.prove(one, budget.part(_TAIL_SHARE) if name.startswith("p99") else Budget(0.0))
+        if one.general is not None and one.general[0] > 0:
+            found[name] = one.general[0]
+
+    if interval.general is not None:
+        found |= {"tel": interval.general[0], "mean_latency": interval.general[0] / task.instance.n}
+
+    return found
 
 
 def _with_ratios(

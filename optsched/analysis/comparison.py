@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,10 @@ from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+BEST = "best known"
+"""What tables and pictures call the best known schedule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +172,10 @@ class Comparison:
         The schedules for which the bound holds.
     target : str or None
         The rules whose order, admission and batching losses are held against.
+    best : PolicyRow or None
+        The best known schedule with the metrics that policies have.
+    bounds : dict of str to float
+        What no schedule on one worker beats, by the name of the metric, where that is known.
     """
 
     instance: Instance
@@ -183,6 +191,25 @@ class Comparison:
     notes: tuple[str, ...] = ()
     scope: Scope = ONE_WORKER
     target: str | None = None
+    best: PolicyRow | None = None
+    bounds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> list[PolicyRow]:
+        """The rows of tables: those of policies that have metrics, and the best known schedule.
+
+        What has ratios comes first; then by attainment where there are SLOs, and by total latency.
+        """
+        rows = [row for row in self.rows if row.metrics is not None]
+        if self.best is not None and self.best_known_origin not in [row.policy for row in rows]:
+            rows.append(self.best)
+
+        def rank(row: PolicyRow) -> tuple[bool, float, float]:
+            metrics = row.metrics or {}
+            attained = metrics.get("slo_attainment") or 0.0
+            return not row.inside, -attained, metrics.get(TOTAL_LATENCY.name) or 0.0
+
+        return sorted(rows, key=rank)
 
     @property
     def gap(self) -> float | None:
@@ -218,6 +245,8 @@ class Comparison:
             "seed": self.seed,
             "interrupted": self.interrupted,
             "notes": list(self.notes),
+            "best": None if self.best is None else self.best.to_dict(),
+            "bounds": dict(self.bounds),
             "policies": [row.to_dict() for row in self.rows],
         }
 
@@ -233,7 +262,7 @@ class Comparison:
         shown = (TOTAL_LATENCY.name, *compared(row.metrics for row in self.rows))
         rows = []
 
-        for row in self.rows:
+        for row in self.shown:
             kind = "clairvoyant" if row.clairvoyant else ""
             values = map((row.metrics or {}).get, shown)
             rows.append((row.policy, kind, row.ratio_to_best_known, row.ratio_to_bound, *values))

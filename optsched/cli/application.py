@@ -21,6 +21,7 @@ from optsched.cli import (
     capacity,
     comparing,
     data,
+    diagnosing,
     experimenting,
     files,
     fitting,
@@ -181,11 +182,13 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(solving.solve, capacity.capacity, comparing.compare, solving.bound, solving.tradeoff),
-    *(judging.simulate, judging.evaluate, judging.hits, judging.verify, predicting.predict),
-    *(files.generate, files.import_trace, files.export, fitting.fit, fitting.roofline),
-    *(fitting.kv_capacity, profiling.profile, replaying.replay, experimenting.experiment),
-    *(picturing.plot, picturing.trace, picturing.report, listing.policies, listing.formulations),
-    *(listing.methods, listing.models, listing.schema, library.score),
+    diagnosing.diagnose,
+    *(judging.simulate, judging.evaluate, judging.why, judging.hits, judging.verify),
+    *(predicting.predict, files.generate, files.import_trace, files.export, fitting.fit),
+    *(fitting.roofline, fitting.kv_capacity, profiling.profile, replaying.replay),
+    *(experimenting.experiment, picturing.plot, picturing.trace, picturing.report),
+    *(listing.policies, listing.formulations, listing.methods, listing.models),
+    *(listing.schema, library.score, listing.warmup),
 )
 for function in COMMANDS:
     special: dict[str, Any] = {"name": "import", "cls": files.ImportCommand}
@@ -201,4 +204,11 @@ def main() -> None:
     work_time.tell = lambda: tell(
         "note: compiling loops, once per installation; time limits count without it"
     )
-    app()
+    try:
+        app()
+    finally:
+        if work_time.stood_s >= 1:
+            tell(
+                f"note: compiling loops took {work_time.stood_s:.0f} s, which no later run needs; "
+                "`optsched warmup` compiles all that commands use"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
@@ -32,7 +33,8 @@ def compare(
 
     Parameters:
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
-      schedules_out DIR: Write every policy's schedule into this folder.
+      schedules_out DIR: Write every policy's schedule and the best known, best.json, into this
+        folder.
       measured FILE: Add a row of times that a server measured, from `import --measured-out`.
     """
     instance, cost = read_checked(instance_file, cost_model, json_out, folder=schedules_out)
@@ -66,6 +68,10 @@ def compare(
                 name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
                 output.save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
+
+        if comparison.best_schedule is not None:
+            output.save_schedule(comparison.best_schedule, str(folder / "best.json"))
+            data["best"]["schedule"] = str(folder / "best.json")
 
     if not output.emit_json(data, json_out):
         _show(comparison, bound)
@@ -104,26 +110,38 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     instance = comparison.instance
     times = output.unit(instance)
     tel = TOTAL_LATENCY.name
-    goals = any(r.metrics and r.metrics.get("slo_goodput") is not None for r in comparison.rows)
-    keys = [*(["slo_goodput"] if goals else []), *compared(r.metrics for r in comparison.rows)]
+    goals = any((r.metrics or {}).get("slo_attainment") is not None for r in comparison.rows)
+    shown = compared(r.metrics for r in comparison.rows)
+    keys = [*(["slo_attainment"] if goals else []), *shown]
     of, *others = (TABLE[key].header(instance.time_unit) for key in (tel, *keys))
-    headers = ["policy", "", of, "/ best", "/ bound", *others, "wall\n[ms]"]
-    rows = []
-    ranked = sorted(
-        (r for r in comparison.rows if r.metrics is not None),
-        key=lambda r: (not r.inside, r.metrics[tel] if r.metrics else 0),
-    )
+    if goals:
+        others[0] = "SLO\nattainment\n[%]"
 
+    headers = ["policy", "", of, "/ best", "/ bound", *others, "wall\n[ms]"]
+    rows: list[tuple[Any, ...]] = []
+
+    def cells(metrics: Mapping[str, Any]) -> list[Any]:
+        values = [metrics.get(key) for key in keys]
+        if goals and values[0] is not None:
+            values[0] = 100.0 * values[0]
+
+        return values
+
+    ranked = comparison.shown
     for row in ranked:
         kind = "measured" if row.measured else "clairvoyant" if row.clairvoyant else ""
-        total, *values = ((row.metrics or {}).get(key) for key in (tel, *keys))
         wall_ms = None if row.wall_s is None else 1000 * row.wall_s
         ratios = (row.ratio_to_best_known, row.ratio_to_bound)
-        rows.append((row.policy, kind, total, *ratios, *values, wall_ms))
+        metrics = row.metrics or {}
+        rows.append((row.policy, kind, metrics[tel], *ratios, *cells(metrics), wall_ms))
+
+    if rows and comparison.bounds:
+        values = cells(comparison.bounds)
+        rows.append(("bound", "", comparison.bounds.get(tel), None, None, *values, None))
 
     if rows:
         # The mean latency is the TEL over the number of requests. The column "" has "clairvoyant".
-        first = ("p99 TTFT", "p99 latency", "wall", "mean TPOT", "mean latency", "")
+        first = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
         missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
 
@@ -132,7 +150,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             print(f"clairvoyant: {', '.join(names) or 'none'}")
 
         print()
-        meant = [row for row in ranked if row.meaning is not None]
+        meant = [row for row in ranked if row.meaning is not None and row is not comparison.best]
         if meant and comparison.bound is not None:
             _show_losses(meant, comparison.target)
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli import output
-from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, check_requests_out, read_checked
+from optsched.cli.options import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    NO_SLOS,
+    Seed,
+    Slos,
+    check_outputs,
+    check_requests_out,
+    read_checked,
+)
 from optsched.cli.output import emit_json, number, tell, unit
+from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -43,9 +53,9 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    begin = time.perf_counter()
+    begin = work_time()
     schedule = run(instance, policy, cost, seed=seed, slos=slos)
-    wall_s = time.perf_counter() - begin
+    wall_s = work_time() - begin
     evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
@@ -134,6 +144,44 @@ def hits(
     for one in data["caches"] if more else ():
         words = ", ".join(f"{name} {one['gib_s'][name]:.4g} s" for name in ("best", "lru"))
         print(f"a GiB more than {one['kv_capacity']} tokens saves of the prefills: {words}")
+
+
+def why(
+    instance_file: str,
+    schedule_file: str,
+    against: str | None = None,
+    cost_model: str | None = None,
+    max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
+    max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
+    count: Annotated[int, AT_LEAST_0] = 10,
+    json_out: str | None = None,
+) -> None:
+    """Say what each request waits for, and who loses and gains against another schedule.
+
+    Parameters:
+      against SCHEDULE: Another schedule, such as best.json of `compare --schedules-out`.
+      max_num_seqs N: The requests that the scheduler lets hold KV, if the instance has no limit.
+      max_num_batched_tokens N: The tokens of its batches, if the instance has no limit.
+      count N: How many requests to show that lose, and that gain.
+    """
+    from optsched.analysis.why import CAUSES, why as run
+    from optsched.files.read_write import read_instance
+    from optsched.files.sources import schedule_of
+
+    instance = read_instance(instance_file)
+    check_outputs(json_out)
+    schedule, cost = schedule_of(schedule_file, instance, cost_model)
+    other = None if against is None else schedule_of(against, instance, cost_model)[0]
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    found = run(instance, schedule, cost, against=other, **limits)
+    if emit_json(found.to_dict(), json_out):
+        return
+
+    words, times = "in all" if against is None else "lost", unit(instance)
+    headers = ("request", *(f"{cause}\n[{times}]" for cause in CAUSES), f"{words}\n[{times}]")
+    output.show_table(headers, found.rows(count))
+    whole = "latency" if against is None else f"latency less that in {against}"
+    print(f"\nparts of the {whole}; `optsched why --help` and docs/howto/gap.md say what they are")
 
 
 def _emit(

@@ -1,10 +1,10 @@
-"""The commands that list policies, formulations, methods and models, and print schemas."""
+"""The commands that list what there is, print schemas, and compile all loops."""
 
 from __future__ import annotations
 
 import inspect
 
-from optsched.cli.output import emit_json, show_table
+from optsched.cli.output import LiveLine, emit_json, show_table
 
 
 def policies() -> None:
@@ -71,6 +71,16 @@ def schema(name: str) -> None:
     from optsched.files.read_write import json_schema
 
     emit_json(json_schema(name), "-")
+
+
+def warmup() -> None:
+    """Compile the loops of all commands now, so that none has to wait for them later."""
+    from optsched.analysis.warm import warm_up
+
+    with LiveLine(every_s=10.0) as line:
+        warm_up(line.show)
+
+    print("every loop that commands use is compiled")
 
 
 def _text(value: object) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from optsched.cli.output import tell
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.specs import read_pairs
 from optsched.problem.text_files import parse_json
@@ -44,6 +45,31 @@ AT_LEAST_0, AT_LEAST_1 = {"callback": in_range(0.0)}, {"callback": in_range(1)}
 ABOVE_0 = {"callback": in_range(0.0, strict=True)}
 ARGUMENT = {"argument": True}
 """Makes an argument of a parameter that has a default."""
+_LONG_TPOT_S = 20.0
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+
+
+def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
+    """Return a time that may have a unit, as in ``50ms``; it must be > 0."""
+    if text is None:
+        return None
+
+    name = max(parameter.opts, key=len)
+    number, unit = re.fullmatch(r"(.*?)\s*([a-z]*)", str(text).strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        value = float(number) * _TIME_UNITS[unit]
+    except (ValueError, KeyError):
+        value = math.nan
+
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name}: found {text!r}; expected a time > 0, such as 0.05, 50ms or 1s")
+    if "tpot" in name and value >= _LONG_TPOT_S:
+        tell(f"warning: {name}: found {value:g} s for each token; 50ms is meant more often")
+
+    return value
+
+
+_TIME = {"callback": _time}
 TimeLimit = Annotated[float, AT_LEAST_0]
 Seed = Annotated[int, {"min": 0}]
 Slos = Mapping[str, float]
@@ -104,8 +130,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     for name, one in inspect.signature(function).parameters.items():
         if name == "slos":
             parameters += [
-                _parameter(slo, Annotated[float | None, ABOVE_0], None, *texts[slo])
-                for slo in _SLOS
+                _parameter(slo, Annotated[str | None, _TIME], None, *texts[slo]) for slo in _SLOS
             ]
         else:
             parameters.append(_parameter(name, hints[name], one.default, *texts[name]))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline
 
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
-SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS)
+SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS, "gap")
 
 
 def plot(
@@ -29,6 +29,7 @@ def plot(
     instance_file: str | None = None,
     cost_model: str | None = None,
     kind: str | None = None,
+    against: str | None = None,
 ) -> None:
     """Draw a schedule, a result, a comparison, a certificate, a tradeoff or an experiment.
 
@@ -38,8 +39,10 @@ def plot(
       out -o --out FILE: Write the figure to this .png, .svg or .pdf file.
       instance_file --instance FILE: The instance that the schedules were made for.
       kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
-        schedule, progress for a result, policies for a comparison, attainment for a capacity,
-        prices for a certificate, tradeoff for a tradeoff, or the name of an experiment's figure.
+        schedule, gap for one --against another, progress for a result, policies for a comparison,
+        attainment for a capacity, prices for a certificate, tradeoff for a tradeoff, or the name of
+        an experiment's figure.
+      against SCHEDULE: For the kind gap, the schedule to hold against: who loses and gains.
     """
     from optsched.show.plot import style
 
@@ -51,7 +54,7 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    style.save(draw(_Source(source, data, kind, instance_file, cost_model)), out)
+    style.save(draw(_Source(source, data, kind, instance_file, cost_model, against)), out)
     print(out)
 
 
@@ -100,6 +103,7 @@ class _Source:
     kind: str | None
     instance_file: str | None
     cost_model: str | None
+    against: str | None = None
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
         """Return the kind of figure that is asked for, or the first kind."""
@@ -119,6 +123,14 @@ class _Source:
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         made = schedule_of(file, instance, self.cost_model, known, data)
+        if (kind == "gap") != (self.against is not None):
+            raise UsageError("--kind gap, --against: found one of them; expected both")
+        if self.against is not None:
+            from optsched.analysis.why import why
+
+            other, _ = schedule_of(self.against, instance, self.cost_model, known)
+            found = why(instance, *made, against=other)
+            return _picture("gap", found, title=instance.name)
         if kind not in DISTRIBUTIONS:
             return draw_timeline(timeline(instance, *made), kind)
 
@@ -252,12 +264,12 @@ def _distributions(source: _Source, kind: str) -> Figure:
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
     judged, refused = {}, []
 
-    for row in data["policies"]:
+    for row in [*data["policies"], *filter(None, [data.get("best")])]:
         policy, file = row["policy"], named_file(row.get("schedule"), path)
         if file is not None:
             made = schedule_of(file, instance, source.cost_model, known)
             judged[policy] = evaluate(instance, *made)
-        elif row.get("metrics") and not row.get("measured"):
+        elif row.get("metrics") and not row.get("measured") and row is not data.get("best"):
             try:
                 cost = cost_model_again(instance, data, source.cost_model)
                 _, judged[policy] = simulate_again(instance, row, data.get("seed"), cost)

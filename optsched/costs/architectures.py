@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, unknown
 from optsched.problem.text_files import read_object, read_toml
 
 BYTES = 2
@@ -112,7 +112,7 @@ def architecture(name: str) -> Architecture:
         file = file / "config.json"
         if not file.is_file():
             raise InputError(
-                f"model: {name!r} is unknown; known are {', '.join(ARCHITECTURES)}; or give a "
+                f"{unknown('model:', name, ARCHITECTURES)}; or give a "
                 "model's config.json, or its folder"
             )
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS, EMPTY, add_prefill, batch_time
 from optsched.costs.table import CostTable, table_from_dict
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, UsageError, meant
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 from optsched.problem.text_files import read_toml
 
@@ -249,7 +249,8 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
             known = (
                 f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
             )
-            raise InputError(f"cost model: {text!r} is unknown; {known}")
+            hint = meant(text, shipped_models())
+            raise InputError(f"cost model: {text!r} is unknown; {hint}{known}")
 
     data = read_toml(path, "a cost model in TOML", parse_float=str)
     try:

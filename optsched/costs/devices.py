@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, unknown
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 from optsched.problem.text_files import read_toml
 
@@ -115,7 +115,7 @@ def device(name: str) -> Device:
 
     if not usual:
         raise InputError(
-            f"device: {name!r} is unknown; known are {', '.join(DEVICES)}; or give your own as "
+            f"{unknown('device:', name, DEVICES)}; or give your own as "
             "memory_gb=48,bandwidth_gb_s=864,bf16_tflops=362, or as a .toml file of these"
         )
 

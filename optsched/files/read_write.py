@@ -24,7 +24,7 @@ from optsched.files.strict_json import (
     write_json,
 )
 from optsched.problem.columns import real_column, whole_column
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, meant
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, EvictMode, Schedule, check_columns
@@ -57,8 +57,8 @@ def read_instance(path: str | Path) -> Instance:
     if not os.path.exists(file):
         shipped = ", ".join(example_instances())
         raise InputError(
-            f"{path}: no such file; expected a file or one of {shipped}, or library/NAME "
-            "(`optsched library list`)"
+            f"{path}: no such file; {meant(str(path), example_instances())}expected a file or one "
+            f"of {shipped}, or library/NAME (`optsched library list`)"
         )
 
     data = read_json(file, expect="instance")

@@ -279,6 +279,10 @@ class ComparisonFile(_Answer):
     bound: float | None = None
     best_known: float | None = None
     lost_target: str | None = _null("the rules to which order, admission and batching are lost")
+    best: ComparedPolicy | None = _null("the best known schedule, with the metrics of a policy")
+    bounds: dict[str, float] | None = _null(
+        "what no schedule on one worker beats, by the metric's name"
+    )
     policies: list[ComparedPolicy]
 
 

@@ -333,8 +333,9 @@ def _look_for_a_schedule(interval: Interval, seed: int) -> None:
 
     share = Budget(min(budget.left_s, (1 - _BOUND_SHARE) * budget.limit_s), stop=budget.stop)
     run_policies(interval, share.part(0.5), seed=seed)
-    if not share.over:
+    if not share.stopped:
         warn_if_short("the offline search", share.left_s, budget.limit_s)
+    if not share.over:
         search_offline(interval, share, seed=seed)
 
 
@@ -354,7 +355,12 @@ def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
     interval.first_bound_s = interval.clock_s + found.first_bound_s
     if found.schedule is not None:
         offer(interval, found.schedule, "search")
-    if name is None or budget.over or interval.value == found.proved:
+    if name is None or interval.value == found.proved:
+        return
+
+    if not budget.stopped:
+        warn_if_short(f"the method {name}", budget.left_s, budget.limit_s)
+    if budget.over:
         return
 
     interval.clock_s = budget.spent_s

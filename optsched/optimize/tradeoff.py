@@ -280,6 +280,8 @@ def tradeoff(
         if not budget.stopped or all(one.bound is None for one in intervals):
             improve(interval, Budget(0.0))
 
+    if not budget.stopped:
+        strategies.warn_if_short("the bounds that search", budget.left_s, time_limit_s)
     for k, interval in enumerate(intervals):
         if not budget.over:
             improve(interval, budget.part(1.0 / (len(goals) - k)))

@@ -31,6 +31,12 @@ class Clock:
         return (time.perf_counter() if since is None else since) - stood_s
 
     @property
+    def stood_s(self) -> float:
+        """Seconds for which the clock has stood still: those of compiling."""
+        stood_s, since = self._stood
+        return stood_s + (0.0 if since is None else time.perf_counter() - since)
+
+    @property
     def stands(self) -> bool:
         """Whether a loop is being compiled."""
         return self._depth > 0

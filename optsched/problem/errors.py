@@ -1,7 +1,36 @@
 """The errors that optsched raises: each is one line with the place, what was found and expected."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
+
+
+def meant(found: str, known: Iterable[str]) -> str:
+    """Return the question whether the known name that is most like one was meant, if one is.
+
+    Parameters
+    ----------
+    found : str
+    known : iterable of str
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(found.lower(), list(known), 1, 0.7)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def unknown(what: str, found: str, known: Iterable[str]) -> str:
+    """Return that a name is unknown, which one may be meant, and which there are.
+
+    Parameters
+    ----------
+    what : str
+        What the name is of.
+    found : str
+    known : iterable of str
+    """
+    names = list(known)
+    return f"{what} {found!r} is unknown; {meant(found, names)}known are {', '.join(names)}"
 
 
 class OptschedError(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import UsageError, unknown
 from optsched.problem.metrics import METRICS, TABLE, Metric, check_parameter
 from optsched.problem.service import SLOS
 from optsched.problem.specs import Parameter, convert_all, parse_spec, split_specs
@@ -187,7 +187,8 @@ def _objective(given: str | Objective, known: Collection[str], where: str) -> Ob
 
     if name not in known:
         to = f" to {where}" if where else ""
-        raise UsageError(f"objective: {name!r} is unknown{to}; known are {', '.join(known)}")
+        words = unknown("objective:", name, known)
+        raise UsageError(words.replace(" is unknown", f" is unknown{to}", 1))
 
     if isinstance(given, Objective):
         return given

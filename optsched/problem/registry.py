@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Generic, TypeVar
 
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.errors import InputError, OptschedError, unknown
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Registry(Generic[T]):
         """Return a value by name."""
         found = self.all()
         if name not in found:
-            raise self._error(f"{self._what} {name!r} is unknown; known are {', '.join(found)}")
+            raise self._error(unknown(self._what, name, found))
 
         return found[name]
 

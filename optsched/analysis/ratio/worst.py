@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.orders import move, serial
 from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, LoopError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -126,7 +126,7 @@ def worst_case(
         )
 
     draw = FAMILIES[family] if isinstance(family, str) else family
-    begin = time.perf_counter()
+    begin = work_time()
     until, deadline = begin + budget_s * 2 / 3, begin + budget_s
     rng = np.random.default_rng(seed)
     pool: list[tuple[float, Instance]] = []
@@ -134,7 +134,7 @@ def worst_case(
     tell = progress if callable(progress) else None
 
     def report(best: float) -> None:
-        spent = time.perf_counter() - begin
+        spent = work_time() - begin
         line.show(f"{spent:.0f} of {budget_s:g} s, ratio {best:.3f}, {tried} instances")
         if tell is not None:
             tell(best, tried)
@@ -142,8 +142,8 @@ def worst_case(
     def score(instance: Instance) -> float:
         nonlocal tried, told
         tried += 1
-        if time.perf_counter() - told > 1:
-            told = time.perf_counter()
+        if work_time() - told > 1:
+            told = work_time()
             report(pool[0][0] if pool else 1.0)
 
         try:
@@ -152,7 +152,7 @@ def worst_case(
             return 0.0  # there is no latency to compare; this search is not for loops
 
     def goes_on() -> bool:
-        return time.perf_counter() < until and not (stop is not None and stop.is_set())
+        return work_time() < until and not (stop is not None and stop.is_set())
 
     def climb() -> None:
         draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
@@ -188,7 +188,7 @@ def worst_case(
 
         best = _proved(pool, policy, seeds, deadline, report, interrupted)
 
-    return replace(best, evaluations=tried, wall_s=time.perf_counter() - begin)
+    return replace(best, evaluations=tried, wall_s=work_time() - begin)
 
 
 def _proved(
@@ -202,7 +202,7 @@ def _proved(
     """Solve the best instances, at least one; return that with the largest certain ratio."""
     best: WorstCase | None = None
     for k, (value, instance) in enumerate(pool):
-        left = deadline - time.perf_counter()
+        left = deadline - work_time()
         if best is not None and (left <= 0 or value <= best.low or interrupted.is_set()):
             break
         try:

@@ -13,6 +13,7 @@ from optsched.show.plot.style import BLACK, BLUE, RED, axes, legend, plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from optsched.analysis.why import Why
     from optsched.judge.evaluate import Evaluation
 
 DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
@@ -137,5 +138,34 @@ def plot_comparison(
 
     if handles:
         legend(ax, 9, handles=handles)
+
+    return ax
+
+
+def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
+    """Draw who loses and who gains against another schedule, over the time of arrival.
+
+    Each request has the colour of the cause that changes its latency by the largest amount.
+
+    Parameters
+    ----------
+    found : Why
+        From `optsched.analysis.why.why`; without another schedule it is the whole latency.
+    ax : Axes, optional
+    """
+    ax = axes(ax, (8.0, 4.5))
+    unit = "rounds" if found.instance.in_rounds else "s"
+    lost, arrival = found.lost, found.instance.release_times
+    total, cause = lost.sum(axis=0), np.abs(lost).argmax(axis=0)
+    for k, name in enumerate(found.causes):
+        mine = cause == k
+        if mine.any():
+            words = f"{name}: {total[mine].sum():+.4g} {unit}"
+            ax.scatter(arrival[mine], total[mine], s=12, color=style.COLOURS[k], label=words)
+
+    ax.axhline(0.0, color=BLACK, lw=0.8)
+    ax.set(xlabel=f"arrival [{unit}]", ylabel=f"latency lost [{unit}]")
+    ax.grid(alpha=0.3)
+    legend(ax)
 
     return ax

@@ -256,6 +256,8 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     entry = {**data, "file": Path(file).name, "verdicts": verdicts}
     section.comparisons.append(entry)
     rows = [row for row in data["policies"] if row.get("metrics") and not row.get("measured")]
+    best = data.get("best")
+    rows += [best] if isinstance(best, dict) and best.get("schedule") else []
     tel = TOTAL_LATENCY.name
     absent: list[dict[str, Any]] = []
 

@@ -180,8 +180,19 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         "lines": lines,
         "verdict": verdicts.get("bound"),
         "notes": [*notes, *_texts(data.get("notes"))],
-        **_table(_columns_of_policies(section, data), data["policies"]),
+        **_table(_columns_of_policies(section, data), _rows_of_policies(data)),
     }
+
+
+def _rows_of_policies(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of policies, with the best known schedule and bounds as far as they are."""
+    rows, best = list(data["policies"]), data.get("best")
+    if isinstance(best, dict) and data.get("best_known_origin") not in [r["policy"] for r in rows]:
+        rows.append(best)
+    if isinstance(data.get("bounds"), dict) and data["bounds"]:
+        rows.append({"policy": "bound", "metrics": data["bounds"]})
+
+    return rows
 
 
 def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
