@@ -259,7 +259,8 @@ def certified(seed: int, monkeypatch) -> Iterator[tuple]:
         raise_bound(BoundTask(instance, cost), Budget(0.01), proofs.__setitem__, method)
         proof = proofs[method]
         good = json.loads(json.dumps(certify(instance, cost, "tel", proof.tree)))
-        assert verify_certificate(instance, good, cost) > 0.95 * proof.value, (seed, method)
+        low = proof.value - 0.05 * abs(proof.value)
+        assert verify_certificate(instance, good, cost) > low, (seed, method)
         yield instance, cost, good
 
 
