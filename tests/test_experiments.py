@@ -33,8 +33,8 @@ NAMES = {
     "infermax-csp", "infermax-eviction-free", "infermax-memory", "infermax-ranking",
     "infermax-rmax", "infermax-validation", "jaillet-alpha", "jaillet-beta", "jaillet-memory",
     "jaillet-model-1", "jaillet-model-2", "jaillet-slopes", "jaillet-table-1", "kv-capacity",
-    "prefix-orders", "trail-c", "trail-lemma-1", "trail-predictions", "trail-rates",
-    "trail-refined", "vllm-cpu", "vllm-measured",
+    "prefix-orders", "trace-policies", "trail-c", "trail-lemma-1", "trail-predictions",
+    "trail-rates", "trail-refined", "vllm-cpu", "vllm-measured",
 }  # fmt: skip
 EVICTION_FREE = "infermax-eviction-free"
 SMALL = {"prompt": [1, 64], "output": 16, "requests": 64, "kv_capacity": 1000}
