@@ -232,7 +232,7 @@ def test_charges_that_run_out_of_time_are_those_proved_so_far_or_none() -> None:
         class_charges(task, budget=Looks(looks // 20))
 
     late = class_charges(task, budget=Looks(looks - 1)).minorants.reshape(-1, TERMS)
-    assert (witnesses(all_batches, late)[0] <= 1 + 1e-6).all()
+    assert not refused(all_batches, late)
     assert late[:, 1:].any()
 
 

@@ -182,7 +182,7 @@ def test_cpsat_agrees_on_several_objectives_40():
 
 def test_every_declared_switch_is_among_the_kinds():
     formulation = get("infermax")
-    assert set(formulation.methods) - {"search", "split"} == set(KINDS) == set(METHODS)
+    assert set(formulation.methods) - {"search", "split", "horn"} == set(KINDS) == set(METHODS)
     for name in METHODS:
         method, kinds = formulation.methods[name], " ".join(KINDS[name])
         assert ("chunked_prefill" in method.switches) == ("chunks" in kinds)

@@ -12,8 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 from exhaustive_sharing import Sharing
-from sharing_cases import schedule_of
-from slow_judge import _block_of, sequences_of
+from slow_judge import _block_of, of_rows, sequences_of
 from test_certificate_seconds import forgeries
 
 from optsched import compare
@@ -82,11 +81,11 @@ def best_of(instance, cost, mode, objective="tel", most=200_000):
     if found is None:
         return None
     value, rows = found
-    schedule = schedule_of(
+    schedule = of_rows(
         instance,
         [[(i, one[0]) for i, one in enumerate(row) if one[0]] for _, row in rows],
         [[i for i, one in enumerate(row) if one[2]] for _, row in rows],
-        mode=mode,
+        evict_mode=mode,
         reused=[[one[3] for one in row if one[0]] for _, row in rows],
     )
     return value / 1000, evaluate(instance, schedule, cost)

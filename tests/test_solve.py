@@ -465,8 +465,8 @@ def test_auto_takes_a_method_that_can_where_the_usual_choice_cannot():
     instance = Instance([0], [1], [1], kv_capacity=2)
     assert automatic(model, Task(instance, objective=("tel",))) == "usual"
     assert automatic(model, Task(instance, objective=("makespan",))) == "able"
-    # Where none can, the usual one says why.
-    assert automatic(model, Task(instance, objective=("tps",))) == "usual"
+    # Where none can, no choice is made by sizes, and the first that lacks least says why.
+    assert automatic(model, Task(instance, objective=("tps",))) == "able"
 
 
 def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> None:

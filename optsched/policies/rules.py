@@ -341,7 +341,16 @@ class Rules(Runner):
         return requests, settings, mode
 
     def new_state(self, job: Job) -> Records:
-        """Return the state of the loop before the first batch, shape (1,)."""
+        """Return the state of the loop before the first batch.
+
+        Parameters
+        ----------
+        job : Job
+
+        Returns
+        -------
+        ndarray of records, shape (1,)
+        """
         from optsched.judge.life import EMPTY, add_decode, batch_time
         from optsched.policies.engine import common, rules as loop
 

@@ -21,12 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
-
-if TYPE_CHECKING:
-    from optsched.problem.instance import Instance
 
 FINE = 1 << 20
 """Tokens and squares that are paid are multiples of 1 / FINE."""
@@ -97,7 +94,7 @@ class _Tree:
             v = self.up[v]
 
 
-def charges_of(instance: Instance, arrival: list[int], within: int) -> list[Charge] | None:
+def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] | None:
     """Return what each request pays; None where no KV can be shared.
 
     Arrivals and ``within``, the D above, are in one unit of time, which need not be seconds.

@@ -324,8 +324,8 @@ def read_trace_report(
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
     ids_tokens = wanted.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:
-        keeps = kept.ids is not None and wanted.round_seconds is None
-        wanted = replace(wanted, prefixes=keeps)
+        listed = kept.ids is not None and all(isinstance(one, list) for one in kept.ids)
+        wanted = replace(wanted, prefixes=listed and wanted.round_seconds is None)
     if wanted.prefixes:
         check_ids(kept, ids_tokens, source.findings)
 
