@@ -237,7 +237,7 @@ def test_prompts_that_end_on_a_block_leave_an_interval():
     cost = BatchCost("one", 1, {"token": "1"})
     found = solve(instance_of(prompts, 2), method="horn", cost_model=cost, objective="tel")
     assert found.status.value == "feasible"
-    # The second first: 4 ms, and 1 more. Horn's bound: 2 shared and 2 of the second, 1 of the first;
+    # The second first: 4 ms, and 1 more. Horn's bound: 2 shared, 2 of the second, 1 of the first;
     # that of charges may be nearer.
     assert found.objective == pytest.approx(0.004 + 0.005)
     assert 0.003 + 0.005 <= found.bound <= found.objective
