@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from random import Random
 
 import pytest
+from command_line import answer, invoke, one_line_error, run
 from sharing_cases import random_claims, sharing_instance
 from slow_judge import _block_of, _in_blocks, _names, sequences_of
 
 from optsched import Instance, evaluate, simulate
 from optsched.analysis.hits import prefix_hits
 from optsched.costs.cost import BatchCost
-from optsched.problem.errors import OptschedError
+from optsched.costs.model_file import to_toml
+from optsched.files.read_write import write_instance, write_schedule
+from optsched.problem.errors import InputError, OptschedError
 
 COST = BatchCost("tokens", 1, {"token": "1"})
 
@@ -63,22 +66,19 @@ def batches_of(instance: Instance, schedule):
 def found_in(reached, present) -> int:
     """Return the blocks that requests find in a batch: of each, those from its first one on.
 
-    Of those that have a block in common, who could claim the fewest computes it.
+    Of those that have a block in common, one computes it: the best choice counts.
     """
-    computed = defaultdict(int)
-    total = 0
-    for row in reached:
-        for name, can in row:
-            computed[name] += not can
-    seen = set()
-    for row in sorted(reached, key=lambda row: sum(can for _, can in row)):
-        beginning = True
-        for name, can in row:
-            hit = can and (name in present or computed[name] > 0 or name in seen)
-            beginning = beginning and hit
-            total += beginning
-            seen.add(name)
-    return total
+    computed = {name for row in reached for name, can in row if not can}
+
+    def total(rows) -> int:
+        seen, found = set(computed), 0
+        for row in rows:
+            hits = [can and (name in present or name in seen) for name, can in row]
+            found += len(hits) if all(hits) else hits.index(False)
+            seen |= {name for name, _ in row}
+        return found
+
+    return max(total(rows) for rows in permutations(reached))
 
 
 def best_retention(instance: Instance, schedule) -> int | None:
@@ -165,3 +165,61 @@ def test_the_best_cache_finds_what_the_best_of_all_choices_does():
 @pytest.mark.slow
 def test_the_best_cache_of_many_schedules():
     check_best(range(1000, 12_000))
+
+
+def conversation() -> Instance:
+    """Return three turns of a conversation, and another request between them that needs room."""
+    return Instance(
+        [0.0, 1.0, 2.0],
+        [8, 40, 20],
+        [1, 1, 1],
+        kv_capacity=64,
+        time_unit="second",
+        kv_accounting="cached",
+        prefix_parent=[None, None, 0],
+        prefix_tokens=[0, 0, 8],
+        prefix_block_tokens=4,
+    )
+
+
+def test_the_words_and_numbers_of_a_conversation(tmp_path, capsys):
+    instance = conversation()
+    hits = prefix_hits(instance, simulate(instance, "fcfs", COST), COST)
+    assert hits.infinite().tokens == 8
+    assert hits.best(48).tokens == hits.lru(48).tokens == 8
+    assert hits.best(47).tokens == 4  # beside 40 tokens one block fits
+    assert hits.best(40).tokens == 0
+    assert hits.own.tokens == 0
+    assert hits.best(47).seconds == pytest.approx(0.004)
+    with pytest.raises(InputError, match="kv_capacity: found 39; expected at least 40"):
+        hits.best(39)
+    write_instance(replace(instance, kv_capacity=47), tmp_path / "i.json")
+    (tmp_path / "c.toml").write_text(to_toml(COST))
+    words = ("hits", tmp_path / "i.json", "--cost-model", tmp_path / "c.toml")
+    out = run(*words, "--kv-capacity", "40", "--bytes-per-token", 2**27)
+    assert "of 8 tokens 4 are lost since the working set does not fit, and 4 since the" in out
+    assert "a GiB more than 40 tokens saves of the prefills: best 0.008 s, lru 0.008 s" in out
+    data = answer(*words)
+    assert data["format"] == "optsched-hits"
+    assert data["caches"][0]["best"] == {"tokens": 4, "seconds": pytest.approx(0.004)}
+
+
+def test_a_report_says_where_hits_go(tmp_path):
+    instance = conversation()
+    write_instance(instance, tmp_path / "i.json")
+    write_schedule(simulate(instance, "fcfs", "llama2-7b-a100-infermax"), tmp_path / "s.json")
+    run("report", tmp_path / "i.json", tmp_path / "s.json", "-o", tmp_path / "r.html",
+        "--cost-model", "llama2-7b-a100-infermax")  # fmt: skip
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Where the prefix hits go" in page
+    assert "the working set does not fit" in page
+
+
+def test_what_has_no_hits_is_one_line(tmp_path):
+    assert one_line_error(invoke("hits", "tiny")).startswith(
+        "error: prefixes: found none; expected"
+    )
+    instance = conversation()
+    two = simulate(instance, "fcfs:workers=2,router=round-robin", COST)
+    with pytest.raises(InputError, match="expected batches on one"):
+        prefix_hits(instance, two, COST)

@@ -66,12 +66,11 @@ def variants(name: str, info: PolicyInfo) -> list[str]:
     ]
 
 
-SHARING = ("horn", "one-by-one")
-"""Policies for shared prefixes alone, whose tests are their own (``test_horn.py``)."""
+PREFIXES = ("horn", "one-by-one")  # need shared prefixes: tests/test_horn.py
 SPECS = [
     spec
     for name, info in policies().items()
-    if name not in SHARING
+    if name not in PREFIXES
     for spec in variants(name, info)
 ]
 RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)]

@@ -21,7 +21,10 @@ from optsched.problem.objective import TOTAL_LATENCY, first_metric
 from optsched.problem.scope import ONE_WORKER
 
 if TYPE_CHECKING:
+    from optsched.analysis.hits import Hits
+    from optsched.costs.cost import CostModel
     from optsched.judge.timeline import Timeline
+    from optsched.problem.schedule import Schedule
 
 _NAMING = ("result", "comparison", "capacity")
 """Formats with the instance's name."""
@@ -46,7 +49,8 @@ class Section:
 
     ``results``, ``comparisons`` and ``capacities`` are the objects of the files. Each has the name
     of its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
-    label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
+    label, in the order of `MAX_TIMELINES`, and so are the ``hits`` of those
+    that share prefixes. ``notes`` say what could not be shown. ``checked`` has
     the verdicts on certificates by their paths, and ``proved`` what verified ones prove. ``tell``
     is called with words for each step that takes time.
     """
@@ -60,6 +64,7 @@ class Section:
     capacities: list[dict[str, Any]] = field(default_factory=list)
     certificates: list[tuple[str, Verdict]] = field(default_factory=list)
     schedules: dict[str, Timeline] = field(default_factory=dict)
+    hits: dict[str, Hits] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checked: dict[str, Verdict] = field(default_factory=dict)
     proved: list[tuple[dict[str, Any], float]] = field(default_factory=list)
@@ -312,7 +317,9 @@ def _simulate_absent(
             continue
 
         again = timeline(instance, schedule, cost, evaluation=evaluation)
-        section.schedules[_unused(section, policy)] = again
+        label = _unused(section, policy)
+        section.schedules[label] = again
+        _add_hits(section, label, schedule, cost)
         data["verdicts"][f"schedule of {policy}"] = Verdict("verified", "simulated again")
         drawn.append(policy)
 
@@ -409,11 +416,23 @@ def _schedule(
     unique = _unused(section, label)
     try:
         section.schedules[unique] = timeline(section.instance, *made)
+        _add_hits(section, unique, *made)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise
 
     return unique
+
+
+def _add_hits(
+    section: Section, label: str, schedule: Schedule, cost: CostModel | None = None
+) -> None:
+    """Find where the prefix hits of a schedule go, if it is one of batches on one worker."""
+    from optsched.analysis.hits import prefix_hits
+
+    instance, workers = section.instance, section.schedules[label].evaluation.workers
+    if instance is not None and instance.prefixes and schedule.kind == "batches" and workers == 1:
+        section.hits[label] = prefix_hits(instance, schedule, cost)
 
 
 def _replayed(section: Section, label: str, name: str, claimed: float | None) -> Verdict:
