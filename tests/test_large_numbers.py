@@ -48,10 +48,8 @@ WRONG_IN_9_15 = [
 
 
 @pytest.mark.parametrize(("instance", "objective", "best"), WRONG_IN_9_15)
-@pytest.mark.parametrize("method", ["astar", "cpsat", "flow-cpsat"])
+@pytest.mark.parametrize("method", ["astar", "cpsat"])
 def test_wrong_proofs_of_or_tools_9_15_are_avoided(method, instance, objective, best):
-    if objective == "tel" and method.startswith("flow"):
-        pytest.skip("flow methods have no total latency")
     result = solve(instance, method=method, cost_model=FITTED, objective=objective, **MINUTE)
     assert result.status == "optimal"
     assert result.objective == pytest.approx(best, rel=1e-12)
@@ -91,7 +89,7 @@ def test_optimal_in_rounds_is_optimal_for_prompts_of_up_to_31_bits_2000(seed):
     sweep_of_rounds(seed, 200)
 
 
-SECONDS = {"astar": "makespan", "flow-cpsat": "makespan", "cpsat": None, "pulp-bigm": "makespan"}
+SECONDS = {"astar": "makespan", "cpsat": None, "pulp-bigm": "makespan"}
 """Methods in seconds, with the only objective that is asked for, if there is one."""
 
 
@@ -118,13 +116,13 @@ def sweep_of_seconds(seed, draws, methods):
 
 
 def test_optimal_in_seconds_is_optimal_for_costs_of_many_digits():
-    sweep_of_seconds(0, 9, ["astar", "flow-cpsat", "cpsat"])
+    sweep_of_seconds(0, 9, ["astar", "cpsat"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_optimal_in_seconds_is_optimal_for_costs_of_many_digits_500(seed):
-    sweep_of_seconds(seed, 100, ["astar", "flow-cpsat", "cpsat"])
+    sweep_of_seconds(seed, 100, ["astar", "cpsat"])
 
 
 @pytest.mark.slow
@@ -165,7 +163,7 @@ def test_a_row_of_integers_that_are_not_binary_gives_a_bound_and_no_proof():
 # Questions, gaps and several objectives
 
 
-@pytest.mark.parametrize("method", ["astar", "cpsat", "flow-cpsat", "pulp-bigm"])
+@pytest.mark.parametrize("method", ["astar", "cpsat", "pulp-bigm"])
 def test_a_schedule_below_a_value_exists_iff_the_exact_optimum_is_below(method):
     instance = seconds([11, 5], [1, 2], 17)
     best = exact_best(instance, FITTED, "makespan")
@@ -177,7 +175,7 @@ def test_a_schedule_below_a_value_exists_iff_the_exact_optimum_is_below(method):
         assert result.status == expected, (method, value, float(best))
 
 
-@pytest.mark.parametrize("method", ["astar", "cpsat", "flow-cpsat"])
+@pytest.mark.parametrize("method", ["astar", "cpsat"])
 @pytest.mark.parametrize("gap", [1e-7, 1e-3, 0.2])
 def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
     for seed in range(3):
@@ -191,13 +189,11 @@ def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
         assert (result.status == "optimal") == (result.bound >= result.objective * (1 - 1e-13))
 
 
-@pytest.mark.parametrize("method", ["astar", "cpsat", "flow-cpsat", "split"])
+@pytest.mark.parametrize("method", ["astar", "cpsat", "split"])
 @pytest.mark.parametrize("objective", ["makespan", "tel"])
 def test_levels_beyond_64_bits_give_a_tight_bound_and_no_false_proof(method, objective):
     # Squares of 2^31 tokens in the decimals of a fit need some 80 bits. The models round the work
     # of each request down to a 2^52th of all, which is 1e-12 of the value in these sums of ten.
-    if objective == "tel" and method.startswith("flow"):
-        pytest.skip("flow methods have no total latency")
     for prompt, output, room in (
         ([MAX_TOKENS - 4, 10**9, 7], [2, 1, 2], 2**32),
         ([10**6, 10**6 + 1], [2, 2], 2 * 10**6 + 2),

@@ -19,7 +19,8 @@ from optsched import compare
 from optsched.bounds import batch, busy_time, lower_bound, raise_bound, relaxations, service
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, verify_certificate
-from optsched.bounds.checker import prefixes
+from optsched.bounds.checker import parts as checker, prefixes
+from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.service import most_within
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
@@ -175,7 +176,7 @@ TRAPS = [
     ("a prompt that ends on a block", "if v not in ending:", "if True:", (19, False, 3)),
     ("blocks that decodes make", "if makers[v] > 0:", "if False:", (19, True, 2)),
     ("one of several users pays", "// payers[v]", "// 1", (3, False, 3)),
-    ("alone only what nobody did before", "if earliest[v][0] >= arrival[i]:", "if True:", LATER),
+    ("alone only what nobody did before", "if earliest[v][0] >= came[i]:", "if True:", LATER),
     ("released with what is paid", "release = min(release, earliest[v])", "pass", LATER),
     ("KV held by several counts once", "private = s - public[i] * block", "private = s", TOGETHER),
     ("a block computed twice at once", "0 if whole[i] > claimed[i] < public[i] else tokens",
@@ -289,6 +290,32 @@ def forge(monkeypatch, seed: int, count: int) -> None:
 
 def test_corrupted_and_forged_certificates_are_refused_or_still_true(monkeypatch):
     forge(monkeypatch, 100, 90)
+
+
+@pytest.mark.parametrize("ticks", [1, 10, 1000])
+def test_coarse_ticks_let_nobody_pay_for_what_was_nearly_done(ticks):
+    # Ten prompts share a block that takes 1 s: nine come at 0.99 s, all in tick 0 of a second. They
+    # find it at 1 s, after 0.01 s, so latencies are 1.1 s, and 0.21 to 1.01 s of the others.
+    shared = {"prefix_parent": [None] + [0] * 9, "prefix_tokens": [0] + [10] * 9}
+    instance = Instance(
+        [0.0] + [0.99] * 9, [11] * 10, [1] * 10, 1000, time_unit="second",
+        prefix_block_tokens=10, **shared,
+    )  # fmt: skip
+    cost = BatchCost("tenth", 1, {"token": "100"})
+    good = certify(instance, cost, "tel", {"within": 0, "tree": {"relaxation": "work"}})
+    found = proved_ticks(instance, {**good, "ticks_per_second": ticks}, checker.Budget(10**9))
+    assert found / ticks <= 6.59
+
+
+def test_sessions_with_shared_prefixes_have_no_bound_and_a_reason():
+    shared = {"prefix_parent": [None, 0], "prefix_tokens": [0, 10], "prefix_block_tokens": 10}
+    instance = Instance(
+        [0.0, -1.0], [11, 30], [1, 2], 1000, time_unit="second", after=[None, 0], delay=[0, 1],
+        **shared,
+    )  # fmt: skip
+    found = compare(instance, ["fcfs", "vllm-v1"], cost_model=BatchCost("one", 1, {"token": "1"}))
+    assert found.bound is None
+    assert len(found.rows) >= 2
 
 
 @pytest.mark.slow

@@ -319,7 +319,7 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
         with pytest.raises(UsageError, match="after"):
             solve(TREE, method=method)
     seconds = forest(1, 2, rounds=False)
-    for method in ("auto", "astar", "cpsat", "search", "flow-cpsat", "pulp-bigm"):
+    for method in ("auto", "astar", "cpsat", "search", "pulp-bigm"):
         with pytest.raises(UsageError, match="after"):
             solve(seconds, cost_model=COST, method=method)
     with pytest.raises(UsageError, match=r"requests\.after: found requests that are released"):

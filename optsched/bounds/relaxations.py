@@ -140,7 +140,7 @@ def _less_their_time(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof
 @lru_cache(16)
 def _charged(task: BoundTask) -> list[BoundTask]:
     instance, work = task.instance, _FROM_WORK.get(task.objective.name)
-    if instance.in_rounds or task.found_tokens:
+    if instance.in_rounds or task.found_tokens or instance.sessions is not None:
         return []
 
     def within(seconds: int) -> BoundTask:

@@ -150,7 +150,10 @@ class VllmV1(Runner):
         return foresees or self.priority in ("output", "total", "volume", "work")
 
     def allows(self, instance: Instance) -> str | None:
-        """See `Runner.allows`. A prompt may be too long unless prefills are split."""
+        """See `Runner.allows`. A prompt may be too long, and next uses need all arrivals."""
+        if self.eviction == "next-use" and instance.sessions is not None:
+            return "eviction=next-use needs all arrivals in advance, and requests come after others"
+
         return too_long(instance) if instance.chunked_prefill is False else None
 
     def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner] | None:

@@ -97,12 +97,14 @@ class _Tree:
 def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] | None:
     """Return what each request pays; None where no KV can be shared.
 
-    Arrivals and ``within``, the D above, are in one unit of time, which need not be seconds.
+    Arrivals and ``within``, the D above, are in one unit of time, which need not be seconds. Who of
+    two came first goes by the instance's own arrivals: rounded down to a coarse unit they may be
+    equal, and a block would count as not begun at an arrival by which it was nearly done.
     """
     if not further_fields(instance) & PREFIX_FIELDS:
         return None
 
-    n = len(arrival)
+    n, came = len(arrival), instance.release_times.tolist()
     block = int(instance.prefix_block_tokens or instance.kv_block_tokens)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     parent, shared = [-1] * n, [0] * n
@@ -119,11 +121,11 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
             public[up] = max(public[up], first[i])
 
     tree = _Tree(parent, first, [set(x) for x in zip(first, whole, claimed, made, strict=True)])
-    earliest, makers, ending = [(max(arrival) + 1, n)] * len(tree.up), [0] * len(tree.up), set()
+    earliest, makers, ending = [(max(came) + 1, n)] * len(tree.up), [0] * len(tree.up), set()
     for i in range(n):
         end, last = tree.at(i, whole[i]), tree.at(i, made[i])
         if end >= 0:
-            earliest[end] = min(earliest[end], (arrival[i], i))
+            earliest[end] = min(earliest[end], (came[i], i))
             makers[end] -= 1
         if last >= 0:
             makers[last] += 1
@@ -136,22 +138,24 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
             makers[up] += makers[v]
 
     payers = [0] * len(tree.up)
+    clock = [*arrival, max(arrival) + 1]
+    since = [clock[i] for _, i in earliest]
     for i in range(n):
-        for v in _since(tree, i, claimed[i], earliest, arrival[i] - within):
+        for v in _since(tree, i, claimed[i], since, arrival[i] - within):
             payers[v] += 1
 
     found = []
     for i, s in enumerate(prompt):
         own = claimed[i] * block
-        release, tokens, squares = (arrival[i], i), FINE * (s - own), FINE * (s**2 - own**2)
+        release, tokens, squares = (came[i], i), FINE * (s - own), FINE * (s**2 - own**2)
         distinct = 0 if whole[i] > claimed[i] < public[i] else tokens
         alone, alone_squares = s - own, s**2 - own**2
 
-        for v in _since(tree, i, claimed[i], earliest, arrival[i] - within):
+        for v in _since(tree, i, claimed[i], since, arrival[i] - within):
             low, high = tree.low[v] * block, tree.high[v] * block
             if makers[v] > 0:
                 continue
-            if earliest[v][0] >= arrival[i]:
+            if earliest[v][0] >= came[i]:
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
             if v not in ending:
                 tokens += FINE * (high - low) // payers[v]
@@ -160,19 +164,17 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
                 release = min(release, earliest[v])
 
         private = s - public[i] * block
-        lag = arrival[i] - release[0]
+        lag = arrival[i] - arrival[release[1]]
         row = release[1], lag, tokens, squares, distinct, alone, alone_squares, max(private, -1)
         found.append(Charge._make(row))
 
     return found
 
 
-def _since(
-    tree: _Tree, i: int, depth: int, earliest: list[tuple[int, int]], begin: int
-) -> Iterator[int]:
+def _since(tree: _Tree, i: int, depth: int, since: list[int], begin: int) -> Iterator[int]:
     """Return the nodes of a request up to a depth whose first user came at ``begin`` or later."""
     for v in tree.way(tree.at(i, depth)):
-        if earliest[v][0] < begin:
+        if since[v] < begin:
             return
 
         yield v

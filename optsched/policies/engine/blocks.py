@@ -107,7 +107,10 @@ def caches_of(
     place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
     lines = {"next-use": n + 2, "t-lru": 2}.get(eviction, 1)
     begin = np.cumsum(prefixes.blocks) - prefixes.blocks
-    ranked = np.lexsort((np.arange(n), instance.release))
+    ranked = np.arange(n)  # of use to next-use eviction alone, which needs all arrivals
+    if foreseen:
+        ranked = np.lexsort((ranked, instance.release))
+
     noted = np.zeros(prefixes.distinct_blocks if eviction in ("next-use", "t-lru") else 0, np.int32)
     later = np.empty(all_blocks if foreseen else 0, dtype=np.int32)
     names = np.empty(longest, dtype=np.int64)

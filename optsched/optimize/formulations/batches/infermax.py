@@ -4,7 +4,6 @@
 
 - `astar` is the fastest if it can do the task, so `auto` takes it.
 - `cpsat` does everything else. Only it has arrivals, max TPOT and several objectives.
-- `flow-cpsat` solves an independent model of the same optimum, to check A*.
 - `pulp-bigm` is the program of the paper, to be read and exported.
 - `split` solves every set of requests on one worker, for several workers.
 - `search` finds a schedule and a bound for instances that are too large for the others.

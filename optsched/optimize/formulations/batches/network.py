@@ -1,4 +1,4 @@
-"""The network of a request's states, for infermax's aggregated methods (flow and A*).
+"""The network of a request's states, for infermax's A* and bounds.
 
 Identical requests form a class. A node is a state: class, tokens produced, KV cached, and whether
 the next step decodes. An arc is what a batch does with one request in a node. A batch is a number
