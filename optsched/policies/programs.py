@@ -7,20 +7,22 @@ from dataclasses import replace
 from optsched.policies import policy
 from optsched.policies.base import Rules
 from optsched.policies.memory_constrained import CAREFUL
+from optsched.policies.runner import Order
 
 BATCH = Rules(groups=("running", "waiting"), chunked=True, max_batch_tokens=2048)
 """Running requests first, and prefills in chunks, as in the engines that these papers build on."""
 
 
+def _rules(order: Order, max_running: int | None, max_batch_tokens: int) -> Rules:
+    in_rounds = replace(CAREFUL, order=order, max_running=max_running)
+    batch = replace(BATCH, order=order, max_batch_tokens=max_batch_tokens)
+    return replace(batch, max_running=max_running, in_rounds=in_rounds)
+
+
 @policy("program-fcfs", "calls of the program that arrived first, in chunks beside decodes")
 def program_fcfs(*, max_running: int | None = None, max_batch_tokens: int = 2048) -> Rules:
     """Return rules that take waiting calls by the arrival of their session."""
-    batch = replace(BATCH, order="session", max_batch_tokens=max_batch_tokens)
-    return replace(
-        batch,
-        max_running=max_running,
-        in_rounds=replace(CAREFUL, order="session", max_running=max_running),
-    )
+    return _rules("session", max_running, max_batch_tokens)
 
 
 @policy(
@@ -35,9 +37,4 @@ def program_las(*, max_running: int | None = None, max_batch_tokens: int = 2048)
     the paper's PLAS. The paper also lets running calls sink in a queue of several levels; here they
     run on.
     """
-    batch = replace(BATCH, order="attained", max_batch_tokens=max_batch_tokens)
-    return replace(
-        batch,
-        max_running=max_running,
-        in_rounds=replace(CAREFUL, order="attained", max_running=max_running),
-    )
+    return _rules("attained", max_running, max_batch_tokens)

@@ -79,16 +79,13 @@ class Router:
 
     def held(self, instance: Instance) -> Callable[[int], list[tuple[int, float]]] | None:
         """Return what tells the calls that a request comes after, with what they are worth."""
-        sessions, sizes = instance.sessions, instance.prompt_tokens + instance.output_tokens
-        if not self.affinity or sessions is None:
+        after, sizes = instance.after, instance.prompt_tokens + instance.output_tokens
+        if not self.affinity or after is None:
             return None
 
-        ends = np.cumsum(sessions.count)
-
         def of(i: int) -> list[tuple[int, float]]:
-            before = sessions.before[ends[i] - sessions.count[i] : ends[i]]
-            found = self.affinity * np.minimum(sizes[before], instance.prompt_tokens[i])
-            return list(zip(before.tolist(), found.tolist(), strict=True))
+            found = self.affinity * np.minimum(sizes[list(after[i])], instance.prompt_tokens[i])
+            return list(zip(after[i], found.tolist(), strict=True))
 
         return of
 

@@ -41,7 +41,7 @@ class Sessions:
     """
 
     def __init__(self, after: After, delay: NDArray[Any]) -> None:
-        self.n, self.delay = len(after), delay
+        self.n, self.after, self.delay = len(after), after, delay
         self.count: Ints = np.array([len(row) for row in after], dtype=np.int64)
         """Number of predecessors of each request, shape (n,)."""
         self.before: Ints = np.fromiter(chain.from_iterable(after), np.int64, int(self.count.sum()))
@@ -132,26 +132,23 @@ class Sessions:
     def subset(self, who: Ints) -> dict[str, Any]:
         """Return the columns of some requests, which come with all their predecessors."""
         place = {i: k for k, i in enumerate(who.tolist())}
-        ends, after = np.cumsum(self.count), list[tuple[int, ...]]()
+        after = list[tuple[int, ...]]()
         for i in who.tolist():
-            mine = self.before[ends[i] - self.count[i] : ends[i]].tolist()
-            if missing := [j for j in mine if j not in place]:
+            if missing := [j for j in self.after[i] if j not in place]:
                 raise InputError(
                     f"requests.after: request {i}: found it without request {missing[0]}, which it "
                     "comes after; expected whole sessions in a part of an instance"
                 )
 
-            after.append(tuple(place[j] for j in mine))
+            after.append(tuple(place[j] for j in self.after[i]))
 
         return {"after": tuple(after), "delay": self.delay[who]}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns as in a file: null, one request or a list; null for no delay."""
-        rows, ends = self.before.tolist(), np.cumsum(self.count).tolist()
-        lists = [rows[end - k : end] for end, k in zip(ends, self.count.tolist(), strict=True)]
-        waits = zip(plain_numbers(self.delay), lists, strict=True)
+        waits = zip(plain_numbers(self.delay), self.after, strict=True)
         return {
-            "after": [None if not row else row[0] if len(row) == 1 else row for row in lists],
+            "after": [list(row) if len(row) > 1 else next(iter(row), None) for row in self.after],
             "delay": [value if row else None for value, row in waits],
         }
 
