@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from sharing_cases import random_claims, sharing_instance
+from sharing_cases import random_claims, schedule_of, sharing_instance
 from slow_judge import sequences_of
 
 from optsched import Instance, Limits, evaluate, simulate, solve
@@ -241,6 +241,23 @@ def test_prompts_that_end_on_a_block_leave_an_interval():
     # that of charges may be nearer.
     assert found.objective == pytest.approx(0.004 + 0.005)
     assert 0.003 + 0.005 <= found.bound <= found.objective
+
+
+@pytest.mark.parametrize(
+    ("prompts", "price", "rows"),
+    [
+        # Both prompts in one batch pay its fixed cost once.
+        ([[1, 2, 3], [4, 5, 6]], {"token": "1", "base": "9"}, [[(0, 3), (1, 3)]]),
+        # Chunks of a token cost 1 each where nobody pays for what is cached, and the whole 16.
+        ([[1, 2, 3, 4]], {"token": "0.125", "prefill_square": "1"}, [[(0, 1)]] * 4),
+    ],
+)
+def test_batches_and_chunks_do_not_beat_the_bound(prompts, price, rows):
+    instance, cost = instance_of(prompts, 5), BatchCost("one", 1, price)
+    nothing = [[0] * len(row) for row in rows]
+    schedule = schedule_of(instance, rows, [[]] * len(rows), mode="recompute", reused=nothing)
+    value = evaluate(instance, schedule, cost).metrics["tel"]
+    assert horn_bound(Task(instance, cost, parse_objectives("tel"))) <= value * (1 + 1e-12)
 
 
 def check_random_schedules(seeds: range) -> tuple[int, int]:
