@@ -277,7 +277,7 @@ def test_a_better_schedule_and_a_bound_are_taken(weak: Path, tmp_path: Path) -> 
     said = run("library", "check", certificate, "--folder", weak, "--write")
     assert "tiny-n8: better: 34, the first" in said
     assert read_library(weak)["instances"]["tiny-n8"]["status"] == "closed"
-    assert "8 instances: 0 failures" in run("library", "verify", "--folder", weak, "--jobs", 1)
+    assert "instances: 8, failures: 0" in run("library", "verify", "--folder", weak, "--jobs", 1)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_the_library_is_listed_and_shown() -> None:
 def test_failures_have_a_line_and_a_status(tiny: Path) -> None:
     resealed(tiny, "tiny-n4", requests=5)
     result = invoke("library", "verify", "tiny-n4", "--folder", tiny)
-    assert (result.exit_code, result.stdout) == (5, "1 instances: 1 failures\n")
+    assert (result.exit_code, result.stdout) == (5, "instances: 1, failures: 1\n")
     assert result.stderr == "tiny-n4: bks.json: requests: found 5; expected 4\n"
 
 

@@ -25,8 +25,9 @@ import numpy as np
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.costs.cost import CostModel, cost_for
 from optsched.optimize.consistency import reconcile
+from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import OptschedError, UsageError
+from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import Processes
@@ -190,8 +191,14 @@ def score(
     UsageError
         There is nothing to score on, or the system cannot fork.
     InputError
-        A name is unknown.
+        A name is unknown, of a policy, too, or the policy's file does not exist.
     """
+    file = policy.partition(":")[0]
+    if not file.endswith(".py"):
+        make_policy(policy)  # a name that is wrong fails here, and not once for each instance
+    elif not os.path.isfile(file):
+        raise InputError(f"{file}: no such file; expected one with a policy")
+
     data = read_library(folder)
     chosen = select(names, data)
     bounded = [name for name in chosen if data["instances"][name].get("bound") is not None]

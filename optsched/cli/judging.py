@@ -20,7 +20,7 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import emit_json, number, tell, unit
 from optsched.problem.budget import work_time
-from optsched.problem.errors import InputError, ViolationError
+from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
 
@@ -116,6 +116,10 @@ def hits(
         instance's.
       bytes_per_token N: The bytes of KV of one token, for the price of a GiB.
     """
+    for one in kv_capacity or ():
+        if one < 1:
+            raise UsageError(f"--kv-capacity: found {one}; expected an integer >= 1")
+
     from optsched.analysis.hits import Found, prefix_hits
     from optsched.files.read_write import read_schedule
     from optsched.files.results import head

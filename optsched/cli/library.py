@@ -119,7 +119,7 @@ def verify(
     for name, words in wrong.items():
         tell(f"{name}: {words}")
 
-    print(f"{len(chosen)} instances: {len(wrong)} failures")
+    print(f"instances: {len(chosen)}, failures: {len(wrong)}")
     if wrong:
         raise typer.Exit(5)
 

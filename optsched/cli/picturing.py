@@ -130,7 +130,8 @@ class _Source:
 
             other, _ = schedule_of(self.against, instance, self.cost_model, known)
             found = why(instance, *made, against=other)
-            return _picture("gap", found, title=instance.name)
+            title = f"{instance.name}: {file} against {self.against}"
+            return _picture("gap", found, title=title)
         if kind not in DISTRIBUTIONS:
             return draw_timeline(timeline(instance, *made), kind)
 

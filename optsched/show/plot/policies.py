@@ -145,7 +145,8 @@ def plot_comparison(
 def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
     """Draw who loses and who gains against another schedule, over the time of arrival.
 
-    Each request has the colour of the cause that changes its latency by the largest amount.
+    Each request has a point for each cause that changes its latency, and the legend has the sum of
+    each cause, as `Why.totals`.
 
     Parameters
     ----------
@@ -156,15 +157,14 @@ def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
     ax = axes(ax, (8.0, 4.5))
     unit = "rounds" if found.instance.in_rounds else "s"
     lost, arrival = found.lost, found.instance.release_times
-    total, cause = lost.sum(axis=0), np.abs(lost).argmax(axis=0)
-    for k, name in enumerate(found.causes):
-        mine = cause == k
+    for k, (name, total) in enumerate(found.totals().items()):
+        mine = np.abs(lost[k]) > 1e-9
         if mine.any():
-            words = f"{name}: {total[mine].sum():+.4g} {unit}"
-            ax.scatter(arrival[mine], total[mine], s=12, color=style.COLOURS[k], label=words)
+            words = f"{name}: {total:+.4g} {unit} in all"
+            ax.scatter(arrival[mine], lost[k, mine], s=12, color=style.COLOURS[k], label=words)
 
     ax.axhline(0.0, color=BLACK, lw=0.8)
-    ax.set(xlabel=f"arrival [{unit}]", ylabel=f"latency lost [{unit}]")
+    ax.set(xlabel=f"arrival [{unit}]", ylabel=f"latency lost to each cause [{unit}]")
     ax.grid(alpha=0.3)
     legend(ax)
 
