@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from sharing_cases import random_claims, schedule_of, sharing_instance
-from slow_judge import sequences_of
+from sharing_cases import random_claims, sharing_instance
+from slow_judge import of_rows, sequences_of
 
 from optsched import Instance, Limits, evaluate, simulate, solve
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
@@ -255,7 +255,7 @@ def test_prompts_that_end_on_a_block_leave_an_interval():
 def test_batches_and_chunks_do_not_beat_the_bound(prompts, price, rows):
     instance, cost = instance_of(prompts, 5), BatchCost("one", 1, price)
     nothing = [[0] * len(row) for row in rows]
-    schedule = schedule_of(instance, rows, [[]] * len(rows), mode="recompute", reused=nothing)
+    schedule = of_rows(instance, rows, [[]] * len(rows), evict_mode="recompute", reused=nothing)
     value = evaluate(instance, schedule, cost).metrics["tel"]
     assert horn_bound(Task(instance, cost, parse_objectives("tel"))) <= value * (1 + 1e-12)
 
