@@ -6,8 +6,9 @@ from contextlib import suppress
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from optsched.analysis.theory import geometric_shares, weighted_geometric_shares
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate
@@ -275,19 +276,3 @@ FAMILIES: dict[str, Family] = {
 In ``online`` requests arrive at any time, in ``offline`` all arrive at 0. The others are small
 instances of the papers' families.
 """
-
-
-def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of G(1 - q), up to a factor, for k = 1, ..., u (Chen et al., section 5.2)."""
-    _check_q(q)
-    return np.asarray(q ** np.arange(u, dtype=np.float64))
-
-
-def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return k q^(k - 1), P(o = k) of LG(1 - q) up to a factor, for k = 1, ..., u (section 5.3)."""
-    return np.arange(1, u + 1) * geometric_shares(q, u)
-
-
-def _check_q(q: float) -> None:
-    if not 0 <= q <= 1:
-        raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")
