@@ -59,11 +59,6 @@ class Why:
     against: Why | None = None
 
     @property
-    def causes(self) -> tuple[str, ...]:
-        """The names of the rows of `parts`."""
-        return CAUSES
-
-    @property
     def latency(self) -> Floats:
         """The latency of each request, shape (n,)."""
         return np.asarray(self.parts.sum(axis=0))
