@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from optsched.judge.timeline import Timeline as Timeline, timeline as timeline
     from optsched.optimize.bound import BoundResult as BoundResult, bound as bound
     from optsched.optimize.solve import Result as Result, solve as solve
-    from optsched.optimize.tradeoff import Tradeoff as Tradeoff, tradeoff as tradeoff
     from optsched.policies.base import (
         Batch as Batch,
         Rules as Rules,
@@ -91,7 +90,6 @@ _PUBLIC = {
     "judge.timeline": "Timeline timeline",
     "optimize.bound": "BoundResult bound",
     "optimize.solve": "Result solve",
-    "optimize.tradeoff": "Tradeoff tradeoff",
     "policies.base": "Batch Rules View Windows",
     "policies.engine.simulate": "simulate",
     "problem.errors": "OptschedError ViolationError",

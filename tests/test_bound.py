@@ -35,7 +35,7 @@ def test_the_dual_and_the_ramp_are_registered_like_every_other_bound() -> None:
 
 def test_every_bound_is_known_whatever_was_loaded_before() -> None:
     asks = "from optsched.bounds import bounds; assert {'dual', 'ramp', 'work'} <= set(bounds())"
-    for first in ("solve", "strategies", "tradeoff"):
+    for first in ("solve", "strategies", "bound"):
         code = f"import optsched.optimize.{first}; {asks}"
         subprocess.run([sys.executable, "-c", code], check=True)
 

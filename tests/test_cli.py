@@ -108,7 +108,7 @@ def test_lists(run) -> None:
     assert "hindsight" in run("formulations").stdout
     assert "cpsat" in run("methods").stdout
     assert MODEL in run("models").stdout
-    for name in ("instance", "schedule", "result", "comparison", "certificate", "tradeoff"):
+    for name in ("instance", "schedule", "result", "comparison", "certificate"):
         assert json.loads(run("schema", name).stdout)["title"] == f"optsched-{name}"
     assert "known are" in one_line_error(run("schema", "nothing"), 2)
 
@@ -768,7 +768,6 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
             "fcfs",
             "--json",
         ),
-        ("tradeoff", "seconds.json", "--cost-model", MODEL, "--policy", "fcfs", "--json"),
         ("simulate", "five.json", "--policy", "fcfs", "--schedule-out"),
         ("simulate", "five.json", "--policy", "fcfs", "--requests-out"),
         ("evaluate", "five.json", "none.json", "--json"),

@@ -129,7 +129,6 @@ COMMANDS = (
     ("bound",),
     ("compare",),
     ("capacity", "--slo-ttft", "5"),
-    ("tradeoff",),
     ("export", "--format", "lp", "-o", "out.lp"),
 )
 HUGE = {
@@ -384,7 +383,6 @@ main()
     ("words", "after"),
     [
         ("compare", 0.0),
-        ("tradeoff", 0.0),
         # When these are pressed is a matter of the machine's speed.
         pytest.param("solve --method highs", 1.0, marks=pytest.mark.slow),
         pytest.param("compare", 1.0, marks=pytest.mark.slow),
@@ -393,7 +391,7 @@ main()
 )
 def test_ctrl_c_three_times_keeps_what_was_found(tmp_path: Path, words: str, after: float) -> None:
     command, *rest = words.split()
-    instance = LARGE["together" if command == "tradeoff" else "seconds"]
+    instance = LARGE["seconds"]
     costs = ["--cost-model", MODEL]
     if "highs" in rest:
         instance, costs = spread(40, 40, seconds=False), []

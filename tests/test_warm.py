@@ -14,7 +14,6 @@ COMMANDS = (
     "compare {0} {1} --policy vllm-v1 --policy sarathi --time-limit 2",
     "bound {0} {1} --time-limit 2",
     "solve {0} {1} --time-limit 2",
-    "tradeoff {0} {1} --time-limit 2",
     "capacity {0} {1} --slo-ttft 1 --policy fcfs",
 )
 

@@ -17,7 +17,6 @@ from optsched.costs.cost import cost_for, shipped_models
 from optsched.files.read_write import read_instance
 from optsched.optimize.bound import bound
 from optsched.optimize.solve import solve
-from optsched.optimize.tradeoff import tradeoff
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
@@ -74,7 +73,6 @@ def _jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"bound {goal} {words}", partial(_bound, instance, objective=goal, **given)
 
         if not instance.in_rounds:
-            yield f"tradeoff {words}", partial(tradeoff, instance, **given)
             given |= {**_SLOS, "search_s": _EACH_S}
             yield f"capacity {words}", partial(capacity, instance, **given)
 

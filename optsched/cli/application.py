@@ -181,7 +181,7 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(solving.solve, capacity.capacity, comparing.compare, solving.bound, solving.tradeoff),
+    *(solving.solve, capacity.capacity, comparing.compare, solving.bound),
     diagnosing.diagnose,
     *(judging.simulate, judging.evaluate, judging.why, judging.hits, judging.verify),
     *(predicting.predict, files.generate, files.import_trace, files.export, fitting.fit),

@@ -31,17 +31,16 @@ def plot(
     kind: str | None = None,
     against: str | None = None,
 ) -> None:
-    """Draw a schedule, a result, a comparison, a certificate, a tradeoff or an experiment.
+    """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
     Parameters:
-      source RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|TRADEOFF|EXPERIMENT-DIR: The file or
-        folder to draw. Its format says what it is.
+      source RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|EXPERIMENT-DIR: The file or folder
+        to draw. Its format says what it is.
       out -o --out FILE: Write the figure to this .png, .svg or .pdf file.
       instance_file --instance FILE: The instance that the schedules were made for.
       kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
         schedule, gap for one --against another, progress for a result, policies for a comparison,
-        attainment for a capacity, prices for a certificate, tradeoff for a tradeoff, or the name of
-        an experiment's figure.
+        attainment for a capacity, prices for a certificate, or the name of an experiment's figure.
       against SCHEDULE: For the kind gap, the schedule to hold against: who loses and gains.
     """
     from optsched.show.plot import style
@@ -312,25 +311,12 @@ def _certificate(source: _Source) -> Figure:
     return _picture("shadow_prices", prices, title="")
 
 
-def _tradeoff(source: _Source) -> Figure:
-    path, data = source.path, source.data
-    source.pick(("tradeoff",), "a tradeoff")
-    corners = data["curve"]
-    if not corners["mean_latency"] or len({len(column) for column in corners.values()}) != 1:
-        raise InputError(f"{path}: curve: found no columns of one length; expected corners in them")
-
-    curve = list(zip(corners["mean_latency"], corners["mean_ttft"], strict=True))
-    policies = [(row["policy"], row["mean_latency"], row["mean_ttft"]) for row in data["policies"]]
-    return _picture("tradeoff", curve, policies, title=data["instance"]["name"], size=(8.0, 5.0))
-
-
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "schedule": _schedule,
     "result": _result,
     "capacity": _capacity,
     "comparison": _comparison,
     "certificate": _certificate,
-    "tradeoff": _tradeoff,
 }
 
 

@@ -1,4 +1,4 @@
-"""``solve``, ``bound`` and ``tradeoff``: the best schedule, and bounds on every schedule."""
+"""``solve`` and ``bound``: the best schedule, and bounds on every schedule."""
 
 from __future__ import annotations
 
@@ -215,42 +215,6 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
     show(found.scope, found.value, found.name)
     if found.scope.without and found.general is not None:
         show(ONE_WORKER, *found.general)
-
-
-def tradeoff(
-    instance_file: str,
-    policies: list[str] | None = None,
-    cost_model: str | None = None,
-    time_limit: TimeLimit = 60.0,
-    seed: Seed = 0,
-    json_out: str | None = None,
-) -> None:
-    """Bound mean latency and mean TTFT together, beside what policies reach."""
-    instance, cost = read_checked(instance_file, cost_model, json_out)
-    from optsched.optimize.tradeoff import tradeoff as run
-
-    with LiveLine() as line, stop_at_ctrl_c() as stop:
-        asked: dict[str, Any] = {"time_limit_s": time_limit, "seed": seed, "stop": stop}
-        found = run(instance, policies or None, cost_model=cost, progress=line.show, **asked)
-
-    if emit_json(found.to_dict(), json_out):
-        return
-
-    output.show_table(
-        ("TTFT weight", "bound\n[s]", "by"),
-        [(f"{one.weight:g}", f"{one.value:.4g}", one.name) for one in found.bounds],
-        text_columns=(0, 2),
-    )
-    print()
-    output.show_table(
-        ("policy", "mean latency\n[s]", "mean TTFT\n[s]", "any schedule so fast:\nTTFT >= [s]"),
-        [
-            (p.policy, f"{p.mean_latency:.4g}", f"{p.mean_ttft:.4g}", f"{floor:.4g}")
-            for p in found.points
-            if (floor := found.ttft_at(p.mean_latency)) is not None
-        ],
-    )
-    print(f"the bounds hold for {ONE_WORKER}")
 
 
 def _check_certified(method: str, goal: Objective, instance: Instance) -> None:

@@ -303,39 +303,6 @@ class CapacityFile(_Answer):
     )
 
 
-class TradeoffBound(_Open):
-    """A bound on the weighted sum of mean latency and mean TTFT."""
-
-    ttft_weight: Annotated[float, Field(ge=0, le=1)]
-    bound: float
-    bound_origin: str
-
-
-class TradeoffCurve(_Open):
-    """Corners of the curve that no schedule crosses, as columns of equal length."""
-
-    mean_latency: list[float]
-    mean_ttft: list[float]
-
-
-class TradeoffPolicy(_Open):
-    """What a policy reaches, and the bound on TTFT at its latency."""
-
-    policy: str
-    mean_latency: float
-    mean_ttft: float
-    mean_ttft_bound: float | None = None
-
-
-class TradeoffFile(_Answer):
-    """What `tradeoff` writes, in seconds; further fields may appear."""
-
-    format: Literal["optsched-tradeoff"]
-    bounds: list[TradeoffBound]
-    curve: TradeoffCurve
-    policies: list[TradeoffPolicy]
-
-
 class CertificateFile(_Open):
     """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
@@ -444,7 +411,6 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "comparison": ComparisonFile,
     "certificate": CertificateFile,
     "measured": MeasuredFile,
-    "tradeoff": TradeoffFile,
     "capacity": CapacityFile,
     "library": LibraryFile,
     "score": ScoreFile,

@@ -11,7 +11,6 @@ from optsched.show.plot.curves import (
     plot_load,
     plot_progress,
     plot_shadow_prices,
-    plot_tradeoff,
 )
 from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap
 from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
@@ -41,5 +40,4 @@ __all__ = [
     "plot_progress",
     "plot_shadow_prices",
     "plot_states",
-    "plot_tradeoff",
 ]

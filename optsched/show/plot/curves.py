@@ -1,16 +1,15 @@
-"""Figures of curves: capacity, load, tradeoff, solving progress, prices of memory, and fits."""
+"""Figures of curves: capacity, load, solving progress, prices of memory, and fits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from optsched.show.plot import style
-from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, curves, legend, plain
+from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, curves, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from optsched.costs.fit import Fit
 
 Points = Sequence[tuple[float, float]]
-_NAMED = 8
-"""Max number of policies that have a marker of their own in `plot_tradeoff`."""
 
 
 def plot_capacity(
@@ -105,62 +102,6 @@ def plot_load(
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.margins(x=0.02)
     style.logarithmic(ax, bottom=bottom)
-    ax.grid(alpha=0.3)
-    legend(ax)
-
-    return ax
-
-
-def plot_tradeoff(
-    curve: Sequence[tuple[float, float]],
-    policies: Sequence[tuple[str, float, float]] = (),
-    *,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw mean TTFT over mean latency: policies, and the region where no schedule can be.
-
-    Parameters
-    ----------
-    curve : sequence of (float, float)
-        Corners of the region's edge: mean latency and mean TTFT in seconds, as
-        `optsched.optimize.tradeoff.Tradeoff.curve` returns them.
-    policies : sequence of (name, mean latency, mean TTFT)
-        Those of the smallest latencies have a marker and a name of their own, if no such marker
-        is there already.
-    ax : Axes, optional
-    """
-    ax = axes(ax, (8.0, 5.0))
-    ranked = sorted(policies, key=lambda row: row[1])
-    places = [*curve, *((x, y) for _, x, y in ranked)]
-    right = 1.25 * max(x for x, _ in places)
-    top = 1.6 * max(y for _, y in places)
-    low_x, low_y = (0.8 * min(v for v in values if v > 0) for values in zip(*places, strict=True))
-    # Straight lines between corners are curves on logarithmic axes.
-    ends = [max(x, low_x) for x in (*(x for x, _ in curve), right)]
-    xs = np.concatenate([np.geomspace(x, z, 50) for x, z in pairwise(ends)])
-    at, ttft = (list(column) for column in zip(*curve, strict=True))
-    ys = np.interp(xs, at, ttft)
-    xs, ys = np.append([low_x, xs[0]], xs), np.append([top, top], np.maximum(ys, low_y))
-    ax.fill_between(xs, low_y, ys, color=GREY, alpha=0.45, lw=0, label="no schedule")
-    ax.plot(xs[1:], ys[1:], color=BLACK, lw=1.2)
-    named: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
-
-    for name, x, y in ranked:
-        if len(named) == _NAMED or any(np.allclose((x, y), one, rtol=0.02) for one in named):
-            others.append((x, y))
-            continue
-
-        look = {**style.series_style(len(named)), "linestyle": ""}
-        ax.plot(x, y, ms=7, label=plain(name), **look)
-        named.append((x, y))
-
-    if others:
-        ax.plot(*zip(*others, strict=True), ".", color=BLUE, ms=4, label="other policies")
-
-    ax.set(xlim=(low_x, right), ylim=(low_y, top))
-    ax.set(xlabel="mean latency [s]", ylabel="mean TTFT [s]")
-    style.logarithmic(ax)
     ax.grid(alpha=0.3)
     legend(ax)
 
