@@ -11,9 +11,9 @@ from large_numbers import batches, exact_best, large_rounds, least_latency, odd_
 
 from optsched import Instance, load_cost_model, solve
 from optsched.optimize.formulations import Task, get
-from optsched.optimize.solvers.base import LinearModel, SolveOptions, Status
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import UsageError
+from optsched.problem.memory import LARGEST
 
 FITTED = load_cost_model("llama2-7b-a100-infermax")
 MINUTE = {"time_limit_s": 60, "threads": 1}
@@ -65,10 +65,11 @@ def sweep_of_rounds(seed, draws):
     for draw in range(draws):
         instance = large_rounds(rng)
         best = least_latency(instance)
-        for method in ROUNDS:
+        exact = instance.peak_tokens.max() <= LARGEST
+        for method in ROUNDS if exact else ROUNDS[2:]:
             result = solve(instance, method=method, **MINUTE)
             held_to(best, result, counts[method], (method, instance.to_dict()))
-        if draw % 4 == 0:
+        if draw % 4 == 0 and exact:
             result = solve(instance, method="highs", workers=2, **MINUTE)
             both = least_latency(instance, workers=2)
             held_to(both, result, counts["two workers"], ("two workers", instance.to_dict()))
@@ -131,33 +132,19 @@ def test_what_big_m_calls_optimal_is_optimal(seed):
     sweep_of_seconds(seed, 30, ["pulp-bigm"])
 
 
-# Rows of HiGHS
+# Rows
 
 
-@pytest.mark.parametrize("method", ["highs", "pulp", "cpsat"])
 @pytest.mark.parametrize(("spare", "best"), [(0, 4), (-1, 5)])
-def test_one_token_in_a_billion_counts(method, spare, best):
+def test_one_token_in_a_billion_counts(spare, best):
     # In their last rounds the two hold 10^9 + 2 and 10^9 + 3 tokens, 2 10^9 + 5 together. With one
     # token less, one of them starts a round later: 2 + 3 rounds instead of 2 + 2.
     instance = Instance([0, 0], [10**9, 10**9 + 1], [2, 2], 2 * 10**9 + 5 + spare)
-    result = solve(instance, method=method, **MINUTE)
+    result = solve(instance, **MINUTE)
     assert (result.status, result.objective, result.bound) == ("optimal", best, best)
-
-
-def test_a_row_of_integers_that_are_not_binary_gives_a_bound_and_no_proof():
-    from optsched.optimize.solvers.highs import solve_linear_model
-
-    # Maximize x + y, with 10^9 x + (10^9 + 1) y <= 3 10^9: at most x = 3. A floor of 10^-4 of the
-    # row lets y = 3 pass, which is 3 too large.
-    model = LinearModel(
-        cost=np.array([-1.0, -2.0]), lower=np.zeros(2), upper=np.full(2, 3.0),
-        integrality=np.ones(2, dtype=np.int32), start=np.array([0, 1, 2], dtype=np.int32),
-        index=np.zeros(2, dtype=np.int32), value=np.array([1e9, 1e9 + 1]),
-        row_lower=np.array([-np.inf]), row_upper=np.array([3e9]), integral_objective=True,
-    )  # fmt: skip
-    found = solve_linear_model(model, SolveOptions(threads=1), start_values=np.array([1.0, 1.0]))
-    assert (found.status, found.objective, found.bound) == (Status.FEASIBLE, -3, -6)
-    assert solve_linear_model(model, SolveOptions(threads=1)).status is Status.NO_INCUMBENT
+    for method in ("highs", "pulp"):
+        with pytest.raises(UsageError, match=r"a request of 1000000003 tokens.*cpsat"):
+            solve(instance, method=method, **MINUTE)
 
 
 # Questions, gaps and several objectives

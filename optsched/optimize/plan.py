@@ -18,7 +18,7 @@ from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, e
 from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.memory import MAX_BYTES
+from optsched.problem.memory import LARGEST, MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ def method_in_rounds(task: Task, sizes: Sizes = SIZES) -> str:
     """
     instance, data = task.instance, round_data(task.instance)
     limited = bool(demands(instance) & LIMITS)
+    exact_in_floats = int(instance.peak_tokens.max()) <= LARGEST
     if task.workers > 1:
         small = instance.n <= sizes.highs_on_workers or task.names != ("tel",)
-        return "highs" if small or limited else "lns"
+        return "highs" if limited or (small and exact_in_floats) else "lns"
 
     if task.names == ("tel",) and not limited:
         if instance.n > sizes.cpsat_proves and _has_few_ramp_states(instance):
@@ -73,7 +74,8 @@ def method_in_rounds(task: Task, sizes: Sizes = SIZES) -> str:
         return "cpsat"
 
     entries = entries_at_most(data, data.deadline - data.output)
-    return "highs" if entries * ENTRY_BYTES <= MAX_BYTES else "placement"
+    fits = exact_in_floats and entries * ENTRY_BYTES <= MAX_BYTES
+    return "highs" if fits else "placement"
 
 
 def _has_few_ramp_states(instance: Instance) -> bool:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +28,6 @@ from optsched.bounds.timeline import Floats
 from optsched.optimize.solvers import base, highs_worker
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.highs_worker import Job, Message
-from optsched.optimize.solvers.large_rows import cuts_of, easier, large_rows, with_cuts
 from optsched.problem.budget import work_time
 from optsched.problem.errors import SolverError
 
@@ -44,43 +43,13 @@ _STDERR_CHARS = 300
 def solve_linear_model(
     model: LinearModel, options: SolveOptions, *, start_values: Floats | None = None
 ) -> RawOutcome:
-    """Minimize a model by HiGHS, with rows that are safe for its tolerances (`large_rows`).
+    """Minimize a model by HiGHS.
 
     `options`: ``warm_start`` is ignored; see ``start_values``. The time limit includes the start of
     a process. The solve ends within about a second of the limit or an interruption.
     """
-    begin = time.perf_counter()
-    rows = large_rows(model)
-    if not rows:
-        return _solve(model, options, start_values)
-
-    safe, told = easier(model, rows), options
-    if options.progress is not None:
-        hear = options.progress  # a solution of the easier model may be none of the model
-        told = replace(options, progress=lambda state: hear(replace(state, incumbent=None)))
-
-    bound: float | None = None
-    while True:
-        raw = _solve(safe, told.after(time.perf_counter() - begin), start_values)
-        bounds = [b for b in (bound, raw.bound) if b is not None]
-        bound, solve_s = max(bounds, default=None), time.perf_counter() - begin
-        cuts = [] if raw.values is None else cuts_of(model, rows, raw.values)
-        if cuts == []:
-            return replace(raw, bound=bound, solve_s=solve_s)
-        if cuts is None or raw.status is not Status.OPTIMAL:
-            break
-
-        safe = with_cuts(safe, cuts)
-
-    native = f"{raw.native_status}, for rows with rounded tokens"
-    status = Status.NO_INCUMBENT if start_values is None else Status.FEASIBLE
-    objective = None if start_values is None else _value(model, start_values)
-    return RawOutcome(status, objective, bound, start_values, native, solve_s)
-
-
-def _solve(model: LinearModel, options: SolveOptions, start: Floats | None) -> RawOutcome:
     begin, wanted = time.perf_counter(), highs_options(options, model.integral_objective)
-    start = None if start is None else np.asarray(start, dtype=np.float64)
+    start = None if start_values is None else np.asarray(start_values, dtype=np.float64)
     job = Job(arguments(model), wanted, start, bool(model.integrality.any()), time.time())
     found = _Found(options.progress, begin)
     if model.entries > _ENTRIES_HERE:

@@ -47,11 +47,10 @@ from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
-from optsched.optimize.solvers.large_rows import LARGEST
 from optsched.optimize.solvers.pulp_models import solve_pulp_problem, write_problem
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
-from optsched.problem.memory import check_size
+from optsched.problem.memory import check_size, check_tokens
 
 _MAX_TANGENTS = 256
 _ENTRY_BYTES = 200
@@ -70,15 +69,7 @@ class Program:
 
         self.prob, self.batches = prob, batches
         self.steps = range(1, batches + 1)
-        largest = max(s + o - 1 for s, o in prob.sizes)
-
-        if largest > LARGEST:
-            raise UsageError(
-                f"method: found a request of {largest} tokens, a Big-M constant that solvers in "
-                f"floats confuse with its neighbours; expected at most {LARGEST} for pulp-bigm "
-                "(or the method cpsat)"
-            )
-
+        check_tokens(max(s + o - 1 for s, o in prob.sizes), "pulp-bigm")
         if prob.chunked and prob.costs["prefill_cross"]:
             raise UsageError(
                 "method: found prefill_cross in the cost model, a product of two decisions with "

@@ -30,7 +30,7 @@ from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import SolverError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
-from optsched.problem.memory import check_size
+from optsched.problem.memory import check_size, check_tokens
 from optsched.problem.schedule import Schedule
 
 ENTRY_BYTES = 50
@@ -123,6 +123,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
+    check_tokens(int(data.instance.peak_tokens.max()), "highs")
     what = f"nonzeros in the integer program of {n} requests"
     check_size(entries_at_most(data, last), ENTRY_BYTES, what, "placement has no such limit")
     families = _Families(prog)

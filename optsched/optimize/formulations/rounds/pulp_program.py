@@ -13,7 +13,7 @@ from optsched.optimize.solvers.pulp_models import LONGEST, solve_pulp_problem, w
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
-from optsched.problem.memory import check_size
+from optsched.problem.memory import check_size, check_tokens
 
 _ENTRY_BYTES = 200
 """The bytes of a nonzero in PuLP, with its share of variables and names."""
@@ -122,6 +122,7 @@ def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     """Build the readable program in PuLP, and solve it by HiGHS."""
     budget = options.budget()
+    check_tokens(int(task.instance.peak_tokens.max()), "pulp")
     prog = models.program_of(task, options.warm_start)
     try:
         problem, x, y = pulp_problem(prog, budget)
