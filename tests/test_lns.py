@@ -12,9 +12,9 @@ from test_dual import random_instance
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.bound import bound
-from optsched.optimize.search.anytime import explore
+from optsched.optimize.formulations.rounds.horizon import place, search_data
+from optsched.optimize.search.anytime import explore, orders
 from optsched.optimize.search.lns import Search
-from optsched.optimize.search.placement import orders, place, room_of
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import Status
 from optsched.problem.budget import Budget
@@ -49,27 +49,27 @@ def test_placement_in_any_order_is_feasible_and_leaves_no_earlier_start() -> Non
     rng = np.random.default_rng(12)
     for _ in range(500):
         instance = random_instance(rng)
-        room = room_of(instance)
-        starts = room.real(place(room, rng.permutation(instance.n)))
+        data = search_data(instance)
+        starts = data.shift + place(data, rng.permutation(instance.n))
         value = judged(instance, starts)
-        assert value == room.tel(starts - room.model.blocks.shift)
+        assert value == data.tel(starts - data.shift)
     means = rng.random(instance.n)
-    assert all(sorted(o) == list(range(instance.n)) for o in orders(room, means))
+    assert all(sorted(o) == list(range(instance.n)) for o in orders(data, means))
 
 
 def test_search_keeps_its_books_and_never_gets_worse_cold() -> None:
     instance = generate("lognormal", seed=4, n=300, rate=3.0, time_unit="round", kv_capacity=3000)
-    room = room_of(instance)
-    search = Search(room, place(room, np.arange(instance.n)), seed=5)
+    data = search_data(instance)
+    search = Search(data, place(data, np.arange(instance.n)), seed=5)
     before = search.value
     for heat in (0.0, 20.0, 5.0, 0.0):
         for _ in range(5):
             value = search.value
             fell = search.run(500, heat)
-            assert search.value == value - fell == room.tel(search.starts)
+            assert search.value == value - fell == data.tel(search.starts)
             assert heat > 0 or fell >= 0
-            judged(instance, room.real(search.starts))
-    assert judged(instance, room.real(search.best)) == search.best_value < before
+            judged(instance, search.starts + data.shift)
+    assert judged(instance, search.best + data.shift) == search.best_value < before
 
 
 def test_the_outcome_depends_on_the_seed_alone_under_a_step_limit() -> None:
@@ -83,8 +83,8 @@ def test_the_outcome_depends_on_the_seed_alone_under_a_step_limit() -> None:
 
 def test_search_beats_placement_and_comes_close_to_the_bound() -> None:
     instance = generate("lognormal", seed=2, n=1000, rate=4.0, time_unit="round", kv_capacity=8000)
-    room = room_of(instance)
-    placed = min(room.tel(place(room, order)) for order in orders(room))
+    data = search_data(instance)
+    placed = min(data.tel(place(data, order)) for order in orders(data))
     found = explore(instance, max_steps=300_000)
     assert found.objective is not None
     assert found.bound <= found.objective < placed
@@ -116,7 +116,7 @@ def test_limits_on_batches_are_not_for_the_search() -> None:
     assert found.schedule is None
     assert found.bound <= brute_force_tel(instance)[0]
     with pytest.raises(UsageError, match="time axis"):
-        room_of(Instance([0, 0], [1, 1], [2**30, 2**30], kv_capacity=2**31))
+        search_data(Instance([0, 0], [1, 1], [2**30, 2**30], kv_capacity=2**31))
 
 
 @pytest.mark.parametrize(

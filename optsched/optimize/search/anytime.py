@@ -16,11 +16,11 @@ from optsched.bounds.ascent import raise_dual
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.leaves import prices_leaf
-from optsched.bounds.timeline import MAX_UNITS, Floats, Ints, model_of
+from optsched.bounds.timeline import Floats, Ints, model_of
+from optsched.optimize.formulations.rounds.horizon import RoundData, place, search_data
 from optsched.optimize.search.lns import Search
-from optsched.optimize.search.placement import Room, orders, place, room_of
 from optsched.problem.budget import Budget
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
@@ -134,59 +134,66 @@ def explore(
         found.prove(int(value), origin)
 
     found.first_bound_s = found.budget.spent_s
-    room = _room(instance) if search else None
+    data = _searchable(instance) if search else None
     if warm_start is not None and warm_start.starts is not None:
         total = int((warm_start.starts + instance.output_tokens - instance.release_times).sum())
         found.reach(total, warm_start.starts)
 
-    if room is not None:
-        _place(found, room, None)
+    if data is not None:
+        _place(found, data, None)
 
-    model = room.model if room is not None else model_of(instance)
-    if model.blocks.end[-1] > MAX_UNITS:
-        model = model_of(instance)
-
-    means = None
+    model, means = model_of(instance), None
     found.price(found.prices)  # none: the sum of outputs, which every certificate can carry
     if not found.over(1.0, certify):
-        share = _DUAL_SHARE if room is not None else 1.0
+        share = _DUAL_SHARE if data is not None else 1.0
         means = raise_dual(model, over=lambda: found.over(share, certify), report=found.price)
 
     found.dual_s = found.budget.spent_s
-    if room is not None and not found.over():
+    if data is not None and not found.over():
         if means is not None and model.unit == 1:
-            _place(found, room, means)
+            _place(found, data, means)
 
-        found.steps = _improve(found, room, seed, max_steps)
+        found.steps = _improve(found, data, seed, max_steps)
 
     found.search_s = found.budget.spent_s
     return found
 
 
-def _room(instance: Instance) -> Room | None:
+def _searchable(instance: Instance) -> RoundData | None:
     try:
-        return room_of(instance)
-    except UsageError:
+        return search_data(instance)
+    except OptschedError:
         return None
 
 
-def _place(found: Found, room: Room, means: Floats | None) -> None:
-    for order in orders(room, means):
+def orders(data: RoundData, means: Floats | None = None) -> list[Ints]:
+    """Return orders to place requests in: by volume, and by soft-min mean starts of the dual."""
+    index, volume = np.arange(data.instance.n), data.instance.volume
+    if means is None:
+        both = (data.arrival, volume), (volume, data.arrival)
+        return [np.lexsort((index, *keys)) for keys in both]
+
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    return [np.lexsort((index, means + share * data.output)) for share in shares]
+
+
+def _place(found: Found, data: RoundData, means: Floats | None) -> None:
+    for order in orders(data, means):
         if found.starts is not None and found.over():
             return
 
-        starts = place(room, order)
-        found.reach(room.tel(starts), room.real(starts))
+        starts = place(data, order)
+        found.reach(data.tel(starts), starts + data.shift)
 
 
-def _improve(found: Found, room: Room, seed: int, max_steps: int) -> int:
+def _improve(found: Found, data: RoundData, seed: int, max_steps: int) -> int:
     """Search from the best schedule until a limit. Return the number of steps made."""
     assert found.starts is not None
-    search = Search(room, found.starts - room.model.blocks.shift, seed=seed)
+    search = Search(data, found.starts - data.shift, seed=seed)
 
     def tell() -> None:
         if found.objective is None or search.best_value < found.objective:
-            found.reach(search.best_value, room.real(search.best))
+            found.reach(search.best_value, search.best + data.shift)
 
     search.anneal(found.budget, max_steps, found.over, tell)
     return search.steps

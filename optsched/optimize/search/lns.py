@@ -23,7 +23,8 @@ import numpy as np
 
 from optsched.bounds.timeline import Ints
 from optsched.judge.life import record
-from optsched.optimize.search.placement import Room, compact, earliest, fill, put
+from optsched.optimize.formulations.rounds.horizon import RoundData
+from optsched.optimize.search.placement import compact, earliest, fill, put
 from optsched.problem.budget import Budget
 from optsched.problem.kernel import njit
 
@@ -262,35 +263,41 @@ class Search:
     """
 
     def __init__(
-        self, room: Room, starts: Ints, *, seed: int, homes: Ints | None = None, workers: int = 1
+        self,
+        data: RoundData,
+        starts: Ints,
+        *,
+        seed: int,
+        homes: Ints | None = None,
+        workers: int = 1,
     ) -> None:
-        self.room = room
+        self.data, capacity = data, data.instance.kv_capacity
         self.best = starts.astype(np.int64)
         self.homes = np.zeros_like(self.best) if homes is None else homes.copy()
-        self.value = self.best_value = room.tel(starts)
+        self.value = self.best_value = data.tel(starts)
         self.steps = 0
         # SplitMix64's constant spreads small seeds over all bits. The state must not be 0.
         state = ((seed + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
         self._state = np.array([state], dtype=np.uint64)
-        longest = int(room.output.max())
-        self._length = int((starts + room.output).max()) + 2 * longest + 2
+        longest = int(data.output.max())
+        self._length = int((starts + data.output).max()) + 2 * longest + 2
         self.starts = self.best + self._length * self.homes
         self._use = np.zeros(workers * self._length, dtype=np.int64)
-        fill(room.output, room.base, self._use, self.starts)
+        self._base = data.first_kv - 1
+        fill(data.output, self._base, self._use, self.starts)
         requests = np.zeros(len(starts), dtype=_REQUEST)
-        for name in ("arrival", "output", "base", "deadline"):
-            requests[name] = getattr(room, name)
+        for name in ("arrival", "output", "deadline"):
+            requests[name] = getattr(data, name)
 
-        requests["volume"] = room.model.instance.volume
-        self._machine = _Machine(requests, room.capacity, self._use, self.starts, self._length)
+        requests["base"], requests["volume"] = self._base, data.instance.volume
+        self._machine = _Machine(requests, capacity, self._use, self.starts, self._length)
         self._kinds = np.array(_KINDS, dtype=_KIND)
 
     def run(self, steps: int, heat: float) -> int:
         """Make at most `CHUNK` steps at one heat. Return by how much the value fell."""
-        room = self.room
         before, starts = self.value, self.starts % self._length
         order = np.argsort(starts, kind="stable")
-        late = np.flatnonzero((starts > room.arrival)[order])
+        late = np.flatnonzero((starts > self.data.arrival)[order])
         steps = min(steps, CHUNK)
         self.value -= _steps(self._machine, order, late, self._kinds, self._state, steps, heat)
         self.steps += steps
@@ -307,7 +314,7 @@ class Search:
         self, budget: Budget, max_steps: int, over: Callable[[], bool], tell: Callable[[], None]
     ) -> None:
         """Cool down with the time and the steps, until it is `over`. Call `tell` now and then."""
-        scale, begin = float(self.room.output.mean()), budget.spent_s
+        scale, begin = float(self.data.output.mean()), budget.spent_s
         time_s = max(budget.limit_s - begin, 1e-9)
         self.compact()
 
@@ -319,14 +326,13 @@ class Search:
 
     def compact(self, order: Ints | None = None) -> None:
         """Move every request to its earliest feasible start, in order of start."""
-        room = self.room
+        data, capacity = self.data, self.data.instance.kv_capacity
         if order is None:
             order = np.argsort(self.starts % self._length, kind="stable")
 
-        arrival = room.arrival + self.starts // self._length * self._length
-        self.value -= compact(
-            arrival, room.output, room.base, room.capacity, self._use, self.starts, order
-        )
+        arrival = data.arrival + self.starts // self._length * self._length
+        use, starts = self._use, self.starts
+        self.value -= compact(arrival, data.output, self._base, capacity, use, starts, order)
         self._keep()
 
     def _keep(self) -> None:

@@ -18,6 +18,8 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
 _SRPT_LIMIT = 300
+MAX_ROUNDS = 1 << 27
+"""The max length of an array of rounds (8 bytes each)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,32 @@ def round_data(instance: Instance) -> RoundData:
     )
 
 
+def search_data(instance: Instance) -> RoundData:
+    """Return what the search reads, after checking that it ignores nothing of the instance."""
+    if instance.kv_block_tokens > 1:
+        raise UsageError(f"search: found kv_block_tokens {instance.kv_block_tokens}; expected 1")
+    if instance.limits.as_dict() or instance.hybrid_batching is False:
+        raise UsageError(
+            "search: found limits on batches; expected none (the method placement takes them)"
+        )
+
+    data = round_data(instance)
+    _rounds(data)
+    return data
+
+
+def _rounds(data: RoundData) -> int:
+    """Return the length of an array of rounds in which a last request may yet be placed."""
+    rounds = data.end + int(data.output.max()) + 2
+    if rounds > MAX_ROUNDS:
+        raise UsageError(
+            f"formulation: found a time axis of up to {rounds:.2g} rounds in hindsight; expected "
+            f"at most {MAX_ROUNDS:.2g} (fewer requests or smaller outputs)"
+        )
+
+    return rounds
+
+
 def serial_schedule(instance: Instance) -> Schedule:
     """Return a feasible schedule: `serial_starts` of an instance."""
     data = round_data(instance)
@@ -114,15 +142,9 @@ def place(data: RoundData, order: ArrayLike) -> Ints:
 
     Each starts at the end of those placed before it at the latest, so blocks keep deadlines.
     """
-    from optsched.optimize.search.placement import MAX_ROUNDS, place_in_order
+    from optsched.optimize.search.placement import place_in_order
 
-    end = data.end + int(data.output.max()) + 2
-    if end > MAX_ROUNDS:
-        raise UsageError(
-            f"formulation: found up to {end:.2g} rounds in hindsight; expected at most "
-            f"{MAX_ROUNDS:.2g} (fewer requests or smaller outputs)"
-        )
-
+    end = _rounds(data)
     starts = np.empty(data.instance.n, dtype=np.int64)
     order = np.asarray(order)
     grouped = order[np.argsort(data.block[order], kind="stable")]

@@ -11,6 +11,7 @@ import numpy as np
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.bounds.timeline import Ints
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.rounds.horizon import search_data
 from optsched.optimize.solvers.base import SolveOptions, Status, run_search
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.schedule import runs_on
@@ -28,9 +29,8 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
         return _on_workers(task, options)
 
     from optsched.optimize.search.anytime import explore
-    from optsched.optimize.search.placement import room_of
 
-    room_of(task.instance)
+    search_data(task.instance)
     found = run_search(
         options,
         lambda budget: explore(
@@ -56,23 +56,24 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
 
 def _on_workers(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule that the search finds on several workers, without a bound."""
+    from optsched.optimize.search.anytime import orders
     from optsched.optimize.search.lns import Search
-    from optsched.optimize.search.placement import orders, place_in_order, room_of
+    from optsched.optimize.search.placement import place_in_order
 
-    room, n = room_of(task.instance), task.instance.n
+    data, n = search_data(task.instance), task.instance.n
     workers = min(task.workers, n)
     max_steps = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
 
     def placed(order: Ints) -> tuple[Ints, Ints]:
         starts, homes = np.zeros((2, n), dtype=np.int64)
-        end = int(room.deadline.max()) + int(room.output.max()) + 2
-        columns = room.arrival, room.output, room.base, room.capacity
+        end = data.end + int(data.output.max()) + 2
+        columns = data.arrival, data.output, data.first_kv - 1, task.instance.kv_capacity
         place_in_order(order, *columns, np.zeros((workers, end), dtype=np.int64), starts, homes)
         return starts, homes
 
     def search(budget: Budget) -> Search:
-        starts, homes = min(map(placed, orders(room)), key=lambda found: room.tel(found[0]))
-        found = Search(room, starts, seed=options.seed, homes=homes, workers=workers)
+        starts, homes = min(map(placed, orders(data)), key=lambda found: data.tel(found[0]))
+        found = Search(data, starts, seed=options.seed, homes=homes, workers=workers)
 
         def tell() -> None:
             budget.tell(incumbent=float(found.best_value))
@@ -84,7 +85,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     found = run_search(options, search)
     return Answer(
         Status.FEASIBLE,
-        runs_on(task.instance, room.real(found.best), found.homes),
+        runs_on(task.instance, found.best + data.shift, found.homes),
         objective=found.best_value,
         native_status=f"{found.steps} steps",
         solve_s=work_time() - begin,
