@@ -169,14 +169,10 @@ def test_public_names_exist() -> None:
 
 
 def test_type_checkers_see_the_public_names_where_they_are() -> None:
-    (guarded,) = [
-        node
-        for node in ast.parse(Path(optsched.__file__).read_text(encoding="utf-8")).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
+    stub = ast.parse(Path(optsched.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     seen = {
         alias.name: import_module(str(node.module))
-        for node in guarded.body
+        for node in stub.body
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("optsched.")
         for alias in node.names
     }
@@ -209,7 +205,7 @@ def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) 
         shipped = {p.name for p in (ROOT.parent / folder).iterdir() if p.is_file()}
         assert shipped
         assert {f"optsched/_data/{folder}/{name}" for name in shipped} <= names
-    for kind in ("*.py", "*.toml"):
+    for kind in ("*.py", "*.pyi", "*.toml"):
         assert {f"optsched/{p.relative_to(ROOT).as_posix()}" for p in ROOT.rglob(kind)} <= names
     library = {p.relative_to(ROOT.parent) for p in (ROOT.parent / "instances/library").rglob("*.*")}
     assert {f"optsched/_data/{name.as_posix()}" for name in library} <= names
