@@ -20,18 +20,6 @@ from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
-__all__ = [
-    "Bound",
-    "BoundTask",
-    "Proof",
-    "bounds",
-    "features_of",
-    "lower_bound",
-    "raise_bound",
-    "shadow_prices",
-    "usable",
-]
-
 
 def bounds() -> dict[str, Bound]:
     """Return every bound by name, sorted by name.

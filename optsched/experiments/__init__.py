@@ -8,14 +8,3 @@ The registry finds them there, so that no other file needs editing. `run_experim
 from optsched.experiments.base import Claim, Experiment, Figure, Row
 from optsched.experiments.registry import experiments, get_experiment, load_studies
 from optsched.experiments.results import load
-
-__all__ = [
-    "Claim",
-    "Experiment",
-    "Figure",
-    "Row",
-    "experiments",
-    "get_experiment",
-    "load",
-    "load_studies",
-]

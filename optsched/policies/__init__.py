@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows  # noqa: F401
-from optsched.policies.helpers import (  # noqa: F401
+from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
+from optsched.policies.helpers import (
     admit,
     decode_all,
     evict_until_fits,

@@ -20,19 +20,3 @@ from optsched.analysis.ratio.families import (
 from optsched.analysis.ratio.gap import Gap, gap_breakdown
 from optsched.analysis.ratio.study import Paired, Ratio, Study, competitive_ratio
 from optsched.analysis.ratio.worst import WorstCase, worst_case
-
-__all__ = [
-    "FAMILIES",
-    "Gap",
-    "Paired",
-    "Ratio",
-    "Study",
-    "WorstCase",
-    "against",
-    "competitive_ratio",
-    "gap_breakdown",
-    "geometric",
-    "two_point",
-    "weighted_geometric",
-    "worst_case",
-]

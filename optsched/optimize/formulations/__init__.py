@@ -24,18 +24,6 @@ from optsched.optimize.formulations.base import (
 from optsched.problem.errors import UsageError
 from optsched.problem.registry import Registry, modules_of
 
-__all__ = [
-    "Answer",
-    "Formulation",
-    "Method",
-    "Task",
-    "automatic",
-    "check_method",
-    "demands",
-    "formulations",
-    "get",
-]
-
 
 @cache
 def _registry() -> Registry[Formulation]:

@@ -21,23 +21,3 @@ from optsched.show.plot.timelines import (
     plot_kv,
     plot_states,
 )
-
-__all__ = [
-    "plot_bars",
-    "plot_batch_times",
-    "plot_batches",
-    "plot_capacity",
-    "plot_claims",
-    "plot_comparison",
-    "plot_distribution",
-    "plot_fit",
-    "plot_gantt",
-    "plot_gap",
-    "plot_histogram",
-    "plot_kv",
-    "plot_lines",
-    "plot_load",
-    "plot_progress",
-    "plot_shadow_prices",
-    "plot_states",
-]

@@ -123,9 +123,9 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """
     data, last = prog.data, prog.last
     n, output = data.instance.n, data.output
-    check_tokens(int(data.instance.peak_tokens.max()), "highs")
     what = f"nonzeros in the integer program of {n} requests"
     check_size(entries_at_most(data, last), ENTRY_BYTES, what, "placement has no such limit")
+    check_tokens(int(data.instance.peak_tokens.max()), "highs")
     families = _Families(prog)
     before = prog.columns_before
     columns = int(before[-1])
