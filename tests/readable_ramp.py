@@ -173,18 +173,14 @@ class _Multisets:
         return sum(w for w, _ in state)
 
 
-class _Counters:
-    """The tracker that counts how often each group of kinds was placed."""
+class _Nothing:
+    """The tracker that distinguishes nothing."""
 
-    def __init__(self, groups: list[set[int]], copies: list[int]) -> None:
-        self._groups = groups
-        self._full = tuple(sum(copies[k] for k in group) for group in self._groups)
-        self.start = (0,) * len(self._groups)
+    start = ()
 
     def place(self, state: Any, k: int) -> Any:
-        """Return the state with a request of kind k, or None if no schedule has it."""
-        new = tuple(c + (k in group) for c, group in zip(state, self._groups, strict=True))
-        return new if all(c <= top for c, top in zip(new, self._full, strict=True)) else None
+        """Return the state with a request of kind k."""
+        return state
 
     def step(self, state: Any) -> Any:
         """Return the state one round earlier."""
@@ -192,17 +188,17 @@ class _Counters:
 
     def final(self, state: Any) -> bool:
         """Return whether a path may end here."""
-        return bool(state == self._full)
+        return True
 
     def weight(self, state: Any) -> int:
-        """Return 0, since counters know nothing of the tokens held."""
+        """Return 0, since it knows nothing of the tokens held."""
         return 0
 
 
 class _States:
     """A tracker's states by number, and the states that follow each, computed once."""
 
-    def __init__(self, tracker: _Multisets | _Counters, kinds: int, budget: Budget) -> None:
+    def __init__(self, tracker: _Multisets | _Nothing, kinds: int, budget: Budget) -> None:
         self._tracker, self._kinds, self._budget = tracker, kinds, budget
         self._number: dict[Any, int] = {}
         self._state: list[Any] = []
@@ -337,15 +333,13 @@ class Plain:
         self.graph, self._unit, self._budget = base(*requests), unit, budget
         self.rest: list[int | None] | None = None
 
-    def refine(
-        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
-    ) -> bool:
+    def refine(self, floors: list[int] | None, pi: list[int], cutoff: int) -> bool:
         """Take the product with a tracker, for multipliers; return whether a path is left.
 
         Before the first multipliers, nothing is deleted.
         """
         if floors is None:
-            tracker: _Multisets | _Counters = _Counters(groups, self._copies)
+            tracker: _Multisets | _Nothing = _Nothing()
         else:
             tracker = _Multisets(self._kinds, floors, self._copies, self._capacity)
         states = _States(tracker, len(self._kinds), self._budget)

@@ -410,7 +410,7 @@ def test_what_a_check_would_take_is_refused_in_one_line() -> None:
         ({"levels": [{**level, "multipliers": [-(10**400)]}]}, "more than 1024 bits"),
         ({"levels": [{**level, "multipliers": [0.0]}]}, "found 0.0; expected an integer"),
         ({"levels": [{**level, "multipliers": [False]}]}, "found False; expected an integer"),
-        ({"levels": [{**level, "floors": None, "counters": [[-1]]}]}, "unknown request"),
+        ({"levels": [{**level, "floors": None, "counters": [[0]]}]}, r"counters: found \[\[0\]\]"),
         ({"levels": "many"}, "levels"),
     ):
         wrong = {**leaf, "periods": [{**good, **change}]}

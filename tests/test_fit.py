@@ -135,7 +135,6 @@ def test_the_range_starts_where_a_linear_model_holds(tmp_path: Path) -> None:
     assert found.cost_model.valid["min_decode_requests"] == 16
     assert decode.outside == 4 * 5
     assert decode.mean < 1e-6
-    assert decode.mean_outside == pytest.approx(0.5)
     assert found.cost_model["decode_kv"] == pytest.approx(TRUTH["decode_kv"], rel=1e-4)
 
 

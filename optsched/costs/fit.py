@@ -42,8 +42,6 @@ class OperatorFit:
         Mean, median and 95th percentile of the errors on held-out rows; NaN without any row.
     r2 : float
         Coefficient of determination over all rows in the range.
-    mean_outside : float
-        Mean error on the rows outside the range; NaN without any.
     measured_ms, predicted_ms : ndarray of float64, shape (rows + held_out,)
         Times of all rows in the range, in milliseconds.
     tested : ndarray of bool, shape (rows + held_out,)
@@ -60,7 +58,6 @@ class OperatorFit:
     median: float
     p95: float
     r2: float
-    mean_outside: float
     measured_ms: Floats
     predicted_ms: Floats
     tested: Bools
@@ -407,10 +404,9 @@ def _report(
     spread = float(((measured[used] - measured[used].mean()) ** 2).sum()) if used.any() else 0.0
     residual = float(((measured[used] - predicted[used]) ** 2).sum())
     r2 = 1 - residual / spread if spread > 0 else float("nan")
-    mean_outside = float(error[outside].mean()) if outside.any() else float("nan")
     counts = (int((used & ~tested).sum()), int(test.sum()), int(outside.sum()))
     times = (measured[used], predicted[used], tested[used])
-    return OperatorFit(name, *counts, *errors, r2, mean_outside, *times, errors[0] <= target)
+    return OperatorFit(name, *counts, *errors, r2, *times, errors[0] <= target)
 
 
 def _known(value: float) -> float | None:

@@ -301,11 +301,6 @@ class Evaluation:
 
         return None
 
-    @property
-    def covered_by_hindsight(self) -> bool:
-        """Whether bounds on the hindsight optimum in rounds are bounds on this schedule too."""
-        return self.outside_reason is None
-
     @cached_property
     def metrics(self) -> dict[str, float | int | None]:
         """Every metric of `optsched.problem.metrics.TABLE` by name; None where it is unknown.

@@ -46,7 +46,6 @@ from optsched.bounds.checker.states import (
     ROUND,
     Kinds,
     States,
-    counters,
     masks_of,
     multisets,
     wider,
@@ -227,7 +226,6 @@ class Period:
     def refine(
         self,
         floors: Ints | None,
-        groups: list[set[int]],
         pi: Ints,
         unit: int,
         cutoff: int,
@@ -235,19 +233,14 @@ class Period:
     ) -> bool:
         """Take the product with a tracker, for multipliers; return whether a path is left.
 
-        Before the first multipliers, nothing is deleted. Without floors and groups there is no
-        tracker, and paths above the cutoff are only deleted. ``between`` is called now and then,
-        and with an error that it raises the graph stays as it was.
+        Before the first multipliers, nothing is deleted. Without floors there is no tracker, and
+        paths above the cutoff are only deleted. ``between`` is called now and then, and with an
+        error that it raises the graph stays as it was.
         """
-        if floors is None and not groups and self.rest is not None:
-            return self.thin(pi, unit, cutoff)
-
-        graph, limits = self.graph, self.limits
         if floors is None:
-            tracker = counters(self.kinds, groups, self.budget, limits.cells)
-        else:
-            tracker = multisets(self.kinds, floors)
+            return self.rest is None or self.thin(pi, unit, cutoff)
 
+        graph, limits, tracker = self.graph, self.limits, multisets(self.kinds, floors)
         prices = self._learn(pi, unit, cutoff)
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]

@@ -28,6 +28,7 @@ from optsched.bounds.checker.parts import (
     expect_fields,
     integer,
     integers,
+    same,
 )
 
 MAX_LEVELS = 1000
@@ -43,9 +44,7 @@ Kind = tuple[int, int, int]
 class Replay(Protocol):
     """What replays a period, level by level. Tests give a slow one that can be read."""
 
-    def refine(
-        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
-    ) -> bool:
+    def refine(self, floors: list[int] | None, pi: list[int], cutoff: int) -> bool:
         """Take a level by the multipliers of the one before; return whether a path is left."""
 
     def bound(self, pi: list[int]) -> int | None:
@@ -114,7 +113,7 @@ def _period(
         for (_, _, f), up in zip(kinds, step.floors or (), strict=step.floors is not None):
             expect(f <= up, f"floors: found {up}; expected at least {f}")
         if step.pi is None:
-            is_last = at == len(steps) - 1 and step.floors is None and not step.groups
+            is_last = at == len(steps) - 1 and step.floors is None
             expect(is_last and at > 0, "multipliers: found none; expected a list")
             timed = last_arrival == 0 or clock > 0
             expect(timed, "clock: found none; expected one to enumerate schedules")
@@ -142,7 +141,7 @@ def _period(
             expect(not is_left, f"found a schedule below {value}; expected none")
             return limit
 
-        if not replay.refine(step.floors, step.groups, pi, cutoff):
+        if not replay.refine(step.floors, pi, cutoff):
             return limit
 
         pi = next_pi
@@ -167,25 +166,16 @@ def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None
 
 
 class _Step(NamedTuple):
-    """A level by kind: its floors or None, the groups that it counts, its multipliers or None."""
+    """A level by kind: its floors or None, its multipliers or None."""
 
     floors: list[int] | None
-    groups: list[set[int]]
     pi: list[int] | None
 
 
 def _step(level: Any, kind_of: list[int]) -> _Step:
     """Return a level, whose numbers of equal requests are the same."""
     expect_fields(level, "level", ("floors", "counters", "multipliers"))
-    counters, groups = level["counters"], []
-    kind = type(counters).__name__
-    expect(kind == "list", f"counters: found {kind}; expected a list")
-
-    for counter in counters:
-        places = integers(counter, "counters")
-        right = all(0 <= i < len(kind_of) for i in places)
-        expect(right, "counters: found an unknown request; expected indices below n")
-        groups.append({kind_of[i] for i in places})
+    same(level["counters"], [], "counters")  # nothing writes any more
 
     def by_kind(name: str) -> list[int] | None:
         if level[name] is None:
@@ -197,9 +187,7 @@ def _step(level: Any, kind_of: list[int]) -> _Step:
         expect(equal, f"{name}: found different ones of equal requests; expected equal ones")
         return [of[k] for k in range(len(of))]
 
-    floors = by_kind("floors")
-    expect(floors is None or not groups, "level: found floors and counters; expected one of them")
-    return _Step(floors, groups, by_kind("multipliers"))
+    return _Step(by_kind("floors"), by_kind("multipliers"))
 
 
 def compiled(requests: Requests, unit: int, multipliers: list[list[int]], budget: Budget) -> Replay:

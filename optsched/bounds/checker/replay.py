@@ -46,13 +46,11 @@ class Compiled:
         self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
         self._beyond = int(kinds.peak.max()) + 1
 
-    def refine(
-        self, floors: list[int] | None, groups: list[set[int]], pi: list[int], cutoff: int
-    ) -> bool:
+    def refine(self, floors: list[int] | None, pi: list[int], cutoff: int) -> bool:
         """Take a level by the multipliers of the one before; return whether a path is left."""
         # Nothing is ever live above all peaks, so that all such floors are alike.
         up = None if floors is None else np.array([min(f, self._beyond) for f in floors], np.int64)
-        return self._period.refine(up, groups, np.array(pi, np.int64), self._unit, cutoff)
+        return self._period.refine(up, np.array(pi, np.int64), self._unit, cutoff)
 
     def bound(self, pi: list[int]) -> int | None:
         """Return the min cost of a path in units, or None if there is none."""

@@ -1,8 +1,7 @@
 """Trackers: what nodes of a finer graph distinguish, as numbered states.
 
-A tracker says which state follows when a request of a kind is placed, and when a round passes. Two
-kinds of tracker share the form `States`: multisets of live items, which are found and numbered as
-they are met, and counters of placed requests, which are all known in advance.
+A tracker says which state follows when a request of a kind is placed, and when a round passes. Its
+states are multisets of live items, which are found and numbered as they are met.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, Cells, Ints, Masks, TooLarge
+from optsched.bounds.checker.parts import Cells, Ints, Masks
 from optsched.problem.kernel import njit
 
 MARGIN = 512
@@ -29,7 +28,7 @@ _ONE = np.uint64(1)
 
 
 class States(NamedTuple):
-    """A tracker: multisets of (class of floor, weight), or counters if ``span`` is 0.
+    """A tracker: multisets of (class of floor, weight).
 
     ``rows`` has the columns of one state after another (`SIZE` and so on), and the number of a
     state is where its own begin. An item is class * span + weight. Symbols ascend in peak, and a
@@ -212,57 +211,20 @@ def multisets(kinds: Kinds, floors: Ints) -> States:
 
     width = min(len(kinds.peaks), kinds.capacity // int(classes[0])) + 2
     span = 1 + max(kinds.capacity, int(kinds.peak.max()))
-    t = _tracker(span, kinds.capacity, symbol, 8 * MARGIN, width)._replace(
-        peak=np.ascontiguousarray(pairs[:, 0]), floor=classes, heavy=heavy, home=home
+    t = States(
+        span=span,
+        capacity=kinds.capacity,
+        members=masks_of((np.flatnonzero(symbol == g) for g in range(len(pairs))), len(symbol)),
+        peak=np.ascontiguousarray(pairs[:, 0]),
+        home=home,
+        floor=classes,
+        heavy=heavy,
+        rows=np.empty(8 * MARGIN, np.int32),
+        slots=np.full(2 * MARGIN, -1, np.int32),
+        items=np.empty(width + 1, np.int64),
+        made=np.zeros(2, np.int64),
     )
     _multiset(0, 0, t)
-
-    return t
-
-
-def counters(kinds: Kinds, groups: list[set[int]], budget: Budget, max_cells: int) -> States:
-    """Return the tracker that counts how often each group of kinds was placed."""
-    copies = kinds.copies.tolist()
-    full = [sum(copies[k] for k in group) for group in groups]
-    member = [tuple(k in group for group in groups) for k in range(len(copies))]
-    symbols = sorted(set(member))
-    cells = SYMBOLS + len(symbols)  # of a state
-    states = 1
-
-    for largest in full:
-        budget.spend(states)
-        states *= largest + 1
-        if states > max_cells:
-            break
-
-    if states * cells > max_cells:
-        raise TooLarge(f"a level of more than {max_cells} cells; too large to check")
-
-    symbol = np.array([symbols.index(m) for m in member])
-    t = _tracker(0, kinds.capacity, symbol, states * cells, 1)
-    budget.spend_compiled(states * len(symbols) * (1 + len(groups)))
-    number, step = np.arange(states, dtype=np.int32), 1
-    total, is_final = np.zeros(len(symbols), np.int32), np.ones(states, bool)
-    allowed = np.ones((len(symbols), states), bool)
-
-    for g, largest in enumerate(full):
-        digit = number // step % (largest + 1)
-        is_final &= digit == largest
-        for j, groups_of in enumerate(symbols):
-            if groups_of[g]:
-                allowed[j] &= digit < largest
-                total[j] += step
-
-        step *= largest + 1
-
-    rows = t.rows.reshape(states, cells)
-    for j, may in enumerate(allowed):
-        rows[:, SYMBOLS + j] = np.where(may, (number + total[j]) * cells, REFUSED)
-
-    rows[:, ROUND] = rows[:, JOIN] = number * cells
-    rows[:, END] = np.where(is_final, number * cells, REFUSED)
-    rows[:, [SIZE, WEIGHT]], rows[:, LAST], rows[:, ITEMS] = 0, -1, cells
-    t.made[0] = states * cells
 
     return t
 
@@ -274,21 +236,8 @@ def masks_of(sets: Iterable[Iterable[int]], kinds: int) -> Masks:
     return np.frombuffer(b"".join(texts), "<u8").reshape(len(texts), words).astype(np.uint64)
 
 
-def _tracker(span: int, capacity: int, symbol: Ints, cells: int, width: int) -> States:
-    """Return a tracker without states."""
-    symbols = int(symbol.max()) + 1
-    members = masks_of((np.flatnonzero(symbol == g) for g in range(symbols)), len(symbol))
-    none, peak = np.zeros(1, np.int64), np.zeros(symbols, np.int64)
-    rows, slots = np.empty(cells, np.int32), np.full(2 * MARGIN, -1, np.int32)
-    known = span, capacity, members, peak, none, none, none.reshape(1, 1)
-    return States(*known, rows, slots, np.empty(width + 1, np.int64), np.zeros(2, np.int64))
-
-
 def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:
     """Return a tracker with room for so many new states, and how far it may then be filled."""
-    if not t.span:
-        return t, (len(t.rows), 1)
-
     cells, states = t.made.tolist()
     # A state has no more cells than its columns, one for each symbol, and the items.
     margin = new * (SYMBOLS + len(t.peak) + len(t.items))

@@ -25,8 +25,7 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
     """Return a certificate's leaf from the chains of all busy periods, in order of time.
 
     A chain has a value, a denominator, a clock (the last round with one, 0 for none) and levels:
-    one floor and one multiplier per request, in order of (arrival, index). Levels of ``counters``
-    in older certificates, lists of positions of identical requests, still count. A chain without
+    one floor and one multiplier per request, in order of (arrival, index). A chain without
     levels proves the sum of its outputs. The leaf proves the sum of the values
     (`optsched.bounds.checker.ramp.check_ramp`).
     """

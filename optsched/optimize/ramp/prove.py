@@ -102,7 +102,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
     begin = work_time()
     anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     session.update()
-    proof.note = unsupported(jobs, tuning)
+    proof.note = unsupported(jobs)
 
     if proof.note:
         while not session.over() and deadline < math.inf:

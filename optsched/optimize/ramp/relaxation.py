@@ -16,8 +16,7 @@ coarse graph may not be empty in a finer one, so the product follows such rounds
 
 **Targets.** A cutoff z - 1 need not belong to the value z of a schedule: with a lower z, which is
 called a target, the graphs are far smaller. Once floors are exact, schedules are enumerated
-(`optsched.optimize.ramp.finish`). Similar kinds of requests are merged if there are too many
-(`optsched.optimize.ramp.kinds`).
+(`optsched.optimize.ramp.finish`).
 
 Limits on batches and a ban on hybrid batching only rule schedules out. Of a request that restarts,
 the last run is uninterrupted, and the others only take room. So the bound holds there, too. No
@@ -38,7 +37,7 @@ from numpy.typing import NDArray
 from optsched.bounds.checker.parts import Ints, Limits, Unlimited
 from optsched.optimize.ramp.chain import Level
 from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
-from optsched.optimize.ramp.kinds import BEYOND, merged_kinds, scale_of, unsupported
+from optsched.optimize.ramp.kinds import BEYOND, kinds_of, scale_of, unsupported
 from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
 try:
@@ -106,7 +105,7 @@ class Relaxation:
     tuning: Tuning = MEASURED
 
     def __post_init__(self) -> None:
-        reason = unsupported(self.jobs, self.tuning)
+        reason = unsupported(self.jobs)
         if reason:
             raise ValueError(reason)
 
@@ -116,8 +115,7 @@ class Relaxation:
 
         self._kernels = ramp_graph
         jobs = self.jobs
-        merged = merged_kinds(jobs, self.tuning.max_kinds)
-        self.ready, self.peak, self.floor, self.kind_of, self.copies = merged
+        self.ready, self.peak, self.floor, self.kind_of, self.copies = kinds_of(jobs)
         self.clock = needed_clock(jobs)
         if self.horizon is not None:
             self.clock = min(self.clock, self.horizon)
@@ -238,7 +236,7 @@ class Relaxation:
         period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
         period.rest = self.rest() if self._chain else None
         period.graph = inward(self.graph)
-        is_left = period.refine(floors, [], self.pi, self.scale, self.cutoff, self._look)
+        is_left = period.refine(floors, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
         self._chain.append(Level(floors[self.kind_of], self.pi[self.kind_of]))
         self._deleted, self.shown = False, []

@@ -27,8 +27,6 @@ class Tuning:
     clock."""
     orders: int = 600_000
     """The max number of orders that the first thread tries at a time."""
-    max_kinds: int = 128
-    """The max number of kinds in one busy period. Beyond it, similar kinds are merged."""
 
 
 MEASURED = Tuning()
