@@ -12,7 +12,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,6 @@ _ENTRIES_HERE = 5_000
 _GRACE_S = 1.0
 """The seconds after the time limit in which a process may end by itself."""
 _FEASIBILITY = 1e-6
-_STDERR_CHARS = 300
 
 
 def solve_linear_model(
@@ -131,36 +129,36 @@ class _Found:
 
 def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
     """Solve a job in a process of its own, and end it at the limit or when cancelled."""
-    with tempfile.TemporaryFile() as errors:
-        worker = _started(errors)
-        ends, deadline = list[str](), work_time() + options.time_limit + _GRACE_S
+    worker, ends = _started(), list[str]()
+    deadline = work_time() + options.time_limit + _GRACE_S
 
-        def end() -> None:
-            ends.append("kTimeLimit" if work_time() >= deadline else "kInterrupt")
-            worker.kill()
+    def end() -> None:
+        ends.append("kTimeLimit" if work_time() >= deadline else "kInterrupt")
+        worker.kill()
 
-        try:
-            talk = partial(_converse, worker, job, found)
-            base.run_interruptibly(talk, cancel=end, stop=options.stop, deadline=deadline)
-        finally:
-            if found.native is None and not ends:
-                with suppress(subprocess.TimeoutExpired):
-                    worker.wait(_GRACE_S)
+    try:
+        talk = partial(_converse, worker, job, found)
+        base.run_interruptibly(talk, cancel=end, stop=options.stop, deadline=deadline)
+    finally:
+        if found.native is None and not ends:
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(_GRACE_S)
 
-            worker.kill()
-            worker.wait()
+        worker.kill()
+        worker.wait()
 
-        if found.native is None and ends:
-            found.native = f"{ends[0]}, ended from outside"
-        elif found.native is None:
-            found.hear(("failed", _death(worker.returncode, errors)))
+    if found.native is None and ends:
+        found.native = f"{ends[0]}, ended from outside"
+    elif found.native is None:
+        found.hear(("failed", _death(worker.returncode)))
 
 
-def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", str(Path(highs_worker.__file__))]
     # It imports what this process can import.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    pipes: Any = {"stdin": pipe, "stdout": pipe, "stderr": nowhere}
     try:  # in a session of its own it is out of reach of the terminal's Ctrl-C
         return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     except OSError as error:
@@ -183,16 +181,14 @@ def _converse(worker: subprocess.Popen[bytes], job: Job, found: _Found) -> None:
             found.hear(message)
 
 
-def _death(code: int, errors: IO[bytes]) -> str:
+def _death(code: int) -> str:
     """Return why a process ended without an answer."""
     how = f"exit code {code}"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
         how = f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
-    errors.seek(0)
-    said = " ".join(errors.read().decode(errors="replace").split())[-_STDERR_CHARS:]
-    return f"its process ended by {how}" + (f": {said}" if said else "")
+    return f"its process ended by {how}"
 
 
 def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> RawOutcome:
