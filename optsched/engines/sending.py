@@ -121,9 +121,7 @@ class Sending:
         if np.isnan(self._first[request]):
             self._first[request] = now
 
-    def end(
-        self, request: int, tokens: int | None = None, error: str | None = None
-    ) -> list[int]:
+    def end(self, request: int, tokens: int | None = None, error: str | None = None) -> list[int]:
         """Note that a request has ended, with so many tokens or with an error.
 
         Return the requests that are released thereby, which are `due` from now on.
