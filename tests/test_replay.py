@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,7 @@ import pytest
 from command_line import invoke, one_line_error
 
 import optsched
-from optsched import Instance, read_measured, replay
+from optsched import Instance, Measured, read_measured, replay
 from optsched.engines import in_process
 from optsched.problem.errors import InputError, UsageError
 
@@ -43,6 +44,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.times.append(time.perf_counter())
         self.server.bodies.append((self.path, body))
         prompt, tokens = len(body["prompt"]), body["max_tokens"]
         if prompt == REFUSED:
@@ -60,8 +62,9 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [5]\n\n")
             return None
         made = tokens - 1 if prompt == SHORT else tokens
-        for _ in range(made if prompt != NO_STREAM else 0):
-            self._event({"choices": [{"text": "a"}]})
+        for k in range(made if prompt != NO_STREAM else 0):
+            ids = {"token_ids": [k + 1]} if body.get("return_token_ids") else {}
+            self._event({"choices": [{"text": "a", **ids}]})
         if prompt != NO_USAGE:
             self._event({"choices": [], "usage": {"completion_tokens": made}})
         self.wfile.write(b"data: [DONE]\n\n")
@@ -80,7 +83,7 @@ class Answer(BaseHTTPRequestHandler):
 def server() -> Iterator[Any]:
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     made.daemon_threads = True
-    made.bodies, made.release = [], threading.Event()
+    made.bodies, made.times, made.release = [], [], threading.Event()
     made.address = f"http://127.0.0.1:{made.server_port}"
     thread = threading.Thread(target=made.serve_forever, args=(0.01,))
     thread.start()
@@ -287,12 +290,14 @@ class InThisProcess:
     def __init__(self) -> None:
         self.left: dict[str, list[int]] = {}  # tokens made, and wanted
         self.added: dict[str, tuple[int, Any, int]] = {}
+        self.prompts: dict[str, list[int]] = {}
 
     def add_request(self, name: str, prompt: dict[str, Any], exact: Any, priority: int) -> None:
         tokens = len(prompt["prompt_token_ids"])
         if tokens > 100:
             raise ValueError("longer than\nthe model")
         self.added[name] = (tokens, exact.extra_args, priority)
+        self.prompts[name] = prompt["prompt_token_ids"]
         self.left[name] = [0, exact.max_tokens]
 
     def abort_request(self, names: list[str]) -> None:
@@ -329,3 +334,101 @@ def test_an_engine_in_this_process_serves_what_it_takes(monkeypatch: pytest.Monk
     assert not engine.left  # the request that never ends was taken back
     assert engine.added["0"] == (5, {"predicted_output_tokens": 3}, 3)
     assert engine.added["3"] == (8, {"predicted_output_tokens": 1}, 0)
+
+
+def sessions(**fields: Any) -> Instance:
+    """Two calls after one another, one after both of two others, and a request of its own."""
+    columns = {"arrival": [0, None, None, None, 0.01], "prompt_tokens": [20, 60, 50, 90, 6],
+               "output_tokens": [4, 3, 2, 1, 2], "after": [None, 0, 0, [1, 2], None],
+               "delay": [None, 0.05, 0, 0.1, None]}  # fmt: skip
+    return Instance(**{**columns, "kv_capacity": 1000, "time_unit": "second", **fields})
+
+
+def tree(**fields: Any) -> Instance:
+    """`sessions`, each call of which repeats what was said before it."""
+    return sessions(prefix_parent=[None, 0, 0, 1, None], prefix_tokens=[0, 24, 22, 63, 0], **fields)
+
+
+def releases(instance: Instance, found: Measured) -> list[float]:
+    """Return when requests were released, from the latencies of those before them."""
+    ends: dict[int, float] = {}
+    release: list[float] = []
+    for i, before in enumerate(instance.after):
+        given = float(instance.arrival[i])
+        release.append(max(ends[k] for k in before) + instance.delay[i] if before else given)
+        ends[i] = release[i] + found.latency[i]
+    return release
+
+
+def test_calls_are_sent_when_those_before_them_have_ended(server: Any) -> None:
+    instance, began = sessions(), time.perf_counter()
+    found = replay(instance, server.address)
+    assert found.errors == {}
+    found.check(instance)
+    prompts = [len(body["prompt"]) for _, body in server.bodies]
+    sent = dict(zip(prompts, server.times, strict=True))
+    release = releases(instance, found)
+    for i, prompt in enumerate(instance.prompt_tokens.tolist()):
+        assert release[i] <= sent[prompt] - began <= release[i] + 5
+    assert release[3] >= max(release[1] + found.latency[1], release[2] + found.latency[2]) + 0.1
+
+
+def test_prompts_repeat_the_prompt_and_the_answer_before(server: Any) -> None:
+    replay(tree(), server.address, seed=3)
+    prompts = {len(body["prompt"]): body["prompt"] for _, body in server.bodies}
+    assert all(body["return_token_ids"] for _, body in server.bodies)
+    # The server's tokens are 1, 2, 3, ...; no drawn id is below 100.
+    assert prompts[60][:24] == [*prompts[20], 1, 2, 3, 4]
+    assert prompts[50][:22] == [*prompts[20], 1, 2]
+    assert prompts[90][:63] == [*prompts[60], 1, 2, 3]
+    assert min(prompts[60][24:] + prompts[50][22:] + prompts[90][63:] + prompts[6]) >= 100
+    # Without prefixes nothing of this is asked for, and prompts are those of before.
+    server.bodies.clear()
+    replay(sessions(), server.address, seed=3)
+    assert not any("return_token_ids" in body for _, body in server.bodies)
+    plain = {len(body["prompt"]): body["prompt"] for _, body in server.bodies}
+    assert plain[20] == prompts[20]
+    assert plain[60][24:] == prompts[60][24:]
+    assert plain[60][:20] != prompts[20]
+
+
+def test_calls_after_one_that_failed_are_told(server: Any) -> None:
+    found = replay(sessions(prompt_tokens=[20, REFUSED, 50, 90, 6]), server.address)
+    assert sorted(found.errors) == [1, 3]
+    assert found.errors[3] == "comes after request 1, which failed"
+    assert len(server.bodies) == 4
+
+
+def test_an_engine_in_this_process_runs_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InThisProcess()
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setattr(in_process, "start", lambda *_: SimpleNamespace(llm_engine=engine))
+    instance = sessions(after=[None, 0, None, [1, 2], None], arrival=[0, None, 0, None, 0.01],
+                        delay=[None, 0.05, None, 0.1, None])  # fmt: skip
+    found = replay(instance, "vllm:folder", timeout_s=0.3)
+    # The engine never ends request 2.
+    assert found.errors == {
+        2: "no end within 0.3 s", 3: "comes after request 2, which failed",
+    }  # fmt: skip
+    assert list(engine.added) == ["warm-up", "0", "2", "4", "1"]
+    engine.prompts.clear()
+    found = replay(
+        tree(
+            after=[None, 0, None, 1, None],
+            arrival=[0, None, 5, None, 0.01],
+            delay=[None, 0, None, 0, None],
+        ),
+        "vllm:folder",
+        stop=StopsAt(0.5),
+    )
+    assert found.errors == {2: "interrupted"}
+    assert engine.prompts["1"][:24] == [*engine.prompts["0"], 1, 1, 1, 1]
+    assert engine.prompts["3"][:63] == [*engine.prompts["1"], 1, 1, 1]
+
+
+class StopsAt(threading.Event):
+    """An event that is set some seconds after it is made."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        threading.Timer(seconds, self.set).start()

@@ -17,8 +17,9 @@ from optsched.costs.fit import fit
 from optsched.engines.profiling import shapes
 from optsched.experiments.runner import run_experiment
 
-SETTINGS = {"requests": "60", "loads": "1,3", "repetitions": "2", "search_s": "0.1",
-            "bound_s": "0.1"}  # fmt: skip
+SETTINGS = {"requests": "60", "sessions": "6", "loads": "1,3", "repetitions": "2",
+            "search_s": "0.1", "bound_s": "0.1"}  # fmt: skip
+CHAT = {**SETTINGS, "mixes": "chat"}
 
 
 class Machine:
@@ -35,7 +36,7 @@ class Machine:
         if texts[0] == "profile":
             out = Path(given[0])
             out.parent.mkdir(parents=True, exist_ok=True)
-            write(out, shapes(512, 16, 1024))
+            write(out, shapes(512, 16, 2048))
             return
         files = texts[1 : texts.index("-o")]
         policy = "vllm-v1"
@@ -43,6 +44,8 @@ class Machine:
             policy = json.loads(options["additional_config"])["optsched"]["policy"]
         elif options.get("scheduling_policy") == '"priority"':
             policy += ":policy=priority,priority=" + texts[texts.index("--priority") + 1]
+        elif options["enable_prefix_caching"] == "false":
+            policy += ":prefix_caching=false"
         cost = fit(Path(files[0]).parent / "profiles" / "0", hardware="cpu").cost_model
         noise = np.random.default_rng(len(self.calls)).uniform(0.98, 1.02)
         for file, out in zip(files, given, strict=True):
@@ -62,44 +65,68 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     machine: Machine, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "runs"
-    settings = {**SETTINGS, "folder": str(folder)}
+    settings = {**SETTINGS, "folder": str(tmp_path / "runs")}
     outcome = run_experiment("vllm-cpu", settings)
     assert not any(row["error"] for row in outcome.rows)
-    # Two repetitions of three schedulers at two loads, and five computed rows at each load.
-    assert len(outcome.rows) == 2 * 3 * 2 + 5 * 2
-    # In each repetition a profile, and then one start of vLLM for each scheduler.
-    assert [call[0] for call in machine.calls] == ["profile", *["replay"] * 3] * 2
+    # At each of two loads, two repetitions of every scheduler, and a computed row of each; search
+    # and bound beside them, and no search for sessions.
+    assert len(outcome.rows) == 2 * (2 + 1) * (4 + 4 + 2) + 2 * (2 + 2 + 1)
+    # In each repetition a profile, and then one start of vLLM for each scheduler of a mix.
+    assert [call[0] for call in machine.calls] == ["profile", *["replay"] * 10] * 2
     claims = {claim.what: claim for claim in outcome.claims}
-    for scheduler in vllm_cpu.SCHEDULERS:
-        near = claims[f"load 3: mean_latency of {scheduler}: twin over measured"]
-        assert near.ours == pytest.approx(1, abs=0.02)
-        assert near.holds is True
-    rows = {row["scheduler"]: row for row in outcome.rows if row["source"] == "model"}
+    for mix, (_, schedulers) in vllm_cpu.MIXES.items():
+        for scheduler in schedulers:
+            near = claims[f"{mix}, load 3: mean_latency of {scheduler}: twin over measured"]
+            assert near.ours == pytest.approx(1, abs=0.02)
+            assert near.holds is True
+    model = [row for row in outcome.rows if row["source"] == "model" and row["mix"] == "long"]
+    rows = {row["scheduler"]: row for row in model if row["load"] == 3}
     ratio = rows["priority"]["mean_latency"] / rows["fcfs"]["mean_latency"]
-    assert claims["load 3: mean latency of priority over fcfs, predicted"].ours == ratio
+    what = "long, load 3: mean_latency of priority over fcfs"
+    assert claims[f"{what}, predicted"].ours == ratio
     assert ratio < 0.95
-    told = claims["load 3: mean latency of priority over fcfs, measured"].ours
+    told = claims[f"{what}, measured"].ours
     assert isinstance(told, str)
     assert float(told.split()[0]) == pytest.approx(ratio, rel=0.04)
     assert "2 repetitions" in told
     assert rows["bound"]["mean_latency"] <= rows["search"]["mean_latency"]
-    over = claims["load 3: mean latency, fcfs measured over the bound"].ours
+    over = claims["long, load 3: mean latency, fcfs measured over the bound"].ours
     assert isinstance(over, float)
     assert over >= 1
     # What was measured stays, and a second run measures nothing.
     again = run_experiment("vllm-cpu", settings)
-    assert len(machine.calls) == 8
+    assert len(machine.calls) == 22
     real = [row["mean_latency"] for row in outcome.rows if row["source"] == "measured"]
     assert real == [row["mean_latency"] for row in again.rows if row["source"] == "measured"]
+
+
+def test_calls_of_sessions_come_when_others_have_ended_and_repeat_what_was_said(
+    machine: Machine, tmp_path: Path
+) -> None:
+    settings = {**SETTINGS, "mixes": "sessions", "folder": str(tmp_path / "runs")}
+    rows = run_experiment("vllm-cpu", settings).rows
+    instance = read_instance(tmp_path / "runs" / "sessions-load-3.json")
+    sizes = instance.prompt_tokens + instance.output_tokens
+    calls = np.flatnonzero(instance.sessions.count)
+    before = instance.sessions.before
+    assert instance.prefix_tokens[calls].tolist() == sizes[before].tolist()
+    assert instance.prefix_parent[calls].tolist() == before.tolist()
+    # In real time as in the model: a session ends when its last call does.
+    for scheduler, policy in (("fcfs", "vllm-v1"), ("no-cache", "vllm-v1:prefix_caching=false")):
+        cost = vllm_cpu.load_cost_model(tmp_path / "runs" / "cost-all.toml")
+        found = evaluate(instance, simulate(instance, policy, cost), cost)
+        mine = [row for row in rows if row["scheduler"] == scheduler and row["load"] == 3]
+        whole = {row["source"]: row["mean_session_completion"] for row in mine}
+        assert whole["model"] == found.metrics["mean_session_completion"]
+        assert whole["measured"] == pytest.approx(whole["model"], rel=0.03)
 
 
 def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(
     machine: Machine, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs"
-    run_experiment("vllm-cpu", {**SETTINGS, "folder": str(folder)}, trials=1)
-    slow, fast = (read_instance(folder / f"load-{load}.json") for load in (1, 3))
+    run_experiment("vllm-cpu", {**CHAT, "folder": str(folder)}, trials=1)
+    slow, fast = (read_instance(folder / f"chat-load-{load}.json") for load in (1, 3))
     assert slow.prompt_tokens.tolist() == fast.prompt_tokens.tolist()
     assert slow.predicted is not None
     assert fast.predicted is not None
@@ -110,7 +137,7 @@ def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(
 def test_files_of_other_requests_and_commands_that_fail_are_told(
     machine: Machine, tmp_path: Path, monkeypatch
 ) -> None:
-    settings = {**SETTINGS, "folder": str(tmp_path / "runs")}
+    settings = {**CHAT, "folder": str(tmp_path / "runs")}
     run_experiment("vllm-cpu", settings, trials=1)
     (row,) = run_experiment("vllm-cpu", {**settings, "requests": "61"}, trials=1).rows
     assert "instance_sha256" in row["error"]

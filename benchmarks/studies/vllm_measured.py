@@ -140,8 +140,15 @@ def _scheduled(instance: Instance, policy: str, cost: BatchCost, seed: int) -> S
 def of_measured(instance: Instance, times: Measured) -> Row:
     """Return the metrics of a measured run. Its makespan is when the last token comes."""
     assert times.ttft is not None
-    later = instance.output_tokens - 1
-    last = float((instance.release + times.latency).max())
+    later, sessions = instance.output_tokens - 1, instance.sessions
+    release, longest = instance.given_release, {}
+    if sessions is not None:  # a call is released a delay after those before it have ended
+        release = sessions.earliest(release, times.latency)
+        ends = sessions.over(release + times.latency, np.maximum)
+        whole = ends - sessions.over(release, np.minimum)
+        longest = {"mean_session_completion": float(whole.mean())}
+
+    last = float((release + times.latency).max())
     tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
 
     return {
@@ -149,6 +156,7 @@ def of_measured(instance: Instance, times: Measured) -> Row:
         "mean_ttft": float(times.ttft.mean()),
         "mean_tpot": float(tpot.mean()),
         "makespan": last,
+        **longest,
     }
 
 

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,12 @@ class InProcess:
             self._warm_up(sending)
 
         sending.begin()
-        waiting = sending.order[::-1]
+        waiting = [(sending.due[request], request) for request in sending.order]  # a heap
         running: dict[str, int] = {}
 
         while (waiting or running) and not stop.is_set():
-            while waiting and sending.due[waiting[-1]] <= sending.now():
-                request = waiting.pop()
+            while waiting and waiting[0][0] <= sending.now():
+                _, request = heappop(waiting)
                 sending.sent(request)
                 try:
                     self._add(sending, request, str(request))
@@ -97,7 +98,7 @@ class InProcess:
 
             if not running:
                 if waiting:
-                    stop.wait(min(0.1, max(0.0, sending.due[waiting[-1]] - sending.now())))
+                    stop.wait(min(0.1, max(0.0, waiting[0][0] - sending.now())))
 
                 continue
 
@@ -108,8 +109,10 @@ class InProcess:
                 request = running[found.request_id]
                 sending.token(request)
                 if found.finished:
-                    sending.end(request, len(found.outputs[0].token_ids))
                     del running[found.request_id]
+                    sending.outputs[request] = tokens = list(found.outputs[0].token_ids)
+                    for k in sending.end(request, len(tokens)):
+                        heappush(waiting, (sending.due[k], k))
 
             until = sending.now() - sending.timeout_s
             over = [name for name, request in running.items() if sending.due[request] < until]

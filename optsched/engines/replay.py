@@ -2,8 +2,9 @@
 
 The engine is a server that speaks OpenAI's completions protocol with streaming, as vLLM's and
 SGLang's do, or vLLM in this process (`optsched.engines.in_process`). Prompts are random token ids
-of the right number, so that no two share a prefix. Outputs have their length forced by
-``ignore_eos`` and ``max_tokens``.
+of the right number, which share the prefixes that the instance says, and none otherwise. Outputs
+have their length forced by ``ignore_eos`` and ``max_tokens``. Requests that come after others are
+sent when these have ended and the delay has passed.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def replay(
     Parameters
     ----------
     instance : Instance
-        An instance in seconds. Latencies count from its arrivals, not from when requests are sent.
+        An instance in seconds. Latencies count from its arrivals, or from when requests are
+        released that come after others, and not from when they are sent.
     engine : str or Engine
         An address as for `connect`, or what `connect` returned. Requests go there and nowhere else.
     model : str, optional
@@ -158,20 +160,29 @@ class _Server:
         self.model = model or self._first_model()
 
     def serve(self, sending: Sending) -> Measured:
-        """See `Engine.serve`. Each request has a thread."""
+        """See `Engine.serve`. Each request has a thread, from when it is released."""
         sending.begin()
         stop = sending.stop
         sent: list[tuple[int, float, threading.Thread]] = []
+
+        def send(request: int) -> None:
+            until = max(sending.now(), sending.due[request]) + sending.timeout_s + _GRACE_S
+            work = threading.Thread(target=serve, args=(request,), daemon=True)
+            work.start()
+            sent.append((request, until, work))
+
+        def serve(request: int) -> None:
+            if not stop.wait(max(0.0, sending.due[request] - sending.now())):
+                for follower in self._ask(sending, request):
+                    send(follower)
+
         for request in sending.order:
             if stop.wait(max(0.0, sending.due[request] - sending.now())):
                 break
 
-            body = self._body(sending, request)
-            until = sending.sent(request) + sending.timeout_s + _GRACE_S
-            work = threading.Thread(target=self._ask, args=(sending, request, body), daemon=True)
-            work.start()
-            sent.append((request, until, work))
+            send(request)
 
+        # A thread sends what its end releases before it ends, so the list grows while it is read.
         # Names of hosts may be looked up and several addresses tried for longer than the timeout,
         # where nobody can break off, so that the wait has an end of its own.
         for request, until, work in sent:
@@ -191,6 +202,8 @@ class _Server:
             body["priority"] = int(sending.priority[request])
         if predicted := sending.predicted(request):
             body["vllm_xargs"] = predicted
+        if sending.instance.prefix_parent is not None:
+            body["return_token_ids"] = True
 
         return body
 
@@ -224,9 +237,10 @@ class _Server:
 
         return name
 
-    def _ask(self, sending: Sending, request: int, body: Mapping[str, Any]) -> None:
-        """Send one request, and note its tokens and its end."""
-        tokens = 0
+    def _ask(self, sending: Sending, request: int) -> list[int]:
+        """Send one request, note its tokens and its end, and return what that releases."""
+        tokens, body = 0, self._body(sending, request)
+        sending.sent(request)
         try:
             for event in self._events(body, sending.timeout_s):
                 if event.get("error"):
@@ -234,6 +248,7 @@ class _Server:
                 if event.get("choices"):
                     sending.token(request)
                     tokens += 1
+                    sending.outputs.setdefault(request, []).extend(_token_ids(event["choices"]))
                 if usage := event.get("usage"):
                     counted = usage.get("completion_tokens") if isinstance(usage, dict) else usage
                     if type(counted) is not int or counted < 0:
@@ -242,13 +257,13 @@ class _Server:
 
                     tokens = counted
 
-            sending.end(request, tokens)
+            return sending.end(request, tokens)
         except TimeoutError:
-            sending.end(request, error=sending.late)
+            return sending.end(request, error=sending.late)
         except InputError as error:
-            sending.end(request, error=str(error))
+            return sending.end(request, error=str(error))
         except Exception as error:  # whatever a server answers ends one request only
-            sending.end(request, error=f"broke off: {error or type(error).__name__}")
+            return sending.end(request, error=f"broke off: {error or type(error).__name__}")
 
     def _events(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed completion, until its end or the timeout."""
@@ -277,3 +292,10 @@ class _Server:
                     raise InputError("broke off: found no event; expected a JSON object")
 
                 yield event
+
+
+def _token_ids(choices: Any) -> list[int]:
+    """Return the ids of an event's tokens, or none if the server does not say them."""
+    first = choices[0] if isinstance(choices, list) else None
+    ids = first.get("token_ids") if isinstance(first, dict) else None
+    return [i for i in ids if type(i) is int and 0 <= i < 1 << 31] if isinstance(ids, list) else []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
@@ -50,9 +51,11 @@ class Sending:
         if self.priority is not None and len(self.priority) != n:
             raise InputError(f"priority: found {len(self.priority)} values; expected {n}")
 
-        self.due: list[float] = self.instance.release.tolist()
+        self.due: list[float] = self.instance.given_release.tolist()
         self.late = f"no end within {self.timeout_s:g} s"
         self.errors: dict[int, str] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self._prompts: dict[int, NDArray[np.int32]] = {}
         self._first, self._last = np.full(n, np.nan), np.full(n, np.nan)
         self._delay_s = 0.0
         self._ended: set[int] = set()
@@ -61,16 +64,35 @@ class Sending:
 
     @property
     def order(self) -> list[int]:
-        """The requests in the order in which they arrive."""
-        found: list[int] = np.argsort(self.instance.release, kind="stable").tolist()
-        return found
+        """The requests with given arrivals, in the order in which they arrive."""
+        found: list[int] = np.argsort(self.due, kind="stable").tolist()
+        return [request for request in found if self.due[request] < np.inf]
 
     def prompt(self, request: int) -> list[int]:
-        """Return the token ids of a prompt."""
-        generator = np.random.default_rng([self.seed, request])
-        size = int(self.instance.prompt_tokens[request])
-        found: list[int] = generator.integers(FIRST_ID, self.vocabulary, size).tolist()
-        return found
+        """Return the token ids of a prompt, which begins as that of its prefix parent does.
+
+        Behind the parent's prompt come the tokens that the engine answered, as far as it says them.
+        """
+        line, instance = [request], self.instance
+        parent, shared = instance.prefix_parent, instance.prefix_tokens
+        if parent is not None:
+            while (up := int(parent[line[-1]])) >= 0 and up not in self._prompts:
+                line.append(up)
+
+        for i in reversed(line):
+            generator = np.random.default_rng([self.seed, i])
+            size = int(instance.prompt_tokens[i])
+            made = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)
+            if parent is not None and shared is not None:
+                before = int(parent[i])
+                if before >= 0:
+                    begin = [*self._prompts[before], *self.outputs.get(before, ())]
+                    begin = begin[: min(size, int(shared[i]))]
+                    made[: len(begin)] = begin
+
+                self._prompts[i] = made
+
+        return made.tolist()
 
     def predicted(self, request: int) -> dict[str, int]:
         """Return what the engine is told of a request's output: its prediction, if it has one."""
@@ -99,8 +121,11 @@ class Sending:
         if np.isnan(self._first[request]):
             self._first[request] = now
 
-    def end(self, request: int, tokens: int | None = None, error: str | None = None) -> None:
-        """Note that a request has ended, with so many tokens or with an error."""
+    def end(self, request: int, tokens: int | None = None, error: str | None = None) -> list[int]:
+        """Note that a request has ended, with so many tokens or with an error.
+
+        Return the requests that are released thereby, which are `due` from now on.
+        """
         wanted = int(self.instance.output_tokens[request])
         if error is None and tokens != wanted:
             error = f"answered with {tokens} of {wanted} tokens"
@@ -108,7 +133,7 @@ class Sending:
             error = f"found {tokens} tokens at once; expected a stream of tokens"
         with self._lock:
             if request in self._ended:
-                return
+                return []
 
             self._ended.add(request)
             if error is not None:
@@ -117,14 +142,33 @@ class Sending:
                 self.errors[request] = "".join(c if c.isprintable() else "?" for c in words)
 
             ended, failed = len(self._ended), len(self.errors)
+            released = self._followers(request) if error is None else []
 
         if self.progress is not None:
             self.progress(ended, failed)
 
+        return released
+
+    def _followers(self, request: int) -> list[int]:
+        """Let the requests be due that come after a request and others that all have ended."""
+        sessions, served = self.instance.sessions, self._ended - self.errors.keys()
+        if sessions is None:
+            return []
+
+        released = [k for k in sessions.followers(request) if served.issuperset(sessions.after[k])]
+        for k in released:
+            last = self._last[list(sessions.after[k])].max()
+            self.due[k] = float(last + sessions.delay[k])
+
+        return released
+
     def measured(self, name: str) -> Measured:
         """Return what was measured; requests that have not ended have an error."""
-        for request in range(self.instance.n):
-            self.end(request, error="interrupted")
+        sessions = self.instance.sessions
+        for request in range(self.instance.n) if sessions is None else sessions.order:
+            lost = [] if sessions is None else self.errors.keys() & sessions.after[request]
+            why = f"comes after request {min(lost)}, which failed" if lost else "interrupted"
+            self.end(request, error=why)
         if self._delay_s > _LATE_S:
             warnings.warn(f"requests were sent up to {self._delay_s:.2g} s late", stacklevel=3)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from optsched.policies.base import Batch, Job, Rules, Scheduler, View
 from optsched.policies.engine.stepwise import Stepwise
 from optsched.problem.errors import PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.kernel import interpret
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
@@ -154,7 +153,6 @@ class _Decides(_Base):
             found = f"optsched.engines.vllm: found {wrong}"
             raise UsageError(f"{found}; expected a configuration without")
 
-        interpret()  # vLLM's engine on a CPU does not start beside numba
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:
@@ -171,6 +169,11 @@ class _Decides(_Base):
             chunked=settings.enable_chunked_prefill,
             seed=int(config.get("seed", 0)),
         )
+        if isinstance(self._desk.policy, Rules):  # compiles before a request waits for it
+            dry = replace(self._desk, arrival=[0.0], prompt=[1], predicted=[1])
+            none = np.zeros(1, np.int64)
+            dry.ask(0.0, [0], [], none, none, none > 0)
+
         self._number: dict[str, int] = {}  # of each request
         self._known: list[Any] = []
         self._turns: list[int] = []  # when each began to wait

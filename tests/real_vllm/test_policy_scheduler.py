@@ -28,6 +28,7 @@ OWN = VllmV1(max_num_seqs=64, max_num_batched_tokens=1024)
 POLICIES = (
     "fcfs", "mc-sf", "mc-benchmark", "least-work", "sarathi", "sarathi:eviction_free=true",
     "vllm-hy:watermark=0.05", "rank-input", "rank-output", "a-min", "trail:max_running=32",
+    "spf", "spf-work",
 )  # fmt: skip
 
 

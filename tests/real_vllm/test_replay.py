@@ -47,6 +47,36 @@ def test_requests_are_served_with_their_lengths_and_too_long_ones_are_told(tmp_p
     assert (found.ttft[served] > 0).all()
 
 
+def test_calls_of_sessions_find_what_was_said_before_them(tmp_path: Path) -> None:
+    # Two sessions of three calls, whose prompts repeat all before; blocks of 32 tokens.
+    prompt, output = [300, 340, 380, 310, 350, 390], [9, 6, 3, 5, 8, 2]
+    shared = [0, 309, 346, 0, 315, 358]
+    before = [None, 0, 1, None, 3, 4]
+    latency = {}
+    for cached in (False, True):
+        columns = {"prefix_parent": before, "prefix_tokens": shared, "prefix_block_tokens": 32}
+        instance = optsched.Instance(
+            [0, None, None, 0.1, None, None], prompt, output, 1280, "second", after=before,
+            delay=[None, 0.2, 0.1, None, 0, 0.3], kv_block_tokens=32, **columns,
+        )  # fmt: skip
+        optsched.write_instance(instance, tmp_path / "i.json")
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
+        words = ["replay", "i.json", "i.json", "--engine", f"vllm:{tmp_path}", "-o", "w.json"]
+        words += ["-o", "m.json", "--vocabulary", "900", "--set"]
+        words += [f"enable_prefix_caching={str(cached).lower()}"]
+        words += [word for setting in SETTINGS for word in ("--set", setting)]
+        done = subprocess.run(
+            [sys.executable, "-m", "optsched", *words], cwd=tmp_path, env=os.environ, timeout=600,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        found = optsched.read_measured(tmp_path / "m.json")
+        found.check(instance)
+        latency[cached] = found.ttft[[1, 2, 4, 5]].sum()
+    # A tenth of each later prompt is left to process.
+    assert latency[True] < 0.7 * latency[False]
+
+
 def test_a_profile_goes_on_where_it_stopped_and_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
     words = ["profile", "vllm", ".", "-o", "p", "--max-tokens", "64", "--max-requests", "4"]

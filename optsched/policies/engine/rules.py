@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from optsched.costs.batch import Sums
 from optsched.judge import life, memory
@@ -663,6 +664,39 @@ def _settle(
         running[position] = i
         s.running += 1
         s.partial += 1
+
+
+@njit
+def show(
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    usage: Ints,
+    waiting: Ints,
+    queued: NDArray[np.bool_],
+    settings: Settings,
+    random: Generator,
+) -> None:
+    """Count in the requests that run, and let others wait, where a batch is asked for alone.
+
+    `queued`: which of those that wait have waited before.
+    """
+    heap, running, limits = lines[0], lines[1], settings.limits
+    for k in range(s.running):
+        r = requests[running[k]]
+        r.band = 0
+        size = r.prompt + r.produced
+        take(s, r, max(r.cached, 0 if r.decoding else size), limits)
+        s.reserved += r.peak
+        s.partial += not r.decoding
+        s.over += project(usage, 0, size - 1, r.estimate - r.produced, 1, limits)
+
+    for k in range(waiting.size):
+        i = waiting[k]
+        if queued[k] and (settings.random_ties or (settings.promote and requests[i].band > 0)):
+            push(requests, heap, s, i)
+        else:
+            _queue(requests, s, heap, i, settings, random)
 
 
 @njit

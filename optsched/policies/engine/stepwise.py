@@ -1,7 +1,6 @@
 """`Rules` asked batch by batch, where nobody knows all requests in advance.
 
-What decides is the loop that runs them elsewhere. Where nothing is compiled, it runs as plain
-Python (`optsched.problem.kernel.interpret`).
+What decides is the loop that runs them elsewhere.
 """
 
 from __future__ import annotations
@@ -59,14 +58,9 @@ class Stepwise:
         columns = common.Columns(
             np.empty(0, common.BATCH), np.empty((2, size), np.int64), np.empty(size, np.int64)
         )
-        for i in view.waiting:  # in the order in which they began to wait
-            r = requests[i]
-            lasts = settings.random_ties or (settings.promote and r.band > 0)
-            if lasts and i in self.queued:
-                common.push(requests, lines[0], s, i)
-            else:
-                loop._queue(requests, s, lines[0], i, settings, view.generator)
-
+        waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
+        queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
+        loop.show(requests, s, lines, usage, waiting, queued, settings, view.generator)
         self.queued.update(view.waiting)
         rest = (columns.entries, columns.evicted, settings, view.cost.array, view.generator)
         sums = loop.decide(requests, s, lines, usage, *rest)
@@ -85,10 +79,9 @@ class Stepwise:
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
         """Write into the records what a view shows; return those that run, and their later KV."""
-        from optsched.judge.memory import project, take
         from optsched.policies.engine import common
 
-        requests, s, limits = self.requests, self.state[0], self.settings.limits
+        requests, s = self.requests, self.state[0]
         order, place = requests["order"], requests["seq"].__getitem__
         running = sorted(view.running, key=place)
         if self.rules.running_order != "arrival":
@@ -115,13 +108,4 @@ class Stepwise:
         s.freed = sum(self.batched[i] for i in gone) if self.settings.make_room else 0
         lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)
         usage = np.zeros(max(int(column.max()) for column in lengths) + 2, dtype=np.int64)
-        for i in running:
-            r = requests[i]
-            r.band = 0
-            size = r.prompt + r.produced
-            take(s, r, max(r.cached, 0 if r.decoding else size), limits)
-            s.reserved += r.peak
-            s.partial += not r.decoding
-            s.over += project(usage, 0, size - 1, r.estimate - r.produced, 1, limits)
-
         return running, usage
