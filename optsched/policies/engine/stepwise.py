@@ -69,7 +69,7 @@ class Stepwise:
 
         self.queued.update(view.waiting)
         rest = (columns.entries, columns.evicted, settings, view.cost.array, view.generator)
-        sums = loop.decide(requests, s, lines, usage, *rest)
+        sums = loop.decide(requests, s, lines, usage, *rest, None)
         evicted = columns.evicted[: s.evicted].tolist()
         if s.stall:
             return Batch(evict=evicted, stall=True)
