@@ -359,6 +359,45 @@ def _decode_all(
 
 
 @njit(allocates=False)
+def _put_out(
+    requests: Records,
+    v: int,
+    s: np.record,
+    usage: Ints,
+    evicted: Ints,
+    settings: Settings,
+    cache: Store,
+) -> None:
+    """Evict running request v, which is not in the batch."""
+    r = requests[v]
+    r.gone = True
+    s.lost += 1
+    _free(requests, v, s, cache, settings.limits)
+    if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
+        _forget(usage, s, r, max(1, r.estimate - r.produced), settings.limits)
+
+    add_eviction(evicted, s, v)
+
+
+@njit(allocates=False)
+def _pause(
+    requests: Records,
+    s: np.record,
+    running: Ints,
+    usage: Ints,
+    evicted: Ints,
+    i: int,
+    settings: Settings,
+    cache: Store,
+) -> None:
+    """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
+    for k in range(s.running):
+        r = requests[running[k]]
+        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or running[k] == i):
+            _put_out(requests, running[k], s, usage, evicted, settings, cache)
+
+
+@njit(allocates=False)
 def _make_room(
     requests: Records,
     s: np.record,
@@ -386,14 +425,7 @@ def _make_room(
         if victim < 0:
             v = i
 
-        r = requests[v]
-        r.gone = True
-        s.lost += 1
-        _free(requests, v, s, cache, limits)
-        if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
-            _forget(usage, s, r, max(1, r.estimate - r.produced), limits)
-
-        add_eviction(evicted, s, v)
+        _put_out(requests, v, s, usage, evicted, settings, cache)
         if v == i:
             break
 
@@ -585,8 +617,9 @@ def _admit(
     if cache is not None:
         r.reused = r.cached
         blocks.seat(r, i, s, cache, r.cached // cache.block, settings.limits)
+    else:
+        take(s, r, life.rest_of(r), settings.limits)
 
-    take(s, r, life.rest_of(r), settings.limits)
     s.reserved += r.peak
 
     if settings.admission == LOOKAHEAD:
@@ -675,6 +708,12 @@ def _form(
                 take(s, r, c, limits)
             else:
                 c = _prefill_size(r, s, sums, settings, cost)
+                if cache is not None and c > 0:
+                    if cache.block < c < life.rest_of(r):
+                        c -= (r.cached + c) % cache.block
+                    if not fresh and not room(s, growth(r, c, limits), limits):
+                        _pause(requests, s, running, usage, evicted, i, settings, cache)
+                        c = c if room(s, growth(r, c, limits), limits) else REFUSED
                 if c > 0 and fresh and not _admissible(requests, i, s, usage, settings, cache):
                     c = REFUSED
                 if c <= 0:
@@ -688,6 +727,8 @@ def _form(
 
                 if fresh:
                     _admit(requests, s, heap, running, usage, settings, cache)
+                if cache is not None:
+                    take(s, r, c, limits)
 
                 sums = add_prefill(sums, c, r.cached)
                 closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
@@ -700,6 +741,9 @@ def _form(
                 _fill(r, i, s, c, cache, limits)
 
             add_entry(entries, s, i, c)
+
+    if cache is not None and s.partial > 0 and sums.tokens > 0:
+        _pause(requests, s, running, usage, evicted, -1, settings, cache)
 
     return sums
 
