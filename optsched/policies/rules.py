@@ -140,7 +140,10 @@ class Rules(Runner):
         What leaves the prefix cache first where requests share prefixes: the block that was used
         the longest ago, or the one whose next user comes last, which only a clairvoyant scheduler
         knows (with sessions nobody does, and it is the former). Waiting requests then stand in the
-        order of the prefill that the cache leaves them. It needs the group ``"prefill"``.
+        order of the prefill that the cache leaves them. A prefill that pauses leaves its blocks to
+        the cache, which counts as an eviction. It needs the group ``"prefill"``.
+    served : tuple of int, optional
+        All requests in the order in which next use expects them; None: that of their releases.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -182,6 +185,7 @@ class Rules(Runner):
     piece: float = math.inf
     cheap: bool = False
     caching: Caching = "none"
+    served: tuple[int, ...] | None = None
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -410,7 +414,8 @@ class Rules(Runner):
         if caching:
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             seats = settings.limits.max_running
-            caches[:] = blocks.caches_of(fleet, seats, (eviction, 0.0, 0), merge=True)
+            rule = (eviction, 0.0, 0)
+            caches[:] = blocks.caches_of(fleet, seats, rule, True, rules.served)
 
         return fleet
 

@@ -98,6 +98,8 @@ def improve(
         _shorten_tail(best, budget, seed, workers, serve)
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
+    elif instance.prefixes is not None:
+        _vary(best, budget, seed)  # the rule of the search claims nothing
     else:
         _vary(best, budget.part(_VARIED), seed)
         RuleSearch(best, seed).run(budget)
@@ -129,12 +131,23 @@ def _start_from(
 
 
 def _vary(best: Best, budget: Budget, seed: int) -> None:
-    """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far."""
+    """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far.
+
+    Where prefixes are cached, next uses are expected in the order of the best schedule so far.
+    """
     generator, stale = np.random.default_rng(seed), 0
     rules = make_policy("spf-work")[0]
     assert isinstance(rules, Rules)
 
-    while stale < _PATIENCE and not budget.over:
+    cached = best.instance.prefixes is not None
+    while stale < _PATIENCE * (1 + 4 * cached) and not budget.over:
+        if cached and best.evaluation is not None:
+            rules = replace(rules, served=tuple(np.argsort(best.evaluation.first_token).tolist()))
+
+        chance = [
+            0.2 + 0.6 * (cached and v in (rules.order, rules.admission))
+            for v in ("prompt", "present")
+        ]
         gate, piece, tokens = generator.lognormal(0.0, 0.7, 3)
         changed = replace(
             rules,
@@ -142,8 +155,8 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
             piece=rules.piece * piece,
             max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
             cheap=bool(generator.random() < 0.5),
-            order="prompt" if generator.random() < 0.2 else "work",
-            admission="present" if generator.random() < 0.2 else "lookahead",
+            order="prompt" if generator.random() < chance[0] else "work",
+            admission="present" if generator.random() < chance[1] else "lookahead",
         )
         try:
             schedule = simulate(best.instance, changed, best.cost, seed=seed, budget=budget)

@@ -87,12 +87,17 @@ Store = Cache | None  # None: nothing is cached
 
 
 def caches_of(
-    fleet: Compiled, seats: int, rule: tuple[str, float, int], merge: bool
+    fleet: Compiled,
+    seats: int,
+    rule: tuple[str, float, int],
+    merge: bool,
+    served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
     """Return an empty cache for each worker of a fleet with prefixes, which then can claim.
 
     `rule`: how copies are taken away, the time to live, and the last tokens for T-LRU. With the
     next use, copies are merged: two of one name would wait for the same request, which takes one.
+    `served`: in which order requests are expected to use blocks; None: that of their releases.
     """
     instance, workers = fleet.job.instance, len(fleet.states)
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
@@ -110,7 +115,7 @@ def caches_of(
     begin = np.cumsum(prefixes.blocks) - prefixes.blocks
     ranked = np.arange(n)  # of use to next-use eviction alone, which needs all arrivals
     if foreseen:
-        ranked = np.lexsort((ranked, instance.release))
+        ranked = np.lexsort((ranked, instance.release)) if served is None else np.array(served)
 
     noted = np.zeros(prefixes.distinct_blocks if eviction in ("next-use", "t-lru") else 0, np.int32)
     later = np.empty(all_blocks if foreseen else 0, dtype=np.int32)

@@ -18,7 +18,15 @@ from optsched.judge.memory import free, growth, kv_of, project, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common
 from optsched.policies.engine.blocks import Cache, Store
-from optsched.policies.engine.common import REQUEST, REUSED, TOKENS, Columns, add_entry, add_eviction, push
+from optsched.policies.engine.common import (
+    REQUEST,
+    REUSED,
+    TOKENS,
+    Columns,
+    add_entry,
+    add_eviction,
+    push,
+)
 from optsched.problem.kernel import njit
 
 # Codes of the words in `Rules`.
@@ -671,9 +679,7 @@ def _form(
         while not closed and group != NO_GROUP:
             fresh = s.waiting > 0 and group == WAITING
             if group == PREFILL:
-                position = _next_prefill(
-                    requests, s, heap, running, not refused, gate, cost, cache
-                )
+                position = _next_prefill(requests, s, heap, running, not refused, gate, cost, cache)
                 fresh = position == -1
                 if position < -1:
                     break
