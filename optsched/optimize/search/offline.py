@@ -31,8 +31,9 @@ _ROUTED = 0.3
 """The share of the time for policies behind routers, where there are several workers."""
 _POLICY_SHARE = 0.5
 """The share of the time left for one policy, so that a slow one leaves time for others."""
-_VARIED, _PATIENCE = 0.3, 60
-"""The share of the time for rules with pauses, and how many in a row may bring nothing."""
+_VARIED, _CLAIMING, _PATIENCE = 0.3, 0.9, 60
+"""The share of the time for rules with pauses, without and with a prefix cache (`RuleSearch` claims
+nothing), and how many in a row may bring nothing."""
 _MIN_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
@@ -98,10 +99,8 @@ def improve(
         _shorten_tail(best, budget, seed, workers, serve)
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
-    elif instance.prefixes is not None:
-        _vary(best, budget, seed)  # the rule of the search claims nothing
     else:
-        _vary(best, budget.part(_VARIED), seed)
+        _vary(best, budget.part(_VARIED if instance.prefixes is None else _CLAIMING), seed)
         RuleSearch(best, seed).run(budget)
 
     if best.schedule is None:
@@ -140,14 +139,11 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
     assert isinstance(rules, Rules)
 
     cached = best.instance.prefixes is not None
-    while stale < _PATIENCE * (1 + 4 * cached) and not budget.over:
+    often, patience = (0.6, 5 * _PATIENCE) if cached else (0.2, _PATIENCE)
+    while stale < patience and not budget.over:
         if cached and best.evaluation is not None:
             rules = replace(rules, served=tuple(np.argsort(best.evaluation.first_token).tolist()))
 
-        chance = [
-            0.2 + 0.6 * (cached and v in (rules.order, rules.admission))
-            for v in ("prompt", "present")
-        ]
         gate, piece, tokens = generator.lognormal(0.0, 0.7, 3)
         changed = replace(
             rules,
@@ -155,8 +151,8 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
             piece=rules.piece * piece,
             max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
             cheap=bool(generator.random() < 0.5),
-            order="prompt" if generator.random() < chance[0] else "work",
-            admission="present" if generator.random() < chance[1] else "lookahead",
+            order="prompt" if generator.random() < often else "work",
+            admission="present" if generator.random() < often else "lookahead",
         )
         try:
             schedule = simulate(best.instance, changed, best.cost, seed=seed, budget=budget)

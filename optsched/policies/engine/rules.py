@@ -641,14 +641,14 @@ def _form(
     s: np.record,
     lines: Ints,
     usage: Ints,
-    entries: Ints,
-    evicted: Ints,
+    columns: Columns,
     settings: Settings,
     cost: Floats,
     cache: Store,
 ) -> Sums:
     """Form the next batch group by group; return its sums."""
     heap, running = lines[0], lines[1]
+    entries, evicted = columns.entries, columns.evicted
     limits = settings.limits
     max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
     sums = EMPTY
@@ -812,8 +812,7 @@ def decide(
     s: np.record,
     lines: Ints,
     usage: Ints,
-    entries: Ints,
-    evicted: Ints,
+    columns: Columns,
     settings: Settings,
     cost: Floats,
     random: Generator,
@@ -822,7 +821,7 @@ def decide(
     """Form the next batch after the evictions that precede it; return its sums."""
     heap, running = lines[0], lines[1]
     if settings.overflow != EVICT_LATEST or settings.promote:
-        _leave(requests, s, lines, usage, evicted, settings, random)
+        _leave(requests, s, lines, usage, columns.evicted, settings, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if settings.admission == LOOKAHEAD and settings.short:
@@ -838,10 +837,10 @@ def decide(
     if cache is not None and s.changed:
         _sort(requests, s, heap, cache, cost)
 
-    sums = _form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
+    sums = _form(requests, s, lines, usage, columns, settings, cost, cache)
     if s.holding and sums.tokens == 0:
         s.holding = False
-        sums = _form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
+        sums = _form(requests, s, lines, usage, columns, settings, cost, cache)
 
     return sums
 
@@ -944,7 +943,7 @@ def run(
             usage = common.grown(usage, s.batches + span)
 
         first = s.entries
-        sums = decide(requests, s, lines, usage, entries, evicted, settings, cost, random, cache)
+        sums = decide(requests, s, lines, usage, columns, settings, cost, random, cache)
         if s.outcome != common.DONE:
             break
         if s.stall:  # the time of the batch that could not run
