@@ -4,11 +4,13 @@
                       [--search-s 60] [--seed 0] [-o FILE.md] [--picture FILE.png]
                       [--model MODEL] [--trace azure|azure-code|mooncake] [--loads 0.5,0.9]
                       [--first N] [--policies vllm,mc-sf] [--bounds busy-time,pieces]
-                      [--kv-capacity TOKENS]
+                      [--kv-capacity TOKENS[,TOKENS]] [--prefixes]
 
 DIR holds the Azure traces AzureLLMInferenceTrace_conv.csv and _code.csv (or azure/ with them), or a
 trace in mooncake/. Rates scale arrivals. Loads do too: at load 1 the work that no schedule avoids
-takes as long as the trace. The picture has a point for each rate. Times are seconds of processor
+takes as long as the trace. With prefixes, engines may claim cached blocks; loads stay those of work
+without reuse, at the first KV capacity. Behind the tables of all rates stands one with a row a
+capacity and rate. The picture has a point for each rate. Times are seconds of processor
 time, limits are of wall time.
 """
 
@@ -27,7 +29,7 @@ import numpy as np
 
 import optsched
 from optsched import Instance, evaluate, load_cost_model, simulate
-from optsched.bounds import bounds, lower_bound
+from optsched.bounds import lower_bound, raise_bound, usable
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.certificate import certified_value, certify
@@ -53,7 +55,7 @@ SHOWN = ("vllm", "sarathi", "fcfs", "mc-sf", "least-work")
 """The schedulers of the picture."""
 
 
-def trace(rate: float, options: argparse.Namespace) -> Instance:
+def trace(rate: float, capacity: int, options: argparse.Namespace, prefixes: bool) -> Instance:
     """Return a trace, or its first requests, with its arrivals `rate` times as dense."""
     name, first = options.trace, options.first
     folder = Path(os.environ.get("OPTSCHED_DATA", "."))
@@ -66,8 +68,8 @@ def trace(rate: float, options: argparse.Namespace) -> Instance:
         found[0],
         rate_scale=rate,
         kv_accounting="cached",
-        kv_capacity=options.kv_capacity,
-        prefixes=False,
+        kv_capacity=capacity,
+        prefixes=prefixes,
     )
     return instance if first is None else instance.subset(np.arange(min(first, instance.n)))
 
@@ -103,16 +105,20 @@ def row(
     lower: dict[str, float] = {}
     for objective, metric in (("tel", "mean_latency"), ("makespan",) * 2, ("mean_ttft",) * 2):
         begin = time.process_time()
-        for name, bound in bounds().items():
-            goal = parse_objective(objective)
-            task = BoundTask(instance, cost, goal, completions=completions)
+        goal = parse_objective(objective)
+        task = BoundTask(instance, cost, goal, completions=completions)
+        for bound in usable(task):
+            name = bound.name
             wanted = bound.suits(task)
             if options.bounds is not None and metric == "mean_latency":
                 wanted = name in options.bounds.split(",")
-            if not bound.applies(task) or not wanted:
+            if not wanted:
                 continue
             before, begin_s = time.process_time(), time.perf_counter()
-            proof = bound.function(task, Budget(options.bound_s))
+            proofs: list[Proof] = []
+            told = proofs.append
+            raise_bound(task, Budget(options.bound_s), lambda _, one, told=told: told(one), name)
+            proof = max(proofs, key=lambda one: one.value)
             value = proof.value / instance.n if objective == "tel" else proof.value
             out.append(
                 f"- `{name}`: {metric} >= {value:.4f} s, {time.process_time() - before:.1f} s in "
@@ -176,7 +182,8 @@ def main() -> None:
     parser.add_argument("--loads", help="instead of rates")
     parser.add_argument("--policies", help="default: all")
     parser.add_argument("--bounds", help="on mean latency; default: those that suit")
-    parser.add_argument("--kv-capacity", type=int, default=100_000)
+    parser.add_argument("--kv-capacity", default="100000")
+    parser.add_argument("--prefixes", action="store_true", help="prompts share what they do")
     parser.add_argument("--first", type=int, help="only so many requests")
     options = parser.parse_args()
     cost = load_cost_model(options.model)
@@ -185,24 +192,36 @@ def main() -> None:
         f"{np.__version__}, numba {numba.__version__}, {platform.machine()}, one thread, seed "
         f"{options.seed}; {options.bound_s:g} s per bound, {options.search_s:g} s of search."
     ]
-    whole = trace(1.0, options)
+    capacities = [int(capacity) for capacity in options.kv_capacity.split(",")]
+    whole = trace(1.0, capacities[0], options, False)
     small = whole.subset(np.arange(20))  # loads what is compiled
     improve(small, cost, Budget(1.0))
     lower_bound(small, cost_model=cost, time_limit_s=2.0, completions=completions)
     rates = [float(rate) for rate in options.rates.split(",")]
     if options.loads is not None:
         rates = [rate_at(float(load), whole, cost) for load in options.loads.split(",")]
-    points: dict[float, dict[str, float]] = {}
-    for rate in rates:
-        instance = trace(rate, options)
-        rows, points[rate] = row(instance, rate, cost, options)
-        lines += rows
-        text = "\n".join(lines) + "\n"
-        print(text.split("### ")[-1], flush=True)
-        if options.output is not None:
-            options.output.write_text(text, encoding="utf-8")
-        if options.picture is not None:
-            draw(points, options.picture)
+    summary = []
+    for capacity in capacities:
+        points: dict[float, dict[str, float]] = {}
+        for rate in rates:
+            instance = trace(rate, capacity, options, options.prefixes)
+            rows, points[rate] = row(instance, rate, cost, options)
+            lines += [f"\n## M = {capacity}", *rows]
+            summary.append({"M": capacity, "rate": rate, **points[rate]})
+            print("\n".join(rows), flush=True)
+            if options.picture is not None:
+                draw(points, options.picture)
+
+    names = list(summary[0])
+    lines += ["", f"| {' | '.join(names)} | best / bound |", "|---" * (len(names) + 1) + "|"]
+    for one in summary:
+        cells = " | ".join(f"{one.get(name, np.nan):.4g}" for name in names)
+        lines.append(f"| {cells} | **{one['best'] / one['bound']:.3f}** |")
+
+    text = "\n".join(lines) + "\n"
+    print(text[text.rindex("\n\n") :], flush=True)
+    if options.output is not None:
+        options.output.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

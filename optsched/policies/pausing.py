@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from optsched.policies import policy
 from optsched.policies.base import Rules
+from optsched.policies.rules import Caching
 
 GATE = 1.0
 """What `Rules.gate` balances. Half of it is better where lengths are not known."""
@@ -11,8 +12,8 @@ PIECE = 512.0
 """A batch with prefills takes at most the time of so many decode steps."""
 TOKENS = 8192
 
-SPF = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
-BY_WORK = replace(SPF, order="work", admission="lookahead")
+SPF = Rules(order="prompt", groups=("running_decode", "prefill"), caching="lru", chunked=True)
+BY_WORK = replace(SPF, order="work", admission="lookahead", caching="next-use")
 
 
 def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: bool) -> None:
@@ -24,10 +25,11 @@ def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: b
         gate: float = usual,
         piece: float = PIECE,
         cheap: bool = False,
+        caching: Caching = rules.caching,
         max_batch_tokens: int | None = TOKENS,
         max_running: int | None = None,
     ) -> Rules:
-        made = replace(rules, gate=gate, piece=piece, cheap=cheap)
+        made = replace(rules, gate=gate, piece=piece, cheap=cheap, caching=caching)
         return replace(made, max_batch_tokens=max_batch_tokens, max_running=max_running)
 
 

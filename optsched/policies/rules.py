@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear", "evict_shortest"]
+Caching = Literal["none", "lru", "next-use"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
 
 ORDER_FIELDS = ("order", "ties", "requeue", "late_last")
@@ -135,6 +136,14 @@ class Rules(Runner):
         chunked prefill.
     cheap : bool
         Whether a batch holds at most the `BatchCost.cheap_tokens` of a tabulated cost model.
+    caching : {"none", "lru", "next-use"}
+        What leaves the prefix cache first where requests share prefixes: the block that was used
+        the longest ago, or the one whose next user comes last, which only a clairvoyant scheduler
+        knows (with sessions nobody does, and it is the former). Waiting requests then stand in the
+        order of the prefill that the cache leaves them. A prefill that pauses leaves its blocks to
+        the cache, which counts as an eviction. It needs the group ``"prefill"``.
+    served : tuple of int, optional
+        All requests in the order in which next use expects them; None: that of their releases.
     hybrid, chunked : bool
         Whether a batch may hold both phases, and whether a prefill may be split.
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
@@ -175,6 +184,8 @@ class Rules(Runner):
     gate: float = math.inf
     piece: float = math.inf
     cheap: bool = False
+    caching: Caching = "none"
+    served: tuple[int, ...] | None = None
     hybrid: bool = True  # type: ignore[misc]
     chunked: bool = False  # type: ignore[misc]
     max_batch_tokens: int | None = None
@@ -224,6 +235,8 @@ class Rules(Runner):
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
             ("gate", split or self.gate == math.inf, "groups with 'prefill' with it"),
+            ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
+            ("caching", split or self.caching == "none", "groups with 'prefill' with it"),
             ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
         )
         for name, holds, expected in checks:
@@ -247,6 +260,7 @@ class Rules(Runner):
             self.order in ("output", "total", "volume", "work")
             or self.admission in ("lookahead", "reserve")
             or self.catch_up < 1
+            or self.caching == "next-use"
         )
 
     def on(self, instance: Instance) -> tuple[Rules, EvictMode, bool, bool]:
@@ -273,12 +287,14 @@ class Rules(Runner):
         chunked = rules.chunked and instance.chunked_prefill is not False
         return rules, mode, hybrid, chunked
 
-    def prepared(self, job: Job) -> tuple[Records, Settings, EvictMode]:
+    def prepared(self, job: Job, caching: bool = False) -> tuple[Records, Settings, EvictMode]:
         """Return the requests and the settings of the loop, and what an eviction loses.
 
         Parameters
         ----------
         job : Job
+        caching : bool
+            Whether prefixes are cached.
 
         Returns
         -------
@@ -293,7 +309,8 @@ class Rules(Runner):
         instance = job.instance
         rules, mode, hybrid, chunked = self.on(instance)
         predicted, _ = estimates(instance, rules.lengths, rules.margin)
-        requests = common.new_requests(instance, loop.REQUEST_FIELDS)
+        fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
+        requests = common.new_requests(instance, fields)
         requests["estimate"] = requests["second"] = predicted
         if rules.promote:
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
@@ -363,9 +380,11 @@ class Rules(Runner):
 
     def begin(self, job: Job, workers: int) -> Fleet:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import blocks, common, rules as loop
 
-        requests, settings, mode = self.prepared(job)
+        rules = self.on(job.instance)[0]
+        caching = rules.caching != "none" and job.instance.prefixes is not None
+        requests, settings, mode = self.prepared(job, caching)
         lengths = (requests["estimate"], requests["second"], requests["output"])
         span = 3 + max(int(column.max()) for column in lengths)
         seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
@@ -375,12 +394,13 @@ class Rules(Runner):
         run, cost = common.direct(loop.run), job.cost.array
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
-            kept = (columns, generators[w], lines[w], usage[w])
+            kept = (columns, generators[w], lines[w], usage[w], caches[w])
             columns, usage[w] = run(requests, state, settings, cost, queue, span, *kept, until)
             return columns
 
         states = [self.new_state(job) for _ in range(workers)]
-        order = self.on(job.instance)[0].order
+        caches: list[blocks.Store] = [None] * workers
+        order = rules.order
 
         def released(request: int, at: float) -> None:
             requests["late_after"][request] += at
@@ -390,7 +410,14 @@ class Rules(Runner):
                 requests["order"][request] = attained(job, requests["finish"], request, at)
 
         split = settings.limits.chunked
-        return common.Compiled(job, mode, requests, states, step, split, released)
+        fleet = common.Compiled(job, mode, requests, states, step, split, released)
+        if caching:
+            eviction = "lru" if job.instance.sessions is not None else rules.caching
+            seats = settings.limits.max_running
+            rule = (eviction, 0.0, 0)
+            caches[:] = blocks.caches_of(fleet, seats, rule, True, rules.served)
+
+        return fleet
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

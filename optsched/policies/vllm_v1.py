@@ -134,13 +134,9 @@ class VllmV1(Runner):
         fleet = common.Compiled(job, mode, requests, states, step, limits.chunked)
         if caching:
             rule = (self.eviction, self.ttl, self.tail_tokens)
-            seats = settings.limits.max_running
-            made = blocks.caches_of(instance, seats, workers, rule, self.merge_blocks)
-            requests["rank"][made[0].ranked] = np.arange(instance.n)
-            caches[:] = made
-            fleet.columns = [common.new_columns(instance, 3) for _ in states]
-            for state in states:
-                state["oldest"] = made[0].heads
+            caches[:] = blocks.caches_of(
+                fleet, settings.limits.max_running, rule, self.merge_blocks
+            )
 
         return fleet
 
@@ -163,7 +159,7 @@ class VllmV1(Runner):
 
         seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
         batches = replace(target, groups=("running", "waiting"), gate=math.inf, chunked=True)
-        batches = replace(batches, piece=math.inf, cheap=False, max_running=seats)
+        batches = replace(batches, piece=math.inf, cheap=False, caching="none", max_running=seats)
         return (
             replace(self, policy="priority", priority=cast("Priority", target.order)),
             replace(batches, max_batch_tokens=tokens),

@@ -31,8 +31,9 @@ _ROUTED = 0.3
 """The share of the time for policies behind routers, where there are several workers."""
 _POLICY_SHARE = 0.5
 """The share of the time left for one policy, so that a slow one leaves time for others."""
-_VARIED, _PATIENCE = 0.3, 60
-"""The share of the time for rules with pauses, and how many in a row may bring nothing."""
+_VARIED, _CLAIMING, _PATIENCE = 0.3, 0.9, 60
+"""The share of the time for rules with pauses, without and with a prefix cache (`RuleSearch` claims
+nothing), and how many in a row may bring nothing."""
 _MIN_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
@@ -99,7 +100,7 @@ def improve(
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
     else:
-        _vary(best, budget.part(_VARIED), seed)
+        _vary(best, budget.part(_VARIED if instance.prefixes is None else _CLAIMING), seed)
         RuleSearch(best, seed).run(budget)
 
     if best.schedule is None:
@@ -129,12 +130,20 @@ def _start_from(
 
 
 def _vary(best: Best, budget: Budget, seed: int) -> None:
-    """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far."""
+    """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far.
+
+    Where prefixes are cached, next uses are expected in the order of the best schedule so far.
+    """
     generator, stale = np.random.default_rng(seed), 0
     rules = make_policy("spf-work")[0]
     assert isinstance(rules, Rules)
 
-    while stale < _PATIENCE and not budget.over:
+    cached = best.instance.prefixes is not None
+    often, patience = (0.6, 5 * _PATIENCE) if cached else (0.2, _PATIENCE)
+    while stale < patience and not budget.over:
+        if cached and best.evaluation is not None:
+            rules = replace(rules, served=tuple(np.argsort(best.evaluation.first_token).tolist()))
+
         gate, piece, tokens = generator.lognormal(0.0, 0.7, 3)
         changed = replace(
             rules,
@@ -142,8 +151,8 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
             piece=rules.piece * piece,
             max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
             cheap=bool(generator.random() < 0.5),
-            order="prompt" if generator.random() < 0.2 else "work",
-            admission="present" if generator.random() < 0.2 else "lookahead",
+            order="prompt" if generator.random() < often else "work",
+            admission="present" if generator.random() < often else "lookahead",
         )
         try:
             schedule = simulate(best.instance, changed, best.cost, seed=seed, budget=budget)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from optsched.judge.life import Ints, Records, record
 from optsched.judge.memory import kv_of
-from optsched.problem.instance import Instance
+from optsched.policies.engine.common import Compiled, new_columns
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
 from optsched.problem.prefixes import Prefixes
@@ -87,13 +87,19 @@ Store = Cache | None  # None: nothing is cached
 
 
 def caches_of(
-    instance: Instance, seats: int, workers: int, rule: tuple[str, float, int], merge: bool
+    fleet: Compiled,
+    seats: int,
+    rule: tuple[str, float, int],
+    merge: bool,
+    served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
-    """Return an empty cache for each worker of an instance with prefixes.
+    """Return an empty cache for each worker of a fleet with prefixes, which then can claim.
 
     `rule`: how copies are taken away, the time to live, and the last tokens for T-LRU. With the
     next use, copies are merged: two of one name would wait for the same request, which takes one.
+    `served`: in which order requests are expected to use blocks; None: that of their releases.
     """
+    instance, workers = fleet.job.instance, len(fleet.states)
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
     eviction, ttl, tail = rule
     n, block = instance.n, prefixes.block
@@ -109,7 +115,7 @@ def caches_of(
     begin = np.cumsum(prefixes.blocks) - prefixes.blocks
     ranked = np.arange(n)  # of use to next-use eviction alone, which needs all arrivals
     if foreseen:
-        ranked = np.lexsort((ranked, instance.release))
+        ranked = np.lexsort((ranked, instance.release)) if served is None else np.array(served)
 
     noted = np.zeros(prefixes.distinct_blocks if eviction in ("next-use", "t-lru") else 0, np.int32)
     later = np.empty(all_blocks if foreseen else 0, dtype=np.int32)
@@ -133,6 +139,11 @@ def caches_of(
                 names.copy(), noted.copy(), ranked, later, begin, np.empty_like(holder),
             )
         )  # fmt: skip
+
+    fleet.requests["rank"][ranked] = np.arange(n)
+    fleet.columns = [new_columns(instance, 3) for _ in found]
+    for state in fleet.states:
+        state["oldest"] = size
 
     return found
 
@@ -233,13 +244,14 @@ def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: 
 
 
 @njit(allocates=False)
-def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: np.record) -> None:
+def fill(
+    r: np.record, i: int, s: np.record, cache: Cache, whole: int, full: int, limits: np.record
+) -> None:
     """Make room for what request i has been given, and name the blocks that it fills with it."""
     while s.held + cache.block * s.idle > limits.kv_capacity:
         _take_away(s, cache)
 
-    full = r.allocated // cache.block
-    if full == whole:
+    if full <= whole:
         return
 
     _name(cache, i, whole, full)
@@ -270,14 +282,14 @@ def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: n
 
 
 @njit(allocates=False)
-def leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
+def leave(requests: Records, i: int, s: np.record, cache: Cache, full: int) -> None:
     """Let request i use its blocks no more. What stays held is added to what its KV will free.
 
     Blocks that were allocated for a batch in which it then has no part lose their name.
     """
     r = requests[i]
     row, computed = int(r.row), r.cached // cache.block
-    for d in range(r.allocated // cache.block - 1, -1, -1):
+    for d in range(full - 1, -1, -1):
         c = cache.table[row, d]
         one = cache.copies[c]
         one.users -= 1

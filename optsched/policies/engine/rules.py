@@ -1,4 +1,8 @@
-"""Runs any `Rules` batch by batch."""
+"""Runs any `Rules` batch by batch.
+
+Where prefixes are cached (`optsched.policies.engine.blocks`), waiting requests stand in the order
+of the prefill that the cache leaves them, and `cached` has what each would find.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,17 @@ from optsched.judge import life, memory
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import free, growth, kv_of, project, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine import common
-from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_entry, add_eviction, push
+from optsched.policies.engine import blocks, common
+from optsched.policies.engine.blocks import Cache, Store
+from optsched.policies.engine.common import (
+    REQUEST,
+    REUSED,
+    TOKENS,
+    Columns,
+    add_entry,
+    add_eviction,
+    push,
+)
 from optsched.problem.kernel import njit
 
 # Codes of the words in `Rules`.
@@ -54,7 +67,16 @@ REQUEST_FIELDS = (
     ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
 )
 
+# Where prefixes are cached. The others come last, as in `optsched.policies.engine.vllm_v1`.
+CACHE_FIELDS = (
+    ("reused", np.int64),  # tokens that it finds in the cache in the batch
+    ("row", np.int64),  # of the cache's table, while it runs; or -1
+    ("rank", np.int64),  # by release
+    *REQUEST_FIELDS,
+)
+
 STATE_FIELDS = (
+    *blocks.STATE,
     ("counter", np.int64),  # of those that began to wait
     ("partial", np.int64),  # running requests whose prefill is not complete
     ("admitted", np.int64),  # to the batch that is being formed: they stand behind those that run
@@ -76,6 +98,7 @@ STATE_FIELDS = (
     ("gate", np.float64),  # seconds for each token that those who decode have left
     ("piece", np.float64),  # seconds of a batch with a prefill
     ("by_work", np.bool_),  # whether prefills are in the order of their work
+    ("changed", np.bool_),  # what the cache holds, since waiting requests were sorted
 )
 
 
@@ -121,6 +144,45 @@ def _queue(
 
     s.counter += 1
     push(requests, heap, s, i)
+
+
+@njit(allocates=False)
+def _look_up(requests: Records, i: int, cache: Cache, cost: Floats) -> float:
+    """Note what a waiting request would find now. Return the work that is left of it."""
+    r = requests[i]
+    r.cached = 0
+    r.cached = cache.block * blocks.find(cache, i, (life.rest_of(r) - 1) // cache.block)
+    return float(batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached)) + r.later)
+
+
+@njit(allocates=False)
+def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache, cost: Floats) -> None:
+    """Sort waiting requests by the work that the cache leaves them."""
+    size, s.waiting, s.changed = s.waiting, 0, False
+    for k in range(size):
+        requests[heap[k]].key = _look_up(requests, heap[k], cache, cost)
+        push(requests, heap, s, heap[k])
+
+
+@njit(allocates=False)
+def _fill(r: np.record, i: int, s: np.record, tokens: int, cache: Store, limits: Limits) -> None:
+    """Name the blocks that request i fills with tokens of the batch."""
+    if cache is not None:
+        whole, full = r.cached // cache.block, (r.cached + tokens) // cache.block
+        blocks.fill(r, i, s, cache, whole, full, limits)
+        s.changed = s.changed or full > whole
+
+
+@njit(allocates=False)
+def _free(requests: Records, i: int, s: np.record, cache: Store, limits: Limits) -> None:
+    """Free the KV of request i."""
+    r = requests[i]
+    if cache is not None:
+        blocks.leave(requests, i, s, cache, r.cached // cache.block)
+        s.changed = True
+
+    free(s, r, limits)
+    s.reserved -= r.peak
 
 
 @njit
@@ -279,7 +341,13 @@ def _leave(
 
 @njit(allocates=False)
 def _decode_all(
-    requests: Records, s: np.record, running: Ints, entries: Ints, sums: Sums, limits: Limits
+    requests: Records,
+    s: np.record,
+    running: Ints,
+    entries: Ints,
+    sums: Sums,
+    limits: Limits,
+    cache: Store,
 ) -> Sums:
     """Let every running request decode. This is the common case, without any checks."""
     at, latest = s.entries, s.latest
@@ -290,10 +358,52 @@ def _decode_all(
         entries[TOKENS, at + k] = 1
         sums = add_decode(sums, r.cached)
         take(s, r, 1, limits)
+        if cache is not None:
+            entries[REUSED, at + k] = 0
+            _fill(r, running[k], s, 1, cache, limits)
 
     s.latest = latest
     s.entries += s.running
     return sums
+
+
+@njit(allocates=False)
+def _put_out(
+    requests: Records,
+    v: int,
+    s: np.record,
+    usage: Ints,
+    evicted: Ints,
+    settings: Settings,
+    cache: Store,
+) -> None:
+    """Evict running request v, which is not in the batch."""
+    r = requests[v]
+    r.gone = True
+    s.lost += 1
+    _free(requests, v, s, cache, settings.limits)
+    if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
+        _forget(usage, s, r, max(1, r.estimate - r.produced), settings.limits)
+
+    add_eviction(evicted, s, v)
+
+
+@njit(allocates=False)
+def _pause(
+    requests: Records,
+    s: np.record,
+    running: Ints,
+    usage: Ints,
+    evicted: Ints,
+    i: int,
+    settings: Settings,
+    cache: Store,
+) -> None:
+    """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
+    for k in range(s.running):
+        r = requests[running[k]]
+        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or running[k] == i):
+            _put_out(requests, running[k], s, usage, evicted, settings, cache)
 
 
 @njit(allocates=False)
@@ -305,6 +415,7 @@ def _make_room(
     evicted: Ints,
     i: int,
     settings: Settings,
+    cache: Store,
 ) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
     limits = settings.limits
@@ -323,15 +434,7 @@ def _make_room(
         if victim < 0:
             v = i
 
-        r = requests[v]
-        r.gone = True
-        s.lost += 1
-        free(s, r, limits)
-        s.reserved -= r.peak
-        if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
-            _forget(usage, s, r, max(1, r.estimate - r.produced), limits)
-
-        add_eviction(evicted, s, v)
+        _put_out(requests, v, s, usage, evicted, settings, cache)
         if v == i:
             break
 
@@ -446,6 +549,7 @@ def _next_prefill(
     waits: bool,
     gate: float,
     cost: Floats,
+    cache: Store,
 ) -> int:
     """Return the place among the running ones of the prefill with least work left.
 
@@ -464,6 +568,9 @@ def _next_prefill(
 
     if waits and s.waiting > 0:
         r = requests[heap[0]]
+        if cache is not None:
+            _look_up(requests, heap[0], cache, cost)
+
         rest = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
         if rest + r.later < least:
             found, alone = -1, rest
@@ -472,11 +579,15 @@ def _next_prefill(
 
 
 @njit(allocates=False)
-def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> bool:
+def _admissible(
+    requests: Records, i: int, s: np.record, usage: Ints, settings: Settings, cache: Store
+) -> bool:
     """Return whether a waiting request may join the batch."""
-    limits = settings.limits
+    r, limits = requests[i], settings.limits
     size = s.running - s.lost + s.admitted + 1
     needed = kv_of(r.prompt + r.produced, limits)
+    if cache is not None:
+        needed += blocks.extra(s, cache, i, r.cached // cache.block)
     if size > limits.max_running or not room(s, needed, limits):
         return False
     if settings.admission == RESERVE:
@@ -495,7 +606,13 @@ def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> 
 
 @njit(allocates=False)
 def _admit(
-    requests: Records, s: np.record, heap: Ints, running: Ints, usage: Ints, settings: Settings
+    requests: Records,
+    s: np.record,
+    heap: Ints,
+    running: Ints,
+    usage: Ints,
+    settings: Settings,
+    cache: Store,
 ) -> None:
     """Admit the first waiting request."""
     i = heap[0]
@@ -506,7 +623,12 @@ def _admit(
 
     running[s.running + s.admitted] = i
     s.admitted += 1
-    take(s, r, r.prompt + r.produced, settings.limits)
+    if cache is not None:
+        r.reused = r.cached
+        blocks.seat(r, i, s, cache, r.cached // cache.block, settings.limits)
+    else:
+        take(s, r, life.rest_of(r), settings.limits)
+
     s.reserved += r.peak
 
     if settings.admission == LOOKAHEAD:
@@ -520,13 +642,14 @@ def _form(
     s: np.record,
     lines: Ints,
     usage: Ints,
-    entries: Ints,
-    evicted: Ints,
+    columns: Columns,
     settings: Settings,
     cost: Floats,
+    cache: Store,
 ) -> Sums:
     """Form the next batch group by group; return its sums."""
     heap, running = lines[0], lines[1]
+    entries, evicted = columns.entries, columns.evicted
     limits = settings.limits
     max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
     sums = EMPTY
@@ -546,7 +669,7 @@ def _form(
             and sums.tokens + s.running <= max_batch
             and _kv_after_decodes(requests, s, running, limits) <= limits.kv_capacity
         ):
-            sums = _decode_all(requests, s, running, entries, sums, limits)
+            sums = _decode_all(requests, s, running, entries, sums, limits, cache)
             continue
 
         position, gate = 0, np.inf
@@ -557,7 +680,7 @@ def _form(
         while not closed and group != NO_GROUP:
             fresh = s.waiting > 0 and group == WAITING
             if group == PREFILL:
-                position = _next_prefill(requests, s, heap, running, not refused, gate, cost)
+                position = _next_prefill(requests, s, heap, running, not refused, gate, cost, cache)
                 fresh = position == -1
                 if position < -1:
                     break
@@ -584,7 +707,7 @@ def _form(
                 if sums.tokens + 1 > max_batch:
                     break
                 if not room(s, growth(r, c, limits), limits):
-                    _make_room(requests, s, running, usage, evicted, i, settings)
+                    _make_room(requests, s, running, usage, evicted, i, settings, cache)
                     if r.gone:
                         continue
 
@@ -592,7 +715,13 @@ def _form(
                 take(s, r, c, limits)
             else:
                 c = _prefill_size(r, s, sums, settings, cost)
-                if c > 0 and fresh and not _admissible(r, s, usage, settings):
+                if cache is not None and c > 0:
+                    if cache.block < c < life.rest_of(r):
+                        c -= (r.cached + c) % cache.block
+                    if not fresh and not room(s, growth(r, c, limits), limits):
+                        _pause(requests, s, running, usage, evicted, i, settings, cache)
+                        c = c if room(s, growth(r, c, limits), limits) else REFUSED
+                if c > 0 and fresh and not _admissible(requests, i, s, usage, settings, cache):
                     c = REFUSED
                 if c <= 0:
                     if not fresh and group == PREFILL:
@@ -604,27 +733,39 @@ def _form(
                     continue
 
                 if fresh:
-                    _admit(requests, s, heap, running, usage, settings)
+                    _admit(requests, s, heap, running, usage, settings, cache)
+                if cache is not None:
+                    take(s, r, c, limits)
 
                 sums = add_prefill(sums, c, r.cached)
                 closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
 
             r.in_batch = s.batches + 1
             s.latest = max(s.latest, r.release)
+            if cache is not None:
+                entries[REUSED, s.entries] = r.reused
+                r.reused = 0
+                _fill(r, i, s, c, cache, limits)
+
             add_entry(entries, s, i, c)
+
+    if cache is not None and s.partial > 0 and sums.tokens > 0:
+        _pause(requests, s, running, usage, evicted, -1, settings, cache)
 
     return sums
 
 
 @njit(allocates=False)
-def _holds(requests: Records, s: np.record, heap: Ints, usage: Ints, settings: Settings) -> bool:
+def _holds(
+    requests: Records, s: np.record, heap: Ints, usage: Ints, settings: Settings, cache: Store
+) -> bool:
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
         return bool(s.partial > 0)
 
     s.admitted = s.lost = 0
-    head = requests[heap[0]]
-    return head.band == 0 and _admissible(head, s, usage, settings)
+    first = heap[0]
+    return requests[first].band == 0 and _admissible(requests, first, s, usage, settings, cache)
 
 
 @njit(allocates=False)
@@ -705,16 +846,16 @@ def decide(
     s: np.record,
     lines: Ints,
     usage: Ints,
-    entries: Ints,
-    evicted: Ints,
+    columns: Columns,
     settings: Settings,
     cost: Floats,
     random: Generator,
+    cache: Store,
 ) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
     heap, running = lines[0], lines[1]
     if settings.overflow != EVICT_LATEST or settings.promote:
-        _leave(requests, s, lines, usage, evicted, settings, random)
+        _leave(requests, s, lines, usage, columns.evicted, settings, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if settings.admission == LOOKAHEAD and settings.short:
@@ -726,11 +867,14 @@ def decide(
     if settings.late_last:
         _pass_late(requests, s, heap)
 
-    s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
-    sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
+    s.holding = settings.paced and _holds(requests, s, heap, usage, settings, cache)
+    if cache is not None and s.changed:
+        _sort(requests, s, heap, cache, cost)
+
+    sums = _form(requests, s, lines, usage, columns, settings, cost, cache)
     if s.holding and sums.tokens == 0:
         s.holding = False
-        sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
+        sums = _form(requests, s, lines, usage, columns, settings, cost, cache)
 
     return sums
 
@@ -761,6 +905,7 @@ def _process(
     entries: Ints,
     first: int,
     settings: Settings,
+    cache: Store,
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
     finished = completed = 0
@@ -775,8 +920,7 @@ def _process(
         if common.note(r, s):
             finished += 1
             s.seen += r.produced
-            free(s, r, settings.limits)
-            s.reserved -= r.peak
+            _free(requests, entries[REQUEST, k], s, cache, settings.limits)
             if settings.admission == LOOKAHEAD:
                 _forget(usage, s, r, r.estimate - r.produced, settings.limits)
 
@@ -805,6 +949,7 @@ def run(
     random: Generator,
     lines: Ints,
     usage: Ints,
+    cache: Store,
     until: float,
 ) -> tuple[Columns, Ints]:
     """Run a scheduler until the requests assigned so far have finished, or up to a time."""
@@ -818,6 +963,7 @@ def run(
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
             _queue(requests, s, heap, i, settings, random)
+            s.changed = True
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
@@ -831,7 +977,7 @@ def run(
             usage = common.grown(usage, s.batches + span)
 
         first = s.entries
-        sums = decide(requests, s, lines, usage, entries, evicted, settings, cost, random)
+        sums = decide(requests, s, lines, usage, columns, settings, cost, random, cache)
         if s.outcome != common.DONE:
             break
         if s.stall:  # the time of the batch that could not run
@@ -855,6 +1001,6 @@ def run(
 
         s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, usage, entries, first, settings)
+        _process(requests, s, running, usage, entries, first, settings, cache)
 
     return columns, usage
