@@ -305,7 +305,8 @@ def test_alone_a_session_takes_its_chain() -> None:
         assert sessions is not None
         alone = alone_times(instance, COST)
         ways = ways_of(instance, sessions, alone)
-        assert (ways.head + alone + ways.tail).max() - ways.begin[0] == pytest.approx(ways.chain[0])
+        longest = (ways.head + alone + sessions.tails(alone.tolist())).max()
+        assert longest - ways.begin[0] == pytest.approx(ways.chain[0])
         judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
         assert (judged.clock.release >= ways.head - 1e-9).all()
 
