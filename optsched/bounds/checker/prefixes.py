@@ -181,7 +181,8 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
             low, high = tree.low[v] * block, tree.high[v] * block
             if makers[v] > 0:
                 continue
-            if users[v] == i if users else earliest[v][0] >= came[i]:
+            nobody_before = users[v] == i if users else earliest[v][0] >= came[i]
+            if nobody_before:
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
             if v not in ending:
                 tokens += FINE * (high - low) // payers[v]

@@ -191,8 +191,8 @@ def _proved(
     if objective != "tel":
         return ends - tick * len(total)
 
-    least = sum(alone)
+    latencies = sum(alone)
     if sessions.count.max() <= 1 and np.diff(sessions.next_offsets).max() <= 1:
-        least = max(least, ends - sum(sessions.delay.tolist()) - tick * sessions.n)
+        latencies = max(latencies, ends - sum(sessions.delay.tolist()) - tick * sessions.n)
 
-    return least
+    return latencies
