@@ -24,7 +24,7 @@ class Sharing:
         self.prompt = [int(v) for v in instance.prompt_tokens]
         self.output = [int(v) for v in instance.output_tokens]
         self.arrival = [round(1000 * float(v)) for v in instance.arrival]
-        self.block, self.kv_block = _block_of(instance), instance.kv_block_tokens
+        self.block, self.kv_block = _block_of(instance) or 1, instance.kv_block_tokens
         self.newest, self.room = instance.kv_offset, instance.kv_capacity
         self.whole = instance.chunked_prefill is False
         self.restart, self.price, self.n = restart, price, instance.n

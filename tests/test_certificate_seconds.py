@@ -39,6 +39,7 @@ from optsched.bounds.checker.kernel import (
     times,
 )
 from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.clock import piece_of
 from optsched.bounds.clock_search import searched
@@ -50,7 +51,6 @@ from optsched.bounds.leaves import (
     shares_leaf,
     work_leaf,
 )
-from optsched.bounds.machine import srpt_completions
 from optsched.bounds.shares import value_at
 from optsched.bounds.shares_kernel import Shared, Use
 from optsched.cli import app

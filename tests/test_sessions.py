@@ -305,7 +305,8 @@ def test_alone_a_session_takes_its_chain() -> None:
         assert sessions is not None
         alone = alone_times(instance, COST)
         ways = ways_of(instance, sessions, alone)
-        assert (ways.head + alone + ways.tail).max() - ways.begin[0] == pytest.approx(ways.chain[0])
+        longest = (ways.head + alone + sessions.tails(alone.tolist())).max()
+        assert longest - ways.begin[0] == pytest.approx(ways.chain[0])
         judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
         assert (judged.clock.release >= ways.head - 1e-9).all()
 
@@ -401,12 +402,70 @@ def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
     assert rounds.delay.tolist() == [0, 2, 2, 1, 3, 9, 0, 6]
 
 
+BURST = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens
+5,a,2,m,10,5
+6,b,1.5,m,4,2
+8,b,1,m,4,0
+9,a,1,m,20,6
+30,b,1,m,9,3
+31,,1,m,7,1
+32,,1,m,7,1
+"""
+"""Session a thinks for 2 s, b for 22.5 s: its second call failed. The last two are alone."""
+
+
+def test_sessions_of_burstgpt_are_read_in_closed_loop(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text(BURST)
+    with pytest.warns(TraceWarning, match="dropped 1 of 7 rows"):
+        found = read_trace("burstgpt", tmp_path / "b.csv", sessions=True)
+    assert found.after == ((), (), (0,), (1,), (), ())
+    assert found.arrival.tolist() == [0, 1, -1, -1, 26, 27]
+    assert found.delay is not None
+    assert found.delay.tolist() == [0, 0, 2, 22.5, 0, 0]
+    (tmp_path / "old.csv").write_text("Timestamp,Request tokens,Response tokens\n5,10,5\n")
+    with pytest.raises(InputError, match="expected a column 'Session ID'"):
+        read_trace("burstgpt", tmp_path / "old.csv", sessions=True)
+
+
+def test_agents_of_llmservingsim_wait_for_their_tools(tmp_path: Path) -> None:
+    calls = [
+        {"input_toks": 3, "output_toks": 2, "tool_duration_ns": 10**9, "input_tok_ids": [1, 2, 3],
+         "output_tok_ids": [4, 5]},
+        {"input_toks": 3, "output_toks": 0, "tool_duration_ns": 7, "input_tok_ids": [8, 8, 8]},
+        {"input_toks": 6, "output_toks": 1, "input_tok_ids": [1, 2, 3, 4, 5, 6]},
+    ]  # fmt: skip
+    alone = {"input_toks": 1, "output_toks": 4, "arrival_time_ns": 9 * 10**9, "input_tok_ids": [7]}
+    rows = [{"session_id": "s", "arrival_time_ns": 5 * 10**9, "sub_requests": calls}, alone]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(TraceWarning, match="dropped"):
+        found = read_trace("llmservingsim-agentic", path, sessions=True)
+    assert found.after == ((), (0,), ())
+    assert found.arrival.tolist() == [0, -1, 4]
+    assert found.delay is not None
+    assert found.delay.tolist() == [0, 1, 0]
+    assert found.prefix_tokens is not None
+    assert found.prefix_tokens.tolist() == [0, 5, 0]
+    with pytest.raises(InputError, match="later calls have no arrivals; expected sessions=True"):
+        read_trace("llmservingsim-agentic", path)
+    for bad, error in (
+        (3, "sub_requests: found 3"),
+        ([{**calls[0], "tool_duration_ns": -1}], "-1"),
+    ):
+        path.write_text(json.dumps({"arrival_time_ns": 0, "sub_requests": bad}))
+        with pytest.raises(InputError, match=error):
+            read_trace("llmservingsim-agentic", path, sessions=True, strict=True)
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
         (("azure", "--sessions"), "sessions: found with the format 'azure'; expected only with"),
-        (("weka", "--sessions", "--sample", 2), "sample: found with sessions; expected limit"),
-        (("weka", "--think-scale", 2), "think_scale: found without sessions; expected both"),
+        (
+            ("weka", "--sessions", "--sample", 2),
+            "--sample: found with --sessions; expected --limit",
+        ),
+        (("weka", "--think-scale", 2), "--think-scale: found without --sessions; expected both"),
     ],
 )
 def test_what_no_session_has_is_refused(words: tuple[Any, ...], error: str, tmp_path: Path) -> None:

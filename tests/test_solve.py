@@ -409,7 +409,7 @@ def test_a_method_that_cannot_do_a_switch_names_one_that_can():
         check_method(formulation, "plain", task)
     assert check_method(formulation, "able", task) is formulation.methods["able"]
     both = replace(task, objective=("tel", "makespan"))
-    with pytest.raises(UsageError, match="no method of toy can"):
+    with pytest.raises(UsageError, match="no method of toy can do"):
         check_method(formulation, "able", both)
     # Of two that cannot, "auto" names the nearer one: plain lacks max_running, too.
     assert automatic(formulation, both) == "able"

@@ -40,8 +40,8 @@ from optsched.bounds.base import (
 )
 from optsched.bounds.checker.fields import COST_TERMS
 from optsched.bounds.checker.prefixes import FINE, Charge
+from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.leaves import work_leaf
-from optsched.bounds.machine import srpt_completions
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget

@@ -61,8 +61,8 @@ from optsched.bounds.batch import (
     unavoidable_work,
 )
 from optsched.bounds.checker.prefixes import Charge
+from optsched.bounds.checker.requests import shortest_first
 from optsched.bounds.leaves import busy_time_leaf
-from optsched.bounds.machine import shortest_first
 from optsched.costs.batch import decode_ms
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget

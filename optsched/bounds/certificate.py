@@ -12,13 +12,14 @@ from fractions import Fraction
 from typing import Any
 
 from optsched.bounds.checker.seconds import OBJECTIVES
+from optsched.bounds.checker.sessions import SUMS
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
 from optsched.problem.schedule import Schedule
 
-CERTIFIED = {"round": ("tel",), "second": OBJECTIVES}
+CERTIFIED = {"round": ("tel", *SUMS), "second": OBJECTIVES}
 """The objectives of certificates, by the instance's unit of time."""
 
 
@@ -29,13 +30,14 @@ def make_certificate(
     value: int,
     denominator: int = 1,
     schedule: Schedule | None = None,
+    objective: str = "tel",
 ) -> dict[str, Any]:
     """Return the JSON object of a certificate file."""
     if not instance.in_rounds:
         raise UsageError("certificate: found an instance in seconds; expected one in rounds")
 
     fields: dict[str, Any] = {
-        "objective": "tel",
+        "objective": objective,
         "claim": "bound" if schedule is None else "optimal",
         "value": int(value),
         "denominator": int(denominator),
@@ -95,14 +97,18 @@ def cost_model_dict(cost: BatchCost) -> dict[str, Any]:
 
 def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int | float:
     """Return the value that a certificate states, in the unit of its objective."""
-    value = int(certificate["value"])
-    if certificate["model"] == "rounds":
+    value, objective = int(certificate["value"]), certificate["objective"]
+    ticks, terms = int(certificate.get("ticks_per_second", 1)), 1
+    if objective == "mean_ttft":
+        terms = instance.n
+    elif objective == "mean_session_completion" and instance.sessions is not None:
+        terms = int(instance.sessions.session.max()) + 1
+    if ticks == terms == 1 and instance.in_rounds:
         return value
 
-    requests = instance.n if certificate["objective"] == "mean_ttft" else 1
-    exact = Fraction(value, int(certificate["ticks_per_second"]) * requests)
-    seconds = float(exact)
-    return seconds if seconds <= exact else math.nextafter(seconds, -math.inf)
+    exact = Fraction(value, ticks * terms)
+    found = float(exact)
+    return found if found <= exact else math.nextafter(found, -math.inf)
 
 
 def verify_certificate(

@@ -33,6 +33,11 @@ def work_leaf() -> dict[str, Any]:
     return {"relaxation": "work"}
 
 
+def sessions_leaf(parts: int) -> dict[str, Any]:
+    """Return the leaf of sessions, whose requests' later tokens are cut into so many parts."""
+    return {"relaxation": "sessions", "parts": parts}
+
+
 def clock_leaf(branches: Integers) -> dict[str, Any]:
     """Return the leaf of a search, with the nodes that `clock_search.searched` returns."""
     return {"relaxation": "clock", "branches": branches.tolist()}

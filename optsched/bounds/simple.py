@@ -13,7 +13,7 @@ Limits on batches and KV in blocks only rule schedules out, so every bound stays
 import numpy as np
 
 from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
-from optsched.bounds.machine import shortest_first, srpt_completions
+from optsched.bounds.checker.requests import shortest_first, srpt_completions
 from optsched.problem.budget import Budget
 
 _FRACTION_BITS = 80

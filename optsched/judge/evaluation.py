@@ -233,19 +233,12 @@ class Evaluation:
 
     @cached_property
     def above_chain(self) -> NDArray[np.float64] | None:
-        """What sessions take beyond the time that they need alone, by session.
-
-        None without sessions, and in seconds where KV can be shared, since the time that a request
-        needs alone is then not known.
-        """
+        """What sessions take beyond the time that they need alone, by session, or None."""
         from optsched.bounds.sessions import alone_times, ways_of
 
         instance, done = self.instance, self.session_completion
         if instance.sessions is None or done is None:
             return None
-        if instance.prefixes is not None and not instance.in_rounds:
-            return None
-
         machines = {(m.kv_capacity, m.limits, m.cost): m for m in self.machines}.values()
         alone = np.min(
             [

@@ -320,7 +320,7 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
         return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
 
     there = [one for one in bounds().values() if one.certifies and one.time_unit == time_unit]
-    able = ", ".join(one.name for one in there if goal in one.objectives)
+    able = ", ".join(one.name for one in there if goal in one.objectives and not one.needs)
     return f"the bound {name!r} carries none; those that do are {able}"
 
 

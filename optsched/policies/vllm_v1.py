@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
 from optsched.policies.rules import Rules
-from optsched.policies.runner import Fleet, Job, Runner, order_key, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Runner, attained, order_key, too_long, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
     from optsched.judge.life import Ints, Records
     from optsched.policies.engine.common import Columns
 
-Priority = Literal["arrival", "prompt", "output", "total", "volume", "work"]
+Priority = Literal[
+    "arrival", "prompt", "output", "total", "volume", "work", "session", "attained"
+]  # fmt: skip
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
 # Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached.
@@ -131,7 +133,11 @@ class VllmV1(Runner):
             work = (job.cost.array, queue, columns, lines[w], caches[w], until)
             return loop.run(requests, state, settings, *work)
 
-        fleet = common.Compiled(job, mode, requests, states, step, limits.chunked)
+        def released(request: int, at: float) -> None:
+            if self.priority == "attained":
+                requests["order"][request] = attained(job, requests["finish"], request, at)
+
+        fleet = common.Compiled(job, mode, requests, states, step, limits.chunked, released)
         if caching:
             rule = (self.eviction, self.ttl, self.tail_tokens)
             caches[:] = blocks.caches_of(

@@ -9,6 +9,7 @@ after several (a call that waits for all its sub-agents).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -103,29 +104,57 @@ class Sessions:
         found[called] = np.maximum.reduceat(finish[self.before], begins) + self.delay[called]
         return found
 
-    def earliest(self, release: NDArray[Any], alone: NDArray[Any]) -> NDArray[np.float64]:
+    @cached_property
+    def line(self) -> list[int]:
+        """The first request of each one's line: a part of a session that follows one by one."""
+        found = list(range(self.n))
+        for i in self.order:
+            if self.count[i] == 1 and len(self.followers(p := self.after[i][0])) == 1:
+                found[i] = found[p]
+
+        return found
+
+    def precedes(self, i: int, k: int) -> bool:
+        """Return whether request k is i, or is released only after i has ended."""
+        if self.line[i] == self.line[k]:
+            return self._place[i] <= self._place[k]
+
+        seen, rows = {k}, [k]
+        for one in rows:
+            new = [j for j in self.after[one] if j not in seen and self._place[j] >= self._place[i]]
+            seen.update(new)
+            rows += new
+
+        return i in seen
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {i: place for place, i in enumerate(self.order)}
+
+    def earliest(self, release: Sequence[Any], alone: Sequence[Any]) -> list[Any]:
         """Return when each request would be released if all took only the times `alone`.
 
         Where no schedule serves a request faster than that, none releases one earlier: along
         `order`, no predecessor ends before its earliest release and the time that it takes alone.
+        Integers stay exact.
         """
-        found = np.where(self.count > 0, -np.inf, release)
+        found = [0 if row else at for row, at in zip(self.after, release, strict=True)]
+        delay = self.delay.tolist()
         for i in self.order:
-            end = found[i] + alone[i]
-            for k in self.followers(i):
-                found[k] = max(found[k], end + self.delay[k])
+            if row := self.after[i]:
+                found[i] = max(found[j] + alone[j] for j in row) + delay[i]
 
         return found
 
-    def tails(self, alone: NDArray[Any]) -> NDArray[np.float64]:
+    def tails(self, alone: Sequence[Any]) -> list[Any]:
         """Return how long after the end of each request its session goes on at least.
 
         The proof is that of `earliest`, along `order` from its end.
         """
-        found = np.zeros(self.n)
+        found, delay = [0] * self.n, self.delay.tolist()
         for i in reversed(self.order):
-            for k in self.followers(i):
-                found[i] = max(found[i], self.delay[k] + alone[k] + found[k])
+            for k in self.after[i]:
+                found[k] = max(found[k], delay[i] + alone[i] + found[i])
 
         return found
 

@@ -5,7 +5,7 @@ with Python integers, or with 64-bit ones where it has first shown that nothing 
 them. It counts its steps, and refuses a certificate that needs too many.
 
 What a certificate proves is what its only leaf does: prices of KV memory (`prices`), or a chain of
-the ramp relaxation (`ramp`). Certificates in seconds are described in
+the ramp relaxation (`ramp`), or what `sessions` prove. Certificates in seconds are described in
 `optsched.bounds.checker.seconds`.
 """
 
@@ -29,6 +29,7 @@ from optsched.bounds.checker.parts import (
     same,
 )
 from optsched.bounds.checker.seconds import FIELDS, proved_ticks
+from optsched.bounds.checker.sessions import sessions_rounds
 
 _FIELDS = {*FIELDS, "denominator"} - {"cost_model", "ticks_per_second"}
 
@@ -38,7 +39,7 @@ def check_certificate(
 ) -> int:
     """Return the value that a certificate proves for an instance.
 
-    It is a total latency in rounds, or in seconds a value of the objective in ticks
+    It is in rounds, or in seconds a value of the objective in ticks
     (`optsched.bounds.checker.seconds`). `Rejected` is raised if the certificate proves nothing, and
     `TooLarge` if the check would take more steps than the budget, by default a billion.
     """
@@ -81,11 +82,14 @@ def _check(instance: Any, certificate: Any, budget: Budget) -> int:
 
 
 def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
-    for name, expected in {"model": "rounds", "objective": "tel"}.items():
-        same(certificate[name], expected, name)
-
+    same(certificate["model"], "rounds", "model")
     denominator = integer(certificate["denominator"], "denominator")
     expect(denominator >= 1, f"denominator: found {denominator}; expected an integer >= 1")
+    if instance.sessions is not None:
+        objective = certificate["objective"]
+        return sessions_rounds(instance, certificate["tree"], objective, budget)
+
+    same(certificate["objective"], "tel", "objective")
     columns = columns_of(instance)
     leaf = certificate["tree"]
     expect(isinstance(leaf, dict), f"tree: found {type(leaf).__name__}; expected a JSON object")

@@ -13,13 +13,19 @@ the first one, and a request's release is the earliest arrival behind anything t
 - *Alone*, a request takes the time of all names whose users arrive when it does or later.
 - Only it can hold the tokens behind all that it shares with others; these are *private*.
 
+*Sessions.* Where requests are released when others end, ``arrival`` has their earliest releases,
+which are known only when it is known what requests take alone. So that goes by precedence: alone, a
+request takes the time of all names whose other users come after it. Requests of one line follow one
+another (`Sessions.line`), so no batch has KV of two of them, and a name that only one line has is
+private to each of its requests.
+
 Names are not listed. Paths of blocks end, part or meet a prompt's end at few depths, so a node
 stands for all blocks of one owner between two of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -104,7 +110,8 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
     if not further_fields(instance) & PREFIX_FIELDS:
         return None
 
-    n, came = len(arrival), instance.release_times.tolist()
+    n, sessions = len(arrival), instance.sessions
+    came = instance.release_times.tolist() if sessions is None else arrival
     block = int(instance.prefix_block_tokens or instance.kv_block_tokens)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     parent, shared = [-1] * n, [0] * n
@@ -137,6 +144,25 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
             earliest[up] = min(earliest[up], earliest[v])
             makers[up] += makers[v]
 
+    users, lines = list[int](), list[int]()
+    if sessions is not None:
+        users = _merged(
+            tree,
+            [tree.at(i, d) for i, d in enumerate(whole)],
+            list(range(n)),
+            lambda i, k: i if sessions.precedes(i, k) else k if sessions.precedes(k, i) else -1,
+        )
+        lines = _merged(
+            tree,
+            [tree.at(i, d) for i, d in enumerate(made)],
+            sessions.line,
+            lambda i, k: i if i == k else -1,
+        )
+        public = [
+            max((tree.high[v] for v in tree.way(tree.at(i, d)) if lines[v] < 0), default=0)
+            for i, d in enumerate(made)
+        ]
+
     payers = [0] * len(tree.up)
     clock = [*arrival, max(arrival) + 1]
     since = [clock[i] for _, i in earliest]
@@ -155,7 +181,8 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
             low, high = tree.low[v] * block, tree.high[v] * block
             if makers[v] > 0:
                 continue
-            if earliest[v][0] >= came[i]:
+            nobody_before = users[v] == i if users else earliest[v][0] >= came[i]
+            if nobody_before:
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
             if v not in ending:
                 tokens += FINE * (high - low) // payers[v]
@@ -167,6 +194,26 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
         lag = arrival[i] - arrival[release[1]]
         row = release[1], lag, tokens, squares, distinct, alone, alone_squares, max(private, -1)
         found.append(Charge._make(row))
+
+    return found
+
+
+def _merged(
+    tree: _Tree, ends: list[int], value: list[int], join: Callable[[int, int], int]
+) -> list[int]:
+    """Return by node the values of the requests that end at it or below, joined; -1: none."""
+    none = len(value)
+    found = [none] * len(tree.up)
+
+    def take(v: int, new: int) -> None:
+        if v >= 0 and new != none:
+            old = found[v]
+            found[v] = new if old == none else -1 if min(old, new) < 0 else join(old, new)
+
+    for i, v in enumerate(ends):
+        take(v, value[i])
+    for v in range(len(tree.up) - 1, -1, -1):
+        take(tree.up[v], found[v])
 
     return found
 

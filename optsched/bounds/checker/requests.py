@@ -18,11 +18,11 @@ round down.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
-from math import isqrt, lcm
+from math import inf, isqrt, lcm
 from typing import Any, NamedTuple
 
 from optsched.bounds.checker.fields import COST_TERMS, PREFIX_FIELDS, further_fields
@@ -115,14 +115,15 @@ def decimal(text: Any, place: str) -> Fraction:
     return value
 
 
-def rates_of(instance: Any, model: Any) -> Rates:
+def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) -> Rates:
     """Return the rates under the cost model of a certificate: ``layers`` and ``coefficients``.
 
-    These are the decimal texts of some of `COST_TERMS`. Those that are left out are 0.
+    These are the decimal texts of some of `COST_TERMS`. Those that are left out are 0. `others`:
+    fields of the instance that the proof allows for.
     """
     unit = getattr(instance, "time_unit", None)
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
-    expect_known(instance, PREFIX_FIELDS)
+    expect_known(instance, others)
     expect_fields(model, "cost_model", ("layers", "coefficients"))
     layers, texts = integer(model["layers"], "cost_model: layers"), model["coefficients"]
     expect(1 <= layers <= 10_000, f"cost_model: layers: found {layers}; expected 1 to 10000")
@@ -168,11 +169,37 @@ def later_of(rates: Rates, prompt: int) -> Later:
     return Later(step, cost["decode_kv"], again, refilled)
 
 
+class Steps(NamedTuple):
+    """What the tokens after the first take: each the smaller of two values a + b j, as (a, b).
+
+    `work` is machine time, own work and shares, and `alone` the time of the batches.
+    """
+
+    work: tuple[tuple[int, int], tuple[int, int]]
+    alone: tuple[tuple[int, int], tuple[int, int]]
+
+    def upto(self, count: int) -> tuple[int, int]:
+        """Return the work and the time alone of the first so many."""
+        return least_sum(*self.work, count), least_sum(*self.alone, count)
+
+
+def steps_of(rates: Rates, prompt: int, held: int) -> Steps:
+    """Return what the tokens after the first take; ``held`` as in `Request`."""
+    step, slope, again, refilled = later_of(rates, prompt)
+    growth = 1 if held >= 0 else 0
+    kv = held + 1 + rates.offset
+    decode, base = rates.decode // rates.capacity, rates.cost["base"] // rates.capacity
+    decoded = step + decode * kv, slope + decode * growth
+    recomputed = again + base * kv, refilled + base * growth
+    alone = (step + rates.decode, slope), (again + rates.refill, refilled)
+    return Steps((decoded, recomputed), alone)
+
+
 def request_of(
     rates: Rates, prompt: int, output: int, charge: Charge | None = None, ticks: int = 1
 ) -> Request:
     """Return the least times of a request (module's text), under what it is charged."""
-    cost, capacity, held, lag = rates.cost, rates.capacity, prompt, 0
+    held, lag = prompt, 0
     if charge is None:
         own, share, first, paid = _prefill_of(rates, prompt)
     else:
@@ -180,16 +207,9 @@ def request_of(
         held, lag = charge.private, charge.lag * rates.scale // ticks
 
     steps, first = output - 1, first + lag
-    step, slope, again, refilled = later_of(rates, prompt)
-    growth = 1 if held >= 0 else 0
-    kv = held + 1 + rates.offset
-    decode, base = rates.decode // capacity, cost["base"] // capacity
-    decoded = step + decode * kv, slope + decode * growth
-    recomputed = again + base * kv, refilled + base * growth
-    total = own + share + _least_sum(decoded, recomputed, steps)
-    alone = _least_sum((step + rates.decode, slope), (again + rates.refill, refilled), steps)
+    later, alone = steps_of(rates, prompt, held).upto(steps)
 
-    return Request(prompt, paid, held, steps, own, share, first, total, first + alone)
+    return Request(prompt, paid, held, steps, own, share, first, own + share + later, first + alone)
 
 
 def _charged(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
@@ -239,7 +259,7 @@ def _squares(rates: Rates, prompt: int, chunks: int) -> int:
     return half * prompt**2 + min(part // k + each * (k - chunks) for k in tries)
 
 
-def _least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
+def least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
     """Return the sum over j < count of the smaller of two values a + b j."""
     if one[1] < other[1]:
         one, other = other, one  # the first one rises faster, so it is smaller up to a point
@@ -289,3 +309,36 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]
         found.append(now)
 
     return found
+
+
+def shortest_first(
+    release: Sequence[Any], length: Sequence[Any], key: Sequence[Any] | None = None
+) -> Iterator[tuple[Any, Any, int]]:
+    """Yield the pieces of the preemptive schedule that runs the shortest job first.
+
+    At each moment it runs the released, unfinished job of the smallest whole length, not of the
+    smallest rest; among equals the one of the smallest number. With integers it is exact.
+    """
+    keys = length if key is None else key
+    order = sorted(range(len(release)), key=release.__getitem__)
+    rest = list(length)
+    waiting: list[tuple[Any, int]] = []
+    now = release[order[0]]
+    coming, n = 0, len(order)
+
+    while coming < n or waiting:
+        if not waiting:
+            now = max(now, release[order[coming]])
+        while coming < n and release[order[coming]] <= now:
+            heappush(waiting, (keys[order[coming]], order[coming]))
+            coming += 1
+
+        job = waiting[0][1]
+        until = release[order[coming]] if coming < n else inf
+        end = min(now + rest[job], until)
+        rest[job] -= end - now
+        if end < until or rest[job] <= 0:
+            heappop(waiting)
+
+        yield now, end, job
+        now = end

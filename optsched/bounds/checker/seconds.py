@@ -24,6 +24,9 @@ then on, and every arrival plus the request's chain.
 ticks say who pays for what (`optsched.bounds.checker.prefixes`). Charges are made once, for all
 requests. Releases stand in for arrivals in what is said above, and what they are earlier is
 subtracted from a sum. The leaves are work, busy-time and shares.
+
+*Sessions.* The tree of an instance that has them is one leaf ``sessions``, which proves sums over
+sessions, too (`optsched.bounds.checker.sessions`).
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
-from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
+from optsched.bounds.checker import sessions
+from optsched.bounds.checker.fields import PREFIX_FIELDS, SESSION_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
@@ -46,7 +50,7 @@ from optsched.bounds.checker.requests import (
 
 FIELDS = {"format", "version", "instance_sha256", "sha256", "model", "objective", "claim"}
 FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
-OBJECTIVES = ("tel", "mean_ttft", "makespan")
+OBJECTIVES = ("tel", "mean_ttft", "makespan", *sessions.SUMS)
 MAX_TICKS = 10**18
 """The most ticks per second."""
 _MINORANTS = 16
@@ -60,6 +64,13 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     model, tree = certificate["cost_model"], certificate["tree"]
+    p, q = float(instance.first_arrival).as_integer_ratio()
+    begin = p * ticks // q if objective == "makespan" else 0
+    if further_fields(instance) & SESSION_FIELDS:
+        return begin + sessions.sessions_ticks(instance, model, ticks, tree, objective, budget)
+
+    right = objective not in sessions.SUMS
+    expect(right, f"objective: found {objective}, and no sessions; expected some")
     arrival, charges = instance.release_times.tolist(), None
     budget.spend(50 * len(arrival))
     if further_fields(instance) & PREFIX_FIELDS:
@@ -78,7 +89,7 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     members = [order[first : last + 1] for first, last, _ in leaves]
     budget.spend(50 * sum(map(len, members)))
     values = []
-    for (begin, part), (_, _, leaf) in zip(
+    for (since, part), (_, _, leaf) in zip(
         parts_of(instance, model, ticks, members, charges), leaves, strict=True
     ):
         kind = leaf.get("relaxation")
@@ -86,14 +97,13 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         expect(right, f"tree: found {kind!r:.60}, not proved for shared prefixes; expected work")
         right = "table" not in model or kind == "classes"
         expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
-        values.append((begin if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
+        values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
     if not latest:
         early = sum(charges[i].lag for some in members for i in some) if charges else 0
         return sum(values) - early
 
-    p, q = min(arrival).as_integer_ratio()
-    return p * ticks // q + max(values)
+    return begin + max(values)
 
 
 def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]]:

@@ -233,9 +233,11 @@ class TraceOptions:
 
     def _check(self, format: TraceFormat) -> None:
         if self.sample is not None and self.sessions:
-            raise UsageError("sample: found with sessions; expected limit, which counts them whole")
+            raise UsageError(
+                "--sample: found with --sessions; expected --limit, which counts whole sessions"
+            )
         if self.think_scale != 1 and not self.sessions:
-            raise UsageError("think_scale: found without sessions; expected both")
+            raise UsageError("--think-scale: found without --sessions; expected both")
 
         for key in ("columns", "unit", "success", "run", "tokenizer", "sessions"):
             if getattr(self, key) and key not in format.options:
@@ -313,6 +315,7 @@ def read_trace_report(
         success=frozenset(wanted.success),
         run=wanted.run,
         drawn=wanted.rate is not None or wanted.sessions,
+        closed=wanted.sessions,
         count=token_counter(wanted.tokenizer),
         findings=Findings(wanted.strict),
     )
@@ -333,8 +336,12 @@ def read_trace_report(
     if "tokenizer" in chosen.options and wanted.tokenizer is None:
         notes.append("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's")
     if wanted.sessions:
-        session = np.unique(kept.line, return_inverse=True)[1]
+        assert kept.calls is not None
+        names = [call[0][0] for call in kept.calls]
+        session = np.unique(names, return_inverse=True)[1]
         since = _poisson(int(session.max()) + 1, wanted.rate, draws[1])[session]
+        if kept.time_ns is not None and wanted.rate is None:
+            since = kept.time_ns - kept.time_ns.min()
     elif source.drawn or kept.time_ns is None:
         since = _poisson(len(kept.line), wanted.rate, draws[1])
     else:

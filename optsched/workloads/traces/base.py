@@ -169,8 +169,9 @@ class Source:
     field and ``units`` units of times by field, with that of all others by an empty name: both as
     far as the user gave them. ``success`` are the user's words of a status that mean success, and
     ``run`` is the run to read, from 1, or from -1 for the last. If arrivals are ``drawn``, a reader
-    need not read any time. ``count`` counts the tokens of a text. The reader tells
-    ``findings`` what is wrong or odd; the default refuses both.
+    need not read any time. In a ``closed`` loop those of calls that follow others are not kept,
+    and count as drawn. ``count`` counts the tokens of a text. The reader tells ``findings`` what is
+    wrong or odd; the default refuses both.
     """
 
     path: Path
@@ -180,6 +181,7 @@ class Source:
     success: frozenset[str] = frozenset()
     run: int | None = None
     drawn: bool = False
+    closed: bool = False
     count: Callable[[str], int] = words
     findings: Findings = field(default_factory=lambda: Findings(strict=True))
 

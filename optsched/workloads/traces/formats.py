@@ -53,6 +53,7 @@ class Layout:
     foreign: Mapping[str, str] = field(default_factory=dict)
     ids: Sequence[str] = ()
     follows: Sequence[str] = ()
+    session: Sequence[str] = ()
     open: bool = False
 
     def unit(self, source: Source, name: str) -> str:
@@ -67,6 +68,7 @@ class _Table:
         self.source, self.layout = source, layout
         self.values: dict[str, set[str]] = {}
         self.failures: dict[str, str] = {}
+        self.last: dict[str, tuple[tuple[str, int], int]] = {}
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows of the window."""
@@ -98,14 +100,16 @@ class _Table:
         wanted = {
             name: names
             for name, names in layout.names.items()
-            if not (source.drawn and name in TIMES)  # drawn arrivals replace all times
+            if not (source.drawn and name in TIMES and not source.closed)  # drawn ones replace all
         }
+        linked = ("session", "elapsed") if source.closed else ()
+        wanted |= {name: (column,) for name, column in zip(linked, layout.session, strict=False)}
         wanted |= {f"status {name}": (name,) for name in layout.status}
         wanted |= {f"one {name}": (name,) for name in layout.one}
         taken = {plain_name(name) for names in wanted.values() for name in names}
         others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
         wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
-        optional = set(filter(self._may_lack, wanted))
+        optional = set(filter(self._may_lack, wanted)).difference(linked)
 
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
@@ -179,7 +183,8 @@ class _Table:
                 measured[name] = np.where(left, 0, points - time) / 1e9
 
         times = (measured.get("ttft"), measured.get("latency"))
-        block = Block(rows.line, prompt, output, time, failed, *times, *self._ids(rows))
+        calls = None if "session" not in have or time is None else self._calls(rows, time, left)
+        block = Block(rows.line, prompt, output, time, failed, *times, *self._ids(rows), calls)
         return block.pick(~(other | rows.unreadable))
 
     def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
@@ -198,6 +203,20 @@ class _Table:
             follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T
 
         return ids, follows
+
+    def _calls(self, rows: Fields, time: NDArray[np.int64], left: Mask) -> NDArray[Any]:
+        """Return each request's name, that of the last one of its session, and the time between."""
+        took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), left)
+        found = np.empty(len(time), dtype=object)
+        for k, session in enumerate(rows.columns["session"]):
+            name = session or str(rows.line[k]), int(rows.line[k])
+            before, end = self.last.get(name[0], (None, 0))
+            wait = max(int(time[k]) - end, 0)
+            found[k] = name, () if before is None else (before,), wait
+            if not (left[k] or rows.unreadable[k]):
+                self.last[name[0]] = name, int(time[k] + took[k])
+
+        return found
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
@@ -334,7 +353,11 @@ def _register(
         json=None if json == "either" else json,
         **table,
     )
-    options = ("unit", "run") if layout.runs else ("unit",)
+    options = (
+        "unit",
+        *(("run",) if layout.runs else ()),
+        *(("sessions",) if layout.session else ()),
+    )
     known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens}
     register = trace_format(name, summary, options=options, **known)  # type: ignore[arg-type]
     register(partial(_read_table, layout=layout))

@@ -1,4 +1,4 @@
-"""Sessions of coding agents by Weka: calls with ids of blocks that are local to their session."""
+"""Sessions of agents: those by Weka, with ids of blocks that are local to them, and others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_SECOND
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.fields import Fields, Mask
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
 
 _FIELDS = {"arrival": "t", "prompt_tokens": "in", "output_tokens": "out"}
+_AGENTIC = {
+    "arrival": "arrival_time_ns",
+    "prompt_tokens": "input_toks",
+    "output_tokens": "output_toks",
+    "tool": "tool_duration_ns",
+}
+Ints = NDArray[np.int64]
 
 
 @trace_format(
@@ -41,19 +50,92 @@ def read_weka(source: Source) -> Iterator[Block]:
                 for k, (_, before, delay) in enumerate(own)
             ]
 
-        texts = {key: [as_text(call.get(name)) for call in calls] for key, name in _FIELDS.items()}
-        rows = Fields(source, lines, _FIELDS, texts)
-        prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
-        left = (prompt <= 0) | (output <= 0) | rows.unreadable
-        time = None if source.drawn else rows.points("arrival", source.unit("arrival", "s"), left)
         ids = np.empty(len(calls), dtype=object)
         for k, (line, call) in enumerate(zip(lines, calls, strict=True)):
             found = call.get("hash_ids")
             ids[k] = [(line, str(one)) for one in found] if isinstance(found, list) else found
 
-        named = np.empty(len(calls), dtype=object)
-        named[:] = links
+        rows = _fields(source, lines, calls, _FIELDS)
+        prompt, output, left = _tokens(rows)
+        time = None if source.drawn else rows.points("arrival", source.unit("arrival", "s"), left)
+        named = _objects(links)
         yield Block(rows.line, prompt, output, time, ids=ids, calls=named).pick(~rows.unreadable)
+
+
+@trace_format(
+    "llmservingsim-agentic",
+    "Sessions of LLMServingSim, with the times of tools (JSON lines)",
+    options=("unit", "sessions"),
+    ids_tokens=1,
+)
+def read_agentic(source: Source) -> Iterator[Block]:
+    """Yield one row per call, in the line of its session; the window counts sessions.
+
+    Each call is released ``tool_duration_ns`` after the end of the one before it. A line without
+    ``sub_requests`` is a session of one call.
+    """
+    if not source.closed:
+        raise InputError(
+            f"{source.path}: found sessions, whose later calls have no arrivals; expected "
+            "sessions=True (--sessions)"
+        )
+
+    for sessions in objects_in_blocks(source, rows=64):
+        lines, calls = list[int](), list[dict[str, Any]]()
+        for line, session in sessions:
+            own = session.get("sub_requests", [session])
+            if not isinstance(own, list) or not all(isinstance(one, dict) for one in own):
+                source.findings.skip(line, f"sub_requests: found {own!r:.40}; expected objects")
+                continue
+
+            begin = session.get("arrival_time_ns")
+            lines += [line] * len(own)
+            calls += [{"tool_duration_ns": 0, **one, "arrival_time_ns": begin} for one in own]
+
+        rows = _fields(source, lines, calls, _AGENTIC)
+        prompt, output, left = _tokens(rows)
+        time = rows.points("arrival", source.unit("arrival", "ns"), left)
+        waits = rows.nanoseconds("tool", "ns", left)
+        for k in np.flatnonzero(waits < 0).tolist():
+            rows.refuse("tool", k, "a time of 0 or more")
+
+        left |= rows.unreadable
+        links, before = list[Any](), dict[int, int]()
+        for k, line in enumerate(lines):
+            last = before.get(line)
+            links.append(
+                ((line, k), *(((), 0) if last is None else (((line, last),), waits[last])))
+            )
+            if not left[k]:
+                before[line] = k
+
+        ids = _objects([one.get("input_tok_ids") for one in calls])
+        for k, call in enumerate(calls):
+            found, more = ids[k], call.get("output_tok_ids") or []
+            ids[k] = [str(one) for one in [*found, *more]] if isinstance(found, list) else found
+
+        listed = None if all(one is None for one in ids) else ids
+        block = Block(rows.line, prompt, output, time, ids=listed, calls=_objects(links))
+        yield block.pick(~rows.unreadable)
+
+
+def _fields(
+    source: Source, lines: list[int], calls: list[dict[str, Any]], names: dict[str, str]
+) -> Fields:
+    texts = {key: [as_text(call.get(name)) for call in calls] for key, name in names.items()}
+    return Fields(source, lines, names, texts)
+
+
+def _tokens(rows: Fields) -> tuple[Ints, Ints, Mask]:
+    """Return the tokens of calls, and which will be left out."""
+    prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
+    return prompt, output, (prompt <= 0) | (output <= 0) | rows.unreadable
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
 Call = tuple[dict[str, Any], tuple[int, ...], float]

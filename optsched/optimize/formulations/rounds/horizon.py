@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from optsched.bounds.blocks import blocks_of
-from optsched.bounds.machine import srpt_completions
+from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.timeline import Ints
 from optsched.optimize.formulations.base import check_prompts
 from optsched.problem.errors import UsageError

@@ -1,0 +1,198 @@
+"""What sessions prove, in exact integers: the leaf ``sessions``, which the bounds compute, too.
+
+Every request is cut into *pieces* one after another: its prefill, and its later tokens in as many
+parts as the leaf says. A piece has machine time that no schedule avoids, and a time that its
+batches take alone, one after another with their fixed costs
+(`optsched.bounds.checker.requests`). Rounds are batches of fixed cost 1, and a token's work is the
+KV that it holds over M.
+
+*Alone.* Let a piece's *head* be the longest way to it of arrival, delays and times alone, and its
+*tail* the longest way from it to its session's end. By induction along `Sessions.order` it begins
+no earlier than its head, and its session goes on after its end for at least its tail. The longest
+way of all is the session's *chain*.
+
+*Work.* Give piece k, with work w_k, the weight w_k / W, where W is the work of its session. A
+session ends no earlier than each of its pieces and its tail, so its end is at least the mean of
+c_k + tail_k by these weights. In a schedule spread the work that a batch does evenly over it: these
+rates sum to at most 1, and are 0 before the heads. So the mean time B_k at which k is worked for is
+at most c_k - w_k / 2: its work fills a time of at least w_k before c_k. Over all such rates the
+weighted sum of B_k is least on one preemptive machine that always works for a released piece of the
+largest ratio of weight to work (Goemans 1996), here 1 / W: of the smallest session. So
+
+    sum of session ends >= sum_k (w_k / W) (B*_k + w_k / 2 + tail_k),
+
+and the sum is also at least that of arrivals and chains. The larger of both counts. That machine's
+last end is one of every schedule's makespan, as is the longest way to an end. Evictions do work
+again, after which each token was made once more, or for the last time: that one counts here.
+
+*Shared prefixes.* Charges (`optsched.bounds.checker.prefixes`) stand in for prefills, at D = 0:
+who pays for a name has the smallest head of all its users, and its work is done since the release
+of one of them, by the first token of each. Heads need times alone, which go by precedence only.
+
+*Total latency.* Where each request comes after at most one and has at most one after it, latencies
+of a session telescope to its last end less its arrival and its delays.
+
+Times are ticks since the first arrival. Arrivals, delays, work and times alone are rounded down, so
+for what is subtracted a tick is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds.checker.fields import PREFIX_FIELDS, SESSION_FIELDS
+from optsched.bounds.checker.parts import (
+    Budget,
+    expect,
+    expect_fields,
+    expect_known,
+    integer,
+)
+from optsched.bounds.checker.prefixes import charges_of
+from optsched.bounds.checker.requests import (
+    least_sum,
+    rates_of,
+    request_of,
+    shortest_first,
+    steps_of,
+    ticks_since,
+)
+from optsched.problem.sessions import Sessions
+
+SUMS = ("session_completion", "mean_session_completion")
+"""Objectives for which what is proved is a sum over sessions."""
+OBJECTIVES = (*SUMS, "tel", "makespan")
+MAX_PARTS = 64
+_FINE = 1 << 20
+Pieces = list[tuple[int, int]]
+"""Of a request: the work and the time alone of each piece, in ticks."""
+
+
+def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) -> int:
+    """Return what the leaf proves in rounds, rounded up."""
+    expect_known(instance, SESSION_FIELDS)
+    parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
+    held = (instance.prompt_tokens + instance.kv_offset - 1).tolist()
+    unit = capacity * _FINE
+    calls = []
+    for q, o in zip(held, instance.output_tokens.tolist(), strict=True):
+        line = (q + 1) * _FINE, _FINE
+        calls.append(_cut([(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]))
+
+    given = [int(a - instance.first_arrival) * unit for a in instance.arrival.tolist()]
+    ticked = Sessions(instance.after, _column([d * unit for d in instance.delay.tolist()]))
+    found = _proved(ticked, given, calls, objective, 0)
+    return -(-found // unit) + (int(instance.first_arrival) if objective == "makespan" else 0)
+
+
+def sessions_ticks(
+    instance: Any, model: Any, ticks: int, leaf: Any, objective: str, budget: Budget
+) -> int:
+    """Return what the leaf proves in seconds, in ticks since the first arrival."""
+    rates = rates_of(instance, model, PREFIX_FIELDS | SESSION_FIELDS)
+    parts, first = _parts(instance, leaf, budget), float(instance.first_arrival)
+    arrival = [max(a, first) for a in instance.arrival.tolist()]
+    given = ticks_since(arrival, ticks)
+    delay = ticks_since([0.0, *instance.delay.tolist()], ticks)[1:]
+    sessions = Sessions(instance.after, _column(delay))
+    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+
+    def requests(alone: Sequence[int]) -> list[Any]:
+        charges: Any = charges_of(instance, sessions.earliest(given, alone), 0)
+        rows = zip(prompt, output, charges or [None] * len(prompt), strict=True)
+        return [request_of(rates, *row, ticks) for row in rows]
+
+    def floor(time: int) -> int:
+        return time * ticks // rates.scale
+
+    found = requests([0] * len(prompt))
+    if instance.prefixes is not None:
+        found = requests([floor(r.chain) for r in found])
+
+    calls = []
+    for r in found:
+        steps = steps_of(rates, r.prompt, r.held)
+        marks = [(0, 0), *(steps.upto(k) for k in (0, *_cuts(r.steps, parts)))]
+        marks = [
+            (r.own + r.share + w, r.first + a) if k else (0, 0) for k, (w, a) in enumerate(marks)
+        ]
+        calls.append([(floor(w), floor(a)) for w, a in _cut(marks)])
+
+    return _proved(sessions, given, calls, objective, 1)
+
+
+def _parts(instance: Any, leaf: Any, budget: Budget) -> int:
+    expect_fields(leaf, "sessions", ("relaxation", "parts"))
+    kind, parts = leaf["relaxation"], integer(leaf["parts"], "sessions: parts")
+    expect(kind == "sessions", f"tree: relaxation: found {kind!r:.60}; expected sessions")
+    expect(1 <= parts <= MAX_PARTS, f"sessions: parts: found {parts}; expected 1 to {MAX_PARTS}")
+    budget.spend(instance.n * (500 + 50 * parts))
+    return parts
+
+
+def _column(values: list[int]) -> Any:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
+
+
+def _cuts(count: int, parts: int) -> list[int]:
+    """Return where so many tokens are cut, without 0 and with their number, ascending."""
+    return sorted({count * k // parts for k in range(1, parts + 1)} - {0})
+
+
+def _cut(marks: Pieces) -> Pieces:
+    """Return the differences of sums."""
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(marks)]
+
+
+def _proved(
+    sessions: Sessions, given: list[int], calls: list[Pieces], objective: str, tick: int
+) -> int:
+    """Return the value that is proved. `tick` is what an arrival or a delay may be longer."""
+    right = objective in OBJECTIVES
+    expect(right, f"objective: found {objective!r:.60}; expected {', '.join(OBJECTIVES)}")
+    alone = [sum(time for _, time in call) for call in calls]
+    head, tail, number = sessions.earliest(given, alone), sessions.tails(alone), sessions.session
+    begin, chain, total, moment = ([0] * (int(number.max()) + 1) for _ in range(4))
+    whose, release, length, after = list[int](), list[int](), list[int](), list[int]()
+    for i, s in enumerate(number.tolist()):
+        at, rest = head[i], alone[i] + tail[i]
+        begin[s] = min(begin[s], at) if chain[s] else at
+        chain[s] = max(chain[s], at + alone[i])
+        for work, time in calls[i]:
+            rest -= time
+            if work > 0:
+                whose.append(s)
+                release.append(at)
+                length.append(work)
+                after.append(rest)
+                total[s] += work
+
+            at += time
+
+    # Twice the sum of work by its time, over each session.
+    end = 0
+    for low, end, k in shortest_first(release, length, [total[s] for s in whose]) if whose else ():
+        moment[whose[k]] += end * end - low * low
+
+    for s, work, rest in zip(whose, length, after, strict=True):
+        moment[s] += work * (work + 2 * rest)
+
+    if objective == "makespan":
+        return max(end, *chain)
+
+    ends = sum(m // (2 * w) if w else c for m, w, c in zip(moment, total, chain, strict=True))
+    ends = max(ends, sum(chain)) - sum(begin)
+    if objective != "tel":
+        return ends - tick * len(total)
+
+    latencies = sum(alone)
+    if sessions.count.max() <= 1 and np.diff(sessions.next_offsets).max() <= 1:
+        latencies = max(latencies, ends - sum(sessions.delay.tolist()) - tick * sessions.n)
+
+    return latencies
