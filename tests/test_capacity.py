@@ -295,7 +295,7 @@ def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch)
     )
     shown = run("capacity", "two.json", "--cost-model", MODEL, "--slo-latency", 1000, "--policy",
                 "fcfs")  # fmt: skip
-    assert "fcfs attains it at least up to rate scale 2097152;" in shown.stdout
+    assert "fcfs attains it at least up to rate scale 2097152 (" in shown.stdout
 
 
 @pytest.mark.parametrize("command", ["solve", "bound", "compare", "simulate"])

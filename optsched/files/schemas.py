@@ -292,6 +292,8 @@ class CapacityFile(_Answer):
     format: Literal["optsched-capacity"]
     attainment: float = Field(description="share of requests within all their SLOs", gt=0, le=1)
     policies: list[dict[str, Any]]
+    verdict: str | None = _null("what is attained and what is impossible, in a sentence")
+    requests_per_second: float | None = _null("the mean rate at rate scale 1")
     best_rate_scale: float | None = None
     best_origin: str | None = None
     impossible_rate_scale: float | None = _null(
