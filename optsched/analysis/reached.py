@@ -224,12 +224,9 @@ class Capacity:
         if value is None or not last > 0:
             return None, None
 
-        scale, workers = value, self.question.workers
-        if self.question.auto:
-            scale, workers = self.question.rate_scale, value
-
-        rate = scale * (self.instance.n - 1) / last
-        return rate, rate / int(workers)
+        auto, scale, workers = self.question.auto, self.question.rate_scale, self.question.workers
+        rate = (scale if auto else value) * (self.instance.n - 1) / last
+        return rate, rate / int(value if auto else workers)
 
     @property
     def verdict(self) -> str:

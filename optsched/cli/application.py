@@ -187,7 +187,13 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(judging.simulate, judging.evaluate, judging.why, judging.hits, judging.verify),
     *(predicting.predict, files.generate, files.import_trace, files.export, fitting.fit),
     *(fitting.roofline, fitting.kv_capacity, profiling.profile, replaying.replay),
-    *(experimenting.experiment, picturing.plot, picturing.trace, picturing.report),
+    *(
+        experimenting.experiment,
+        experimenting.ratios,
+        picturing.plot,
+        picturing.trace,
+        picturing.report,
+    ),
     *(listing.policies, listing.formulations, listing.methods, listing.models),
     *(listing.schema, library.score, listing.warmup),
 )
@@ -197,13 +203,6 @@ for function in COMMANDS:
 
 app.add_typer(data.app, name="data")
 app.add_typer(library.app, name="library")
-
-
-def call(words: Sequence[str]) -> None:
-    """Run a command within another, as the command line would."""
-    group = typer.main.get_command(app)
-    with group.make_context("optsched", list(words)) as context:
-        group.invoke(context)
 
 
 def main() -> None:

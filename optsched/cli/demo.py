@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+import click
 
 from optsched.cli.options import check_folder, check_outputs, check_suffix
 from optsched.problem.budget import work_time
@@ -36,7 +38,6 @@ def demo(out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
       out -o --out FILE.html: Write the report to this .html file, with a .png beside it and what it
         is made of in a folder.
     """
-    from optsched.cli.application import call
     from optsched.files.outputs import make_folder
 
     check_suffix(out, "--out", ".html", ".htm")
@@ -45,11 +46,13 @@ def demo(out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
     check_outputs(*places[1:])
     check_folder(places[0])
     make_folder(places[0])
+    group: Any = click.get_current_context().find_root().command
     begin = work_time()
     for question, template in _STEPS:
         words = template.format(*map(shlex.quote, places))
         print(f"\n{question}\n\n" if question else "", f"$ optsched {words}\n", sep="", flush=True)
-        call(shlex.split(words))
+        with group.make_context("optsched", shlex.split(words)) as context:
+            group.invoke(context)
 
     print(f"\nThat took {work_time() - begin:.0f} s without compiling. Open {out}.")
     print("Next, with a benchmark's result or a trace of your server in place of demo:\n")

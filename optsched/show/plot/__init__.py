@@ -13,7 +13,7 @@ from optsched.show.plot.curves import (
     plot_shadow_prices,
     plot_tradeoff,
 )
-from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap
+from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap, plot_ratios
 from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
 from optsched.show.plot.timelines import (
     plot_batch_times,
@@ -39,6 +39,7 @@ __all__ = [
     "plot_lines",
     "plot_load",
     "plot_progress",
+    "plot_ratios",
     "plot_shadow_prices",
     "plot_states",
     "plot_tradeoff",
