@@ -112,7 +112,7 @@ def test_slos_may_be_columns_and_classes() -> None:
 def test_by_default_schedulers_for_slos_run_beside_the_usual_ones() -> None:
     found = capacity(stream(40), cost_model=MODEL, slo_ttft=1.0)
     assert [row.policy for row in found.rows] == [
-        "fcfs", "vllm", "sarathi", "edf", "least-slack", "late-last",
+        "fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last",
     ]  # fmt: skip
 
 

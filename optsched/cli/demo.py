@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
+import typer
 
 from optsched.cli.options import check_folder, check_outputs, check_suffix
 from optsched.problem.budget import work_time
@@ -31,7 +31,7 @@ _STEPS = (
 """Questions, and the commands that answer them: {0} is the folder, {1} the PNG, {2} the page."""
 
 
-def demo(out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
+def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
     """Show in a minute what optsched does: four commands on 300 requests of a chat in bursts.
 
     Parameters:
@@ -46,13 +46,13 @@ def demo(out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
     check_outputs(*places[1:])
     check_folder(places[0])
     make_folder(places[0])
-    group: Any = click.get_current_context().find_root().command
+    group: Any = context.find_root().command
     begin = work_time()
     for question, template in _STEPS:
         words = template.format(*map(shlex.quote, places))
         print(f"\n{question}\n\n" if question else "", f"$ optsched {words}\n", sep="", flush=True)
-        with group.make_context("optsched", shlex.split(words)) as context:
-            group.invoke(context)
+        with group.make_context("optsched", shlex.split(words)) as one:
+            group.invoke(one)
 
     print(f"\nThat took {work_time() - begin:.0f} s without compiling. Open {out}.")
     print("Next, with a benchmark's result or a trace of your server in place of demo:\n")

@@ -28,6 +28,7 @@ from optsched.problem.registry import Registry
 from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
 from optsched.workloads.predict import check_predictor
 
+_ALIASES = {"vllm-v0": "vllm"}
 _ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
 Make = TypeVar("Make", bound=Callable[..., Scheduler])
@@ -158,7 +159,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         return spec, _declared(label, spec, _info_of(label, spec))
 
     name, texts = parse_spec(spec)
-    info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
+    info = _from_file(name) if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
     predictor = _predictor(spec, texts)
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
     for_router = {"workers", "router"} - set(info.parameters)
@@ -210,7 +211,8 @@ def on_workers(spec: str, workers: int, router: str) -> str:
         return spec
 
     name, texts = parse_spec(spec)
-    balances = not is_file(name) and "workers" in policies()[name].parameters
+    known = None if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
+    balances = known is not None and "workers" in known.parameters
     more = f"workers={workers}" + ("" if balances else f",router={router}")
     return f"{spec}{',' if texts else ':'}{more}"
 
