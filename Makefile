@@ -1,7 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-DEMO := srpt mc-sf least-work vllm-v1 sarathi fcfs mc-benchmark
 
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
@@ -9,7 +8,7 @@ VLLM_STAMP := .venv-vllm/.installed
 .PHONY: demo docs notebooks test test-all test-slow test-vllm vllm-installed vllm-table bench check clean
 
 demo: $(STAMP)
-	$(BIN)/optsched compare instances/tiny.json $(foreach p,$(DEMO),--policy $(p))
+	$(BIN)/optsched demo
 
 test: $(STAMP) check
 	$(BIN)/python -m pytest -n 2 --dist worksteal

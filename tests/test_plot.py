@@ -100,15 +100,12 @@ def test_the_gantt_chart_holds_every_span() -> None:
     assert sum(len(b) for b in boxes.values()) == len(found.span_start)
 
 
-def test_a_gantt_chart_of_thousands_is_an_image_of_shares() -> None:
+def test_more_requests_than_rows_are_drawn_by_their_states() -> None:
     found = many()
-    ax = plot.plot_gantt(found, ax=new_axes())
-    (image,) = ax.images
-    assert image.get_array().shape[0] == timelines.ROWS_APART
-    assert image.get_extent() == [found.begin, found.end, found.instance.n - 0.5, -0.5]
-    evictions = [line for line in ax.lines if line.get_label() == "evictions"]
-    evicted = (found.span_phase == PHASES.index("evicted")).sum()
-    assert sum(len(line.get_xdata()) for line in evictions) == min(evicted, 3000)
+    assert found.instance.n > timelines.ROWS_APART
+    ax, states = plot.plot_gantt(found, ax=new_axes()), plot.plot_states(found, ax=new_axes())
+    assert ax.get_ylabel() == "requests"
+    assert labels_of(ax) == labels_of(states)
 
 
 def heights(ax: Any) -> dict[str, Any]:

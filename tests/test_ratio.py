@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import signal
 import sys
 import threading
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import answer, run
 
 from instances import small
+from optsched.analysis.compare import compare
 from optsched.analysis.ratio import (
     FAMILIES,
     against,
@@ -26,6 +29,7 @@ from optsched.analysis.ratio.worst import quick_optimum
 from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
+from optsched.policies import Batch, View
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, UsageError
@@ -170,7 +174,7 @@ def test_a_policy_that_ends_its_process_costs_one_instance(tmp_path: Path) -> No
         (([], [small(0)]), "expected at least one of each"),
         (("mc-sf", [small(0)], "best"), "reference: found 'best'"),
         (("mc-fs", [small(0)]), "policy 'mc-fs' is unknown"),
-        ((["mc-sf", "mc-sf"], [small(0)]), "found one twice"),
+        ((["mc-sf", "mc-sf"], [small(0)]), "found mc-sf twice"),
     ],
 )
 def test_a_bad_study_is_refused(arguments, text: str) -> None:
@@ -184,6 +188,103 @@ def test_a_policy_that_is_not_there_is_refused() -> None:
     study = competitive_ratio("mc-sf", [small(0)], "h-sf")
     with pytest.raises(InputError, match="expected one of mc-sf"):
         study.mean("fcfs")
+
+
+# --- papers -----------------------------------------------------------------------------------
+
+
+class OneByOne:
+    clairvoyant = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def batch(self, view: View) -> Batch:
+        i = (view.running or view.waiting)[0]
+        return Batch({i: view.rest(i)})
+
+
+def test_objects_have_rows_under_their_labels() -> None:
+    instances = [small(seed) for seed in range(3)]
+    study = competitive_ratio({"mine": OneByOne("a"), "theirs": "mc-sf"}, instances)
+    assert study.policies == ("mine", "theirs")
+    by_name = competitive_ratio([OneByOne("a"), OneByOne("b")], instances)
+    assert by_name.policies == ("a", "b")
+    assert [r.tel for r in by_name.of("b")] == [r.tel for r in study.of("mine")]
+    with pytest.raises(InputError, match="found a twice"):
+        competitive_ratio([OneByOne("a"), OneByOne("a")], instances)
+    compared = compare(instances[0], {"mine": OneByOne("a"), "mc-sf": "mc-sf"}).rows
+    assert [row.policy for row in compared] == ["mine", "mc-sf"]
+    assert compared[0].tel == study.of("mine")[0].tel
+    assert not compared[0].clairvoyant
+    found = worst_case(OneByOne("mine"), budget_s=0.5, n=3, kv_capacity=20, progress=False)
+    assert found.policy == "mine"
+
+
+def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> None:
+    import optsched.analysis.ratio.study as module
+    from optsched.show import plot
+    from optsched.show.plot import style
+
+    def unproved(instance, **options):
+        return replace(solve(instance, threads=1), bound=1.0)
+
+    monkeypatch.setattr(module, "optimum", unproved)
+    study = competitive_ratio(["mc-sf", "fcfs"], [small(1), small(2)])
+    frame = study.to_frame()
+    assert frame["policy"].tolist() == ["mc-sf", "fcfs"] * 2
+    study.to_csv(tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text().splitlines()[0] == ",".join(frame.columns)
+    lows, highs = ([getattr(row, end) for row in study.of("mc-sf")] for end in ("low", "high"))
+    worst = study.summary().set_index("policy")["worst"]["mc-sf"]
+    assert worst == f"{max(lows):.4f} to {max(highs):.4f}"
+    assert f"mc-sf & {np.mean(lows):.4f} to {np.mean(highs):.4f} &" in study.to_latex()
+    drawn = plot.plot_ratios(frame, ax=style.figure().subplots())
+    lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
+    assert lines["mc-sf"] == sorted(lows)
+
+
+def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = bad_with_five(tmp_path, "pass")
+    words = ["ratios", "--policy", spec, "--policy", "mc-sf", "--set", "n=5", "--out", "study"]
+    words += ["--certificates", "certificates", "--time-limit", "20"]
+    run(*words, "--trials", 2)
+    found = answer(*words, "--trials", 3)
+    cases = [generate("jaillet-model-1", seed=k, n=5) for k in range(3)]
+    study = competitive_ratio([spec, "mc-sf"], cases, time_limit_s=20)
+    assert found["ratios"]["low"] == [row.low for row in study.rows]
+    assert found["paired"][0]["losses"] + found["paired"][0]["ties"] == 3
+    assert "files: 3, failures: 0" in run("verify", "certificates")
+    forged = next(Path("certificates").glob("*-certificate.json"))
+    data = json.loads(forged.read_text())
+    forged.write_text(json.dumps({**data, "value": data["value"] - 1}))
+    assert "files: 3, failures: 1" in run("verify", "certificates", status=5)
+    next(Path("certificates").glob("*-instance.json")).unlink()
+    assert "found no instance of it" in run("verify", "certificates", status=5)
+    Path("bad.py").write_text(Path("bad.py").read_text() + "# another policy\n")
+    assert "has a file changed" in run(*words, "--trials", 3, status=2)
+    assert "expected one, or an instance and a FILE" in run("verify", "tiny", status=2)
+
+
+def test_ctrl_c_keeps_the_ratios_that_have_run(tmp_path: Path, monkeypatch) -> None:
+    from optsched.experiments import ratios
+
+    ran: list[int] = []
+
+    def stopped(trial):
+        ran.append(trial["seed"])
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return ratios._run(trial)
+
+    experiment = replace(ratios.RATIOS, run=stopped)
+    monkeypatch.setattr(ratios, "RATIOS", experiment)
+    text = run("ratios", "--set", "n=5", "--trials", 9)
+    assert "stopped early: 7 instances have not run" in text
+    assert "mc-sf" in text
 
 
 # --- long work --------------------------------------------------------------------------------

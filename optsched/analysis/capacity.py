@@ -15,7 +15,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.specs import parse_spec
 
-POLICIES = ("fcfs", "vllm", "sarathi", "edf", "least-slack", "late-last", "paced")
+POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "paced")
 """The policies that run if none is asked for, as far as the instance allows."""
 
 

@@ -22,7 +22,15 @@ from optsched.optimize.exact import solve_hindsight
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_worth_solving
-from optsched.policies import is_clairvoyant, lengths_note, make_policy, runner_of
+from optsched.policies import (
+    Named,
+    Scheduler,
+    is_clairvoyant,
+    labelled,
+    lengths_note,
+    make_policy,
+    runner_of,
+)
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
@@ -48,7 +56,7 @@ _BOUND_SHARE = 0.6
 
 def compare(
     instance: Instance,
-    policies: Iterable[str] | None = None,
+    policies: Named | None = None,
     *,
     cost_model: CostModel | str | Path | None = None,
     bound: bool = True,
@@ -68,9 +76,11 @@ def compare(
     Parameters
     ----------
     instance : Instance
-    policies : iterable of str, optional
-        Policy specifications. By default all policies run that the instance allows. A policy that
-        is asked for and not allowed, or that loops, gets a row without metrics that says why.
+    policies : str, Runner or Policy, or an iterable or a mapping of them, optional
+        Policy specifications, or objects. The keys of a mapping are what rows call them, else the
+        specification or the object's ``name``. By default all run that the instance allows. A
+        policy that is asked for and not allowed, or that loops, gets a row without metrics that
+        says why.
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. An instance in seconds needs one.
     bound : bool
@@ -132,28 +142,28 @@ def compare(
     rows: list[PolicyRow] = []
     interrupted = False
     specs = _specs(strategies.with_limits(instance, limits), policies)
-    _load_engine(specs)
+    _load_engine(specs.values())
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
     budget = Budget(time_limit_s, stop=stop)
 
     try:
-        for place, spec in enumerate(specs):
+        for place, (label, policy) in enumerate(specs.items()):
             if budget.stopped and rows:
                 interrupted = True
                 break
 
             if progress is not None:
-                progress("policy", spec)
+                progress("policy", label)
 
             part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
-            row = _run(interval, spec, seed, part, limits)
+            row = _run(interval, (label, policy), seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
         interrupted = True
         if not rows:
             raise
 
-    rows += [PolicyRow(spec, error="interrupted") for spec in specs[len(rows) :]]
+    rows += [PolicyRow(label, error="interrupted") for label in list(specs)[len(rows) :]]
     if measured is not None:
         rows.append(_measured_row(instance, measured, limits))
 
@@ -164,7 +174,7 @@ def compare(
         part = Budget(loss_s, stop=stop)
         tels = {row.policy: row.tel for row in rows if row.tel is not None and not row.measured}
         try:
-            ladders = Ladders(interval, tels, part, seed, limits)
+            ladders = Ladders(interval, {s: (specs[s], tels[s]) for s in tels}, part, seed, limits)
         except KeyboardInterrupt:
             interrupted = True
 
@@ -236,38 +246,41 @@ def _unproved(interval: Interval) -> tuple[str, ...]:
     return ()
 
 
-def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
-    if asked is None:
-        return strategies.allowed_policies(instance)
-
-    specs = list(asked)
+def _specs(instance: Instance, asked: Named | None) -> dict[str, str | Scheduler]:
+    """Return the policies that run, by label."""
+    specs = labelled(strategies.allowed_policies(instance) if asked is None else asked)
     if not specs:
         raise UsageError(
             "policies: found an empty list; expected at least one, or none given to run all that "
             "are allowed"
         )
 
-    for spec in specs:
+    for spec in specs.values():
         make_policy(spec)  # a typo is an error before anything runs
 
     return specs
 
 
-def _load_engine(specs: Iterable[str]) -> None:
+def _load_engine(specs: Iterable[str | Scheduler]) -> None:
     """Load and compile what the policies run on, so that no policy's wall time includes it."""
     for spec in ("fcfs", *specs):
         runner_of(make_policy(spec)[0]).warm_up()
 
 
 def _run(
-    interval: Interval, spec: str, seed: int, budget: Budget, limits: dict[str, float | None]
+    interval: Interval,
+    policy: tuple[str, str | Scheduler],
+    seed: int,
+    budget: Budget,
+    limits: dict[str, float | None],
 ) -> PolicyRow:
     """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
     instance, cost = interval.task.instance, interval.task.cost_model
+    label, spec = policy
     made, info = make_policy(spec)
     note = lengths_note(made, info, instance) if info.assumed else None
     row = PolicyRow(
-        spec,
+        label,
         clairvoyant=is_clairvoyant(made, info, instance),
         notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
     )
@@ -281,7 +294,7 @@ def _run(
 
     outside = strategies.outside_reason(evaluation)
     if outside is None:
-        interval.take(schedule, evaluation, spec)
+        interval.take(schedule, evaluation, label)
 
     return replace(
         row,

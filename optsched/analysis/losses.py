@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from optsched.optimize import strategies
 from optsched.optimize.interval import Interval
-from optsched.policies import make_policy, runner_of
+from optsched.policies import Scheduler, make_policy, runner_of
 from optsched.policies.base import Rules, Runner
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.pausing import BY_WORK, GATE, PIECE
@@ -92,7 +92,7 @@ class Ladders:
     def __init__(
         self,
         interval: Interval,
-        tels: Mapping[str, float],
+        tels: Mapping[str, tuple[str | Scheduler, float]],
         budget: Budget,
         seed: int,
         slos: Mapping[str, float | None],
@@ -100,24 +100,25 @@ class Ladders:
         self._interval, self._budget = interval, budget.part(_TARGET_SHARE)
         self._told: dict[str, Any] = {"seed": seed, "slos": slos, "predictor": "oracle"}
         self._values: dict[Runner, float | None] = {}
+        ranked = [(s, tels[s][0]) for s in sorted(tels, key=lambda s: tels[s][1])]
         found = [
             (value, place, words, rules)
-            for place, (words, rules) in enumerate(
-                self._targets(sorted(tels, key=tels.__getitem__))
-            )
+            for place, (words, rules) in enumerate(self._targets(ranked))
             if (value := self._value(rules, words)) is not None
         ]
         self._budget = budget
         target = min(found)[2:] if found else None
         self.target = None if target is None else target[0]
         none = Ladder(missing="no rules to hold it against had a schedule in time")
-        self.of = {s: none if target is None else self._ladder(s, tels[s], *target) for s in tels}
+        self.of = {s: none if target is None else self._ladder(s, *tels[s], *target) for s in tels}
 
-    def _targets(self, ranked: Sequence[str]) -> Iterable[tuple[str, Rules]]:
+    def _targets(
+        self, ranked: Sequence[tuple[str, str | Scheduler]]
+    ) -> Iterable[tuple[str, Rules]]:
         """Yield the rules of which the best is the target, and their words."""
         instance = self._interval.task.instance
-        made = (make_policy(spec)[0] for spec in ranked)
-        for spec, rules in zip(ranked, made, strict=True):
+        for spec, policy in ranked:
+            rules = make_policy(policy)[0]
             if isinstance(rules, Rules) and rules.on(instance)[0].ties == "arrival":
                 yield spec, replace(rules.on(instance)[0], in_rounds=None, wide=None)
                 break
@@ -135,10 +136,12 @@ class Ladders:
                 pausing = replace(BY_WORK, gate=GATE, piece=PIECE)
                 yield f"{words}, look-ahead, long prefills pause", pausing
 
-    def _ladder(self, spec: str, tel: float, words: str, target: Rules) -> Ladder:
+    def _ladder(
+        self, spec: str, policy: str | Scheduler, tel: float, words: str, target: Rules
+    ) -> Ladder:
         """Return the ladder of a policy whose own run has a total latency."""
         instance = self._interval.task.instance
-        made, info = make_policy(spec)
+        made, info = make_policy(policy)
         runner, stages = runner_of(made), None
         try:
             if isinstance(runner, InParts):

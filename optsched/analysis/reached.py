@@ -13,6 +13,7 @@ from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
+from optsched.problem.progress import number
 from optsched.problem.scope import Scope
 
 _DRAWN = 12
@@ -209,6 +210,48 @@ class Capacity:
         sign = -1 if self.searched == "rate_scale" else 1
         return min(found, key=lambda row: sign * (row.value or 0), default=None)
 
+    def loads(self, value: float | int | None) -> tuple[float, float] | tuple[None, None]:
+        """Return requests per second, and per second and worker, at a rate scale or with workers.
+
+        They are those on average from the first arrival to the last one.
+
+        Parameters
+        ----------
+        value : float, int or None
+            The rate scale, or the number of workers.
+        """
+        last = float(self.instance.release.max())
+        if value is None or not last > 0:
+            return None, None
+
+        auto, scale, workers = self.question.auto, self.question.rate_scale, self.question.workers
+        rate = (scale if auto else value) * (self.instance.n - 1) / last
+        return rate, rate / int(value if auto else workers)
+
+    @property
+    def verdict(self) -> str:
+        """What a policy attains, and what is impossible for any schedule, in a sentence."""
+        best, rates, what = self.best, not self.question.auto, self.searched.replace("_", " ")
+
+        def words(value: float | int) -> str:
+            rate, _ = self.loads(value)
+            return number(value) + (f" ({rate:.3g} requests/s)" if rates and rate else "")
+
+        reached = "no policy attains it" + (" so far" if self.interrupted else "")
+        if best is not None and best.value is not None:
+            sure = "up to" if best.missed is not None else "at least up to"
+            reached = f"{best.policy} attains it {sure if rates else 'with'} "
+            reached += f"{what} {words(best.value)}"
+
+        proved = "nothing is proved impossible"
+        if self.impossible is not None:
+            ends = ("from", "on") if rates else ("with", "or fewer")
+            proved = (
+                f"impossible for any schedule {ends[0]} {what} {words(self.impossible)} {ends[1]}"
+            )
+
+        return f"attainment {self.question.attainment:g}: {reached}; {proved}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a capacity file."""
         best, asked, rates = self.best, self.question, not self.question.auto
@@ -218,6 +261,8 @@ class Capacity:
             "cost_model": cost_model_reference(self.instance, self.cost_model),
             "seed": asked.seed,
             "attainment": asked.attainment,
+            "verdict": self.verdict,
+            "requests_per_second": None if asked.auto else self.loads(1.0)[0],
             "slos": dict(self.slos),
             "searched": self.searched,
             "router": asked.router,

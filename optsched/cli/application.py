@@ -21,6 +21,7 @@ from optsched.cli import (
     capacity,
     comparing,
     data,
+    demo,
     diagnosing,
     experimenting,
     files,
@@ -173,8 +174,8 @@ def options(
 _FIRST = """\
 optsched computes how good an LLM-serving schedule could have been, with a proof. First steps:
 
-  optsched compare tiny --policy mc-sf --policy vllm   # schedulers beside the best schedule
-  optsched solve tiny                                  # an optimal schedule of six requests
+  optsched demo                                        # all of it in a minute, with a report
+  optsched compare tiny --policy mc-sf --policy fcfs   # schedulers beside the best schedule
   optsched import azure TRACE.csv -o mine.json         # a trace of yours, to compare and solve
   optsched --help                                      # every command"""
 """The text that ``optsched`` without a command prints for newcomers."""
@@ -182,11 +183,17 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(solving.solve, capacity.capacity, comparing.compare, solving.bound),
-    diagnosing.diagnose,
+    *(diagnosing.diagnose, demo.demo),
     *(judging.simulate, judging.evaluate, judging.why, judging.hits, judging.verify),
     *(predicting.predict, files.generate, files.import_trace, files.export, fitting.fit),
     *(fitting.roofline, fitting.kv_capacity, profiling.profile, replaying.replay),
-    *(experimenting.experiment, picturing.plot, picturing.trace, picturing.report),
+    *(
+        experimenting.experiment,
+        experimenting.ratios,
+        picturing.plot,
+        picturing.trace,
+        picturing.report,
+    ),
     *(listing.policies, listing.formulations, listing.methods, listing.models),
     *(listing.schema, library.score, listing.warmup),
 )

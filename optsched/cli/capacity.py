@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, read_checked
-from optsched.cli.output import LiveLine, emit_json, number, show_table, stop_at_ctrl_c
+from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
 if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity
-    from optsched.analysis.reached import Reach
 
 
 def capacity(
@@ -73,38 +72,26 @@ def capacity(
         raise NoIncumbentError("no policy attains this at any value tried, and nothing is proved")
 
 
-def _words(row: Reach, rates: bool) -> str:
-    """Return "up to", with "at least" before it if the search ended before a rate was missed."""
-    if not rates:
-        return "with"
-
-    return "up to" if row.missed is not None else "at least up to"
-
-
 def _show(found: Capacity) -> None:
     rates = found.searched == "rate_scale"
     what = "rate scale" if rates else "workers"
     limit = "missed\nfrom" if rates else "missed\nwith"
-    headers = ("policy", "", what, "SLO\nattainment", limit, "wall\n[s]")
-    rows = [
-        (r.policy, ("", "clairvoyant")[r.clairvoyant], r.value, r.attainment, r.missed, r.wall_s)
-        for r in found.rows
-    ]
-    if rows:
-        show_table(headers, rows, text_columns=(0, 1), drop=["wall\n[s]", limit, ""])
-        print()
-
-    best, proved = found.best, "nothing is proved impossible"
-    reached = "no policy attains it" + (" so far" if found.interrupted else "")
-    if best is not None:
-        reached = f"{best.policy} attains it {_words(best, rates)} {what} {number(best.value)}"
-    if found.impossible is not None:
-        proved = (
-            f"impossible for any schedule {'from' if rates else 'with'} {what} "
-            f"{number(found.impossible)} {'on' if rates else 'or fewer'}"
+    per = f"[1/{'round' if found.instance.in_rounds else 's'}]"
+    loads = (f"requests\n{per}", f"per worker\n{per}")
+    headers = ("policy", "", what, *loads, "SLO\nattainment", limit, "wall\n[s]")
+    rows = []
+    for r in found.rows:
+        kind = "clairvoyant" if r.clairvoyant else ""
+        rows.append(
+            (r.policy, kind, r.value, *found.loads(r.value), r.attainment, r.missed, r.wall_s)
         )
 
-    print(f"attainment {found.question.attainment:g}: {reached}; {proved}")
+    if rows:
+        drop = ["wall\n[s]", limit, loads[1], ""]
+        show_table(headers, rows, text_columns=(0, 1), drop=drop)
+        print()
+
+    print(found.verdict)
     if rates and found.impossible is not None:
         print(f"the bound holds for {found.scope}")
     for row in found.rows:

@@ -1,12 +1,21 @@
-"""``experiment``: run named experiments, which can be resumed."""
+"""``experiment`` and ``ratios``: studies of many trials, which can be resumed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli.options import Seed, check_folder, check_outputs, key_values
+from optsched.cli.options import (
+    ABOVE_0,
+    AT_LEAST_1,
+    Seed,
+    check_folder,
+    check_outputs,
+    key_values,
+)
 from optsched.cli.output import LiveLine, emit_json, show_table, tell
 from optsched.problem.errors import InputError, SolverError, UsageError
 
@@ -68,13 +77,10 @@ def experiment(
     asked |= {"scheduler": scheduler, "memory_limit": limit, "resume": resume}
     asked |= {"retry_failed": retry_failed, "parquet": parquet}
     line = LiveLine(every_s=30)
-
-    def progress(done: int, of: int) -> None:
-        line.counted(done, of, "trials")
-
     try:
         with line:
-            outcome = run_experiment(name, given, **asked, seed=seed, out=out, progress=progress)
+            told = partial(line.counted, what="trials")
+            outcome = run_experiment(name, given, **asked, seed=seed, out=out, progress=told)
     except KeyboardInterrupt:
         kept = f"{line.done} of {line.of} trials are lost without --out"
         if out is not None:
@@ -104,6 +110,78 @@ def experiment(
         counts += f", {failed} failed"
 
     print(f"{len(outcome.rows)} trials ({counts}), {outcome.experiment.paper}")
+
+
+def ratios(
+    policies: list[str] | None = None,
+    generator: str = "jaillet-model-1",
+    settings: list[str] | None = None,
+    trials: Annotated[int, AT_LEAST_1] = 100,
+    reference: str = "optimum",
+    cost_model: str | None = None,
+    runs: Annotated[int, AT_LEAST_1] = 1,
+    time_limit: Annotated[float, ABOVE_0] = 10.0,
+    jobs: int = 1,
+    seed: Seed = 0,
+    out: str | None = None,
+    resume: bool = True,
+    certificates: str | None = None,
+    json_out: str | None = None,
+) -> None:
+    """Measure how far policies are from the optimum on many instances, with intervals.
+
+    Finished instances are stored in --out at once. If the run ends early, the same command goes on.
+
+    Parameters:
+      policies --policy SPEC: A policy to run, also my_policy.py:Class (repeatable).
+      generator NAME: Where instances are from, as for `generate`.
+      settings --set KEY=VALUE: A parameter of the generator (repeatable).
+      trials N: How many instances, with seeds from --seed on.
+      reference NAME: What ratios are to: optimum, bound, h-sf or best-known.
+      runs N: Runs of each policy, for those that are random.
+      time_limit S: The time limit in seconds for each optimum.
+      jobs N: How many instances at a time.
+      out DIR: The folder for the store, the results as CSV and the summary.
+      resume --resume/--fresh: Whether to keep finished instances in --out.
+      certificates DIR: Write every instance and the certificate of its optimum into this folder,
+        which `optsched verify DIR` checks.
+    """
+    check_outputs(json_out)
+    check_folder(out)
+    check_folder(certificates)
+    from optsched.experiments.ratios import RATIOS, study_of
+    from optsched.experiments.runner import run_experiment
+    from optsched.experiments.store import read
+
+    asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "seed": seed, "resume": resume}
+    given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
+    given |= {"generator": generator, "set": settings or [""], "reference": reference}
+    given |= {"cost_model": cost_model or "", "runs": runs, "time_limit": time_limit}
+    given["certificates"] = certificates or ""
+    line = LiveLine(every_s=30)
+    with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
+        folder = out or kept
+        try:
+            told = partial(line.counted, what="instances")
+            rows = run_experiment(RATIOS, given, **asked, out=folder, progress=told).rows
+        except KeyboardInterrupt:
+            rows = [record.row for record in read(folder)[1]]
+
+    failed = [row for row in rows if row["failed"] is not None]
+    if failed:
+        where = f"the first, {failed[0]['trial']}: {failed[0]['failed']}"
+        tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
+
+    study = study_of(given, rows, seed, trials - len(rows))
+    if emit_json(study.to_dict(), json_out):
+        return
+
+    table = study.summary()
+    show_table(list(table.columns), table.to_numpy().tolist(), text_columns=range(6))
+    print(*study.pairs(), sep="\n")
+    if study.unfinished:
+        again = "; the same command goes on" if out else ""
+        print(f"stopped early: {study.unfinished} instances have not run{again}")
 
 
 def _warn(outcome: Outcome, again: str) -> tuple[int, int]:

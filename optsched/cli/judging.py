@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from optsched.cli import output
 from optsched.cli.options import (
     ABOVE_0,
+    ARGUMENT,
     AT_LEAST_0,
     AT_LEAST_1,
     NO_SLOS,
@@ -213,12 +216,56 @@ def _on_workers(evaluation: Evaluation) -> str:
     return f"it runs {used.machines}: bounds and optima on one worker say nothing of it"
 
 
-def verify(instance_file: str, file: str, cost_model: str | None = None) -> None:
-    """Check a schedule or a certificate. The exit status is 5 if it fails.
+def verify(
+    instance_file: str,
+    file: Annotated[str | None, ARGUMENT] = None,
+    cost_model: str | None = None,
+) -> None:
+    """Check a schedule or a certificate, or all in a folder. The exit status is 5 if one fails.
 
     Parameters:
+      instance_file INSTANCE|DIR: The instance, or a folder of instances with schedules and
+        certificates of them, as `ratios --certificates` writes it.
       file FILE: The schedule or certificate: a JSON file.
     """
+    if file is not None:
+        instance, cost = read_checked(instance_file, cost_model)
+        print(_verified(instance, file, cost))
+        return
+
+    from optsched.files.read_write import read_instance, read_json
+
+    files = sorted(Path(instance_file).glob("*.json"))
+    formats = {path: read_json(path).get("format") for path in files}
+    paths = [path for path, form in formats.items() if form == "optsched-instance"]
+    instances = {read_instance(path).sha256: path for path in paths}
+    claims = [str(path) for path, form in formats.items() if form in _CHECKERS]
+    if not claims:
+        raise InputError(
+            f"{instance_file}: found no folder with schedules or certificates; expected one, or an "
+            "instance and a FILE"
+        )
+
+    wrong = 0
+    for claim in claims:
+        found = instances.get(str(read_json(claim).get("instance_sha256")))
+        try:
+            if found is None:
+                raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
+
+            instance, cost = read_checked(str(found), cost_model)
+            print(_verified(instance, claim, cost))
+        except (InputError, ViolationError) as error:
+            wrong += 1
+            tell(str(error))
+
+    print(f"files: {len(claims)}, failures: {wrong}")
+    if wrong:
+        raise typer.Exit(5)
+
+
+def _verified(instance: Instance, file: str, cost: CostModel | None) -> str:
+    """Check a file that its format names, and return what it proves in words."""
     from optsched.files.read_write import check_format, read_json
     from optsched.files.strict_json import Place
 
@@ -228,11 +275,10 @@ def verify(instance_file: str, file: str, cost_model: str | None = None) -> None
     if checker is None:
         raise InputError(f"{file}: format: found {kind!r}; expected one of {', '.join(_CHECKERS)}")
 
-    instance, cost = read_checked(instance_file, cost_model)
     with Place(Path(file)):
         check_format(data, str(kind).removeprefix("optsched-"))
 
-    print(checker(instance, file, data, cost))
+    return checker(instance, file, data, cost)
 
 
 def _verify_schedule(

@@ -119,7 +119,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Below a line ``Parameters:`` of the docstring, an entry is the name of a parameter, the names of
     its option if they are others, its metavar, a colon and its help. A parameter without a default
     is an argument, or an option that must be given if it has names. Rules stand in its annotation.
-    Instead of ``slos`` the command has an option for each SLO, and gets those given as a dict.
+    A ``typer.Context`` is passed on. Instead of ``slos`` the command has an option for each SLO,
+    and gets those given as a dict.
     """
     if function.__doc__ is None:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
@@ -128,7 +129,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     texts, hints = {**_shared(), **_texts(own)}, get_type_hints(function, include_extras=True)
     parameters = []
     for name, one in inspect.signature(function).parameters.items():
-        if name == "slos":
+        if hints[name] is typer.Context:
+            parameters.append(one.replace(annotation=typer.Context, kind=one.KEYWORD_ONLY))
+        elif name == "slos":
             parameters += [
                 _parameter(slo, Annotated[str | None, _TIME], None, *texts[slo]) for slo in _SLOS
             ]

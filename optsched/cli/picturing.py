@@ -34,13 +34,14 @@ def plot(
     """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
     Parameters:
-      source RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|EXPERIMENT-DIR: The file or folder
-        to draw. Its format says what it is.
+      source RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|RATIOS|EXPERIMENT-DIR: The file or
+        folder to draw. Its format says what it is.
       out -o --out FILE: Write the figure to this .png, .svg or .pdf file.
       instance_file --instance FILE: The instance that the schedules were made for.
       kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
         schedule, gap for one --against another, progress for a result, policies for a comparison,
-        attainment for a capacity, prices for a certificate, or the name of an experiment's figure.
+        attainment for a capacity, prices for a certificate, ratios for ratios, or the name of an
+        experiment's figure.
       against SCHEDULE: For the kind gap, the schedule to hold against: who loses and gains.
     """
     from optsched.show.plot import style
@@ -108,7 +109,10 @@ class _Source:
         """Return the kind of figure that is asked for, or the first kind."""
         if self.kind is not None and self.kind not in kinds:
             known = ", ".join(kinds)
-            raise UsageError(f"--kind: found {self.kind!r} for {what}; expected one of {known}")
+            more = "; gap is for a schedule, --against another" if self.kind == "gap" else ""
+            raise UsageError(
+                f"--kind: found {self.kind!r} for {what}; expected one of {known}{more}"
+            )
 
         return self.kind or kinds[0]
 
@@ -311,12 +315,22 @@ def _certificate(source: _Source) -> Figure:
     return _picture("shadow_prices", prices, title="")
 
 
+def _ratios(source: _Source) -> Figure:
+    source.pick(("ratios",), "ratios")
+    columns = source.data["ratios"]
+    if len({len(columns.get(name, ())) for name in ("policy", "low", "high")}) != 1:
+        raise InputError(f"{source.path}: ratios: found no policy, low and high of one length")
+
+    return _picture("ratios", columns, title=f"ratios to {source.data['reference']}")
+
+
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "schedule": _schedule,
     "result": _result,
     "capacity": _capacity,
     "comparison": _comparison,
     "certificate": _certificate,
+    "ratios": _ratios,
 }
 
 

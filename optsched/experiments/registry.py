@@ -1,4 +1,4 @@
-"""The experiments that the studies define, which lie beside the package and not in it."""
+"""The experiments: those that the studies define, which lie beside the package, and ratios."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from optsched.experiments.base import Experiment
+from optsched.experiments.ratios import RATIOS
 from optsched.problem.errors import InputError
 from optsched.problem.registry import modules_of
 
@@ -40,6 +41,7 @@ def experiments() -> dict[str, Experiment]:
     load_studies()
     values = [value for module in modules_of(STUDIES) for value in vars(module).values()]
     found = {value.name: value for value in values if isinstance(value, Experiment)}
+    found[RATIOS.name] = RATIOS
     return dict(sorted(found.items()))
 
 

@@ -292,6 +292,8 @@ class CapacityFile(_Answer):
     format: Literal["optsched-capacity"]
     attainment: float = Field(description="share of requests within all their SLOs", gt=0, le=1)
     policies: list[dict[str, Any]]
+    verdict: str | None = _null("what is attained and what is impossible, in a sentence")
+    requests_per_second: float | None = _null("the mean rate at rate scale 1")
     best_rate_scale: float | None = None
     best_origin: str | None = None
     impossible_rate_scale: float | None = _null(
@@ -404,6 +406,53 @@ class ScoreFile(_Open):
     instances: list[dict[str, Any]]
 
 
+class HitsFile(_Answer):
+    """What `hits` writes; further fields may appear."""
+
+    format: Literal["optsched-hits"]
+    schedule: str = Field(description="its file, or the policy that made it")
+    asked_tokens: int = Field(description="prompt tokens of all requests")
+    own: dict[str, Any] = Field(description="tokens found, and seconds of prefill saved")
+    infinite: dict[str, Any] = Field(description="the same without a limit of memory")
+    caches: list[dict[str, Any]] = Field(description="the same, best and lru, by kv_capacity")
+
+
+class WhyFile(_Answer):
+    """What `why` writes, in the instance's unit; further fields may appear."""
+
+    format: Literal["optsched-why"]
+    total: dict[str, float] = Field(description="what is lost to each cause, over all requests")
+    requests: dict[str, list[float]] = Field(description="the parts of each latency, by cause")
+    against: dict[str, list[float]] | None = _null("the same of the other schedule")
+
+
+class DiagnosisFile(_Answer):
+    """What `diagnose` writes, in seconds; further fields may appear."""
+
+    format: Literal["optsched-diagnosis"]
+    error: float | None = _null("by how much the twin misses measured latencies in the median")
+    metrics: MetricsFile
+    waits_s: dict[str, float] = Field(description="what requests wait for")
+    changes: list[dict[str, Any]] = Field(description="what was tried: gain, low and high")
+    first: dict[str, Any] | None = _null("what to change first; null: nothing")
+    mean_latency_bound: float = Field(description="no schedule on one worker has less")
+    slo_attainment_bound: float | None = _null("no schedule on one worker has more")
+
+
+class RatiosFile(_Open):
+    """What `ratios` writes; further fields may appear."""
+
+    format: Literal["optsched-ratios"]
+    version: Literal[1]
+    reference: str
+    unfinished: int = Field(description="instances that have not run")
+    summary: list[dict[str, Any]] = Field(description="a row for each policy")
+    paired: list[dict[str, Any]] = Field(description="the first policy beside each other one")
+    ratios: dict[str, list[Any]] = Field(
+        description="columns of one length: policy, instance, name, tel, low, high, error"
+    )
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "instance": InstanceFile,
     "schedule": ScheduleFile,
@@ -414,6 +463,10 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "capacity": CapacityFile,
     "library": LibraryFile,
     "score": ScoreFile,
+    "hits": HitsFile,
+    "why": WhyFile,
+    "diagnosis": DiagnosisFile,
+    "ratios": RatiosFile,
 }
 """The model of each file format."""
 

@@ -150,47 +150,6 @@ class Timeline:
 
         return found
 
-    def phase_shares(self, rows: int, bins: int) -> NDArray[np.float64]:
-        """Return which share of a group of requests is in each phase, over time.
-
-        Parameters
-        ----------
-        rows : int
-            Number of groups of requests, in order of arrival.
-        bins : int
-            Number of equal parts of the time from `begin` to `end`.
-
-        Returns
-        -------
-        ndarray of float64, shape (phases, rows, bins)
-            Share of the group's requests, averaged over the part of time.
-        """
-        n = self.instance.n
-        rank = np.empty(n, dtype=np.int64)
-        rank[self.by_arrival] = np.arange(n)
-        row = rank * rows // n
-        size = np.bincount(row, minlength=rows)
-        width = (self.end - self.begin) / bins
-        shares = np.zeros((len(PHASES), rows, bins))
-
-        for phase in range(len(PHASES)):
-            mine = self.span_phase == phase
-            at = row[self.span_request[mine]] * (bins + 2)
-            # How much of each bin [a, b) covers, as a running sum of differences.
-            step = np.zeros(rows * (bins + 2))
-
-            for edge, sign in ((self.span_start[mine], 1.0), (self.span_end[mine], -1.0)):
-                x = np.clip((edge - self.begin) / width, 0, bins)
-                whole = np.floor(x).astype(np.int64)
-                part = x - whole
-                step += np.bincount(at + whole, sign * (1 - part), len(step))
-                step += np.bincount(at + whole + 1, sign * part, len(step))
-
-            cover = np.cumsum(step.reshape(rows, bins + 2), axis=1)[:, :bins]
-            shares[phase] = np.clip(cover / size[:, None], 0, 1)
-
-        return shares
-
     def without_pauses(self) -> Timeline:
         """Return the timeline with every pause merged into the phase around it.
 

@@ -12,7 +12,7 @@ from optsched.bounds.base import BoundTask, Proof
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.interval import Interval
-from optsched.policies import allows, policies as registry
+from optsched.policies import Scheduler, allows, label_of, policies as registry
 from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import NO_LIMIT, Budget, work_time
 from optsched.problem.errors import (
@@ -98,7 +98,7 @@ def allowed_policies(instance: Instance) -> list[str]:
 
 def run_policy(
     instance: Instance,
-    spec: str,
+    spec: str | Scheduler,
     cost: CostModel,
     *,
     seed: int = 0,
@@ -113,7 +113,7 @@ def run_policy(
     try:
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
     except ViolationError as error:
-        error.args = (f"policy {spec}: the judge rejects its schedule: {error}",)
+        error.args = (f"policy {label_of(spec)}: the judge rejects its schedule: {error}",)
         raise
 
 

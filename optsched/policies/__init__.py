@@ -8,9 +8,9 @@ A file of this package defines policies with `policy`; nothing else needs editin
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
 from optsched.policies.helpers import (
@@ -28,9 +28,12 @@ from optsched.problem.registry import Registry
 from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
 from optsched.workloads.predict import check_predictor
 
+_ALIASES = {"vllm-v0": "vllm"}
 _ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
 Make = TypeVar("Make", bound=Callable[..., Scheduler])
+Named = str | Scheduler | Iterable[str | Scheduler] | Mapping[str, str | Scheduler]
+"""Policies: specifications or objects, which may have labels."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,33 @@ def policies() -> dict[str, PolicyInfo]:
     return _REGISTRY.all()
 
 
-def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
-    """Make the policy that a specification describes.
+def label_of(policy: str | Scheduler) -> str:
+    """Return what tables call a policy: its specification, or its ``name``, or its class's."""
+    return policy if isinstance(policy, str) else getattr(policy, "name", type(policy).__name__)
+
+
+def labelled(policies: Named) -> dict[str, str | Scheduler]:
+    """Return policies by label, each once."""
+    if isinstance(policies, Mapping):
+        return dict(policies)
+
+    single = isinstance(policies, (str, Runner)) or hasattr(policies, "batch")
+    every: Any = [policies] if single else policies
+    found: dict[str, str | Scheduler] = {}
+    for one in every:
+        label = label_of(one)
+        if label in found:
+            raise InputError(
+                f"policies: found {label} twice; expected each once, or a mapping of labels"
+            )
+
+        found[label] = one
+
+    return found
+
+
+def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
+    """Make the policy that a specification describes. A policy that is made is returned as it is.
 
     A specification is ``name:key=value,...`` or ``file.py:NAME:key=value,...``. ``NAME`` is a
     class with ``batch(view)``, a `Runner` (`Rules`, `Windows`, or one with a loop of its own), or
@@ -118,7 +146,7 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
 
     Parameters
     ----------
-    spec : str
+    spec : str, Runner or Policy
 
     Returns
     -------
@@ -126,8 +154,12 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     info : PolicyInfo
         What is known of it, with the predictor of the specification.
     """
+    if not isinstance(spec, str):
+        label = label_of(spec)
+        return spec, _declared(label, spec, _info_of(label, spec))
+
     name, texts = parse_spec(spec)
-    info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
+    info = _from_file(name) if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
     predictor = _predictor(spec, texts)
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
     for_router = {"workers", "router"} - set(info.parameters)
@@ -179,7 +211,8 @@ def on_workers(spec: str, workers: int, router: str) -> str:
         return spec
 
     name, texts = parse_spec(spec)
-    balances = not is_file(name) and "workers" in policies()[name].parameters
+    known = None if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
+    balances = known is not None and "workers" in known.parameters
     more = f"workers={workers}" + ("" if balances else f",router={router}")
     return f"{spec}{',' if texts else ':'}{more}"
 
@@ -265,7 +298,11 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
 def _from_file(name: str) -> PolicyInfo:
     """Load a user's policy, which is a class with ``batch(view)``, a function or a `Runner`."""
-    found = specs.load_attribute(name, "policy", (Rules, Windows, Runner))
+    return _info_of(name, specs.load_attribute(name, "policy", (Rules, Windows, Runner)))
+
+
+def _info_of(name: str, found: Any) -> PolicyInfo:
+    """Return what is known of a user's object, or of what makes one."""
     if isinstance(found, Runner):
         guess = not isinstance(found, (Rules, Windows))  # these say where they use lengths
         return PolicyInfo(name, "a user's rules", lambda: found, clairvoyant=guess, assumed=guess)

@@ -30,7 +30,7 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
         "bound": [] if all(share >= 1 for _, share in bound) else bound,
         "attainment": data["attainment"],
         "impossible": impossible,
-        "xlabel": "rate, as a multiple of the instance's" if rates else "workers",
+        "rates": rates,
     }
 
 

@@ -13,7 +13,7 @@ from optsched.analysis.ratio.exact import optimum
 from optsched.costs.cost import UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.placement import earliest, put
-from optsched.policies import Scheduler, make_policy, runner_of
+from optsched.policies import Scheduler, label_of, make_policy, runner_of
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Progress
 from optsched.problem.errors import UsageError
@@ -202,11 +202,8 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
 
 
 def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
-    if not isinstance(policy, str):
-        return type(policy).__name__, policy
-
     made, info = make_policy(policy)
-    return policy, policy if info.predictor is None else made
+    return label_of(policy), policy if info.predictor is None else made
 
 
 def _mean_latency(
@@ -222,7 +219,7 @@ def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np
 
     For a policy object or a random order, it is the order of the last starts in a run.
     """
-    made = make_policy(policy)[0] if isinstance(policy, str) else policy
+    made = make_policy(policy)[0]
     rank = runner_of(made).waiting_rank(instance, UnitCost())
     if rank is not None:
         return rank

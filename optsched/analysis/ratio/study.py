@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,20 @@ from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
+from optsched.files.outputs import make_folder
+from optsched.files.read_write import write_instance, write_json
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.strategies import outside_reason
-from optsched.policies import make_policy
+from optsched.policies import Named, Scheduler, labelled, make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.processes import DiedError, Processes, in_processes
 from optsched.problem.progress import LiveLine
+from optsched.problem.version import __version__
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Reference = Literal["optimum", "bound", "h-sf", "best-known"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
@@ -119,6 +125,13 @@ class Paired:
     ties: int
     losses: int
 
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{self.first} takes {self.quotient:.4f} times as long as {self.second} ({low:.4f} to "
+            f"{high:.4f}): shorter on {self.wins}, equal on {self.ties}, longer on {self.losses}"
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Study:
@@ -178,6 +191,8 @@ class Study:
     def worst(self, policy: str) -> Ratio:
         """Return the policy's row with the largest certain ratio, which is its lower end.
 
+        The largest ratio of all is at least its ``low``, and at most the largest ``high``.
+
         Parameters
         ----------
         policy : str
@@ -215,23 +230,85 @@ class Study:
         wins, ties, losses = (int(found.sum()) for found in (one < two, one == two, one > two))
         return Paired(first, second, quotient, (bottom, top), wins, ties, losses)
 
-    def table(self) -> str:
-        """Return the means as a Markdown table."""
-        interval = f"{self.confidence:.0%} interval"
-        head = f"| policy | mean ratio to {self.reference} | {interval} | worst | instances |"
-        lines = [head, "|" + "---|" * 5]
+    def pairs(self) -> list[Paired]:
+        """Return the first policy beside each other one with which it finished an instance."""
+        first, found = self.policies[0], []
+        for other in self.policies[1:]:
+            with suppress(InputError):
+                found.append(self.paired(first, other))
+
+        return found
+
+    def to_frame(self) -> DataFrame:
+        """Return the ratios, a row for each instance and policy."""
+        from pandas import DataFrame
+
+        return DataFrame([vars(row) for row in self.rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of ``ratios --json``."""
+        columns = self.to_frame().astype(object)
+        return {
+            "format": "optsched-ratios",
+            "version": 1,
+            "optsched": __version__,
+            "reference": self.reference,
+            "unfinished": self.unfinished,
+            "summary": self.summary().to_dict("records"),
+            "paired": [vars(pair) for pair in self.pairs()],
+            "ratios": columns.where(columns.notna(), None).to_dict("list"),
+        }
+
+    def to_csv(self, file: str | Path) -> None:
+        """Write `to_frame` as CSV.
+
+        Parameters
+        ----------
+        file : str or Path
+        """
+        self.to_frame().to_csv(file, index=False)
+
+    def summary(self) -> DataFrame:
+        """Return a row of texts for each policy, as in a paper's table.
+
+        Columns are the mean ratio, its confidence interval, the largest ratio (an interval where an
+        optimum is not proved), the instance of it, and the number of instances.
+        """
+        from pandas import DataFrame
+
+        def between(low: float, high: float) -> str:
+            return f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
+
+        rows = []
         for policy in self.policies:
             try:
-                mean, worst = self.mean(policy), self.worst(policy)
+                mean, worst, good = self.mean(policy), self.worst(policy), self._good(policy)
             except InputError as error:
-                lines.append(f"| {policy} | | | | {error} |")
+                rows.append((policy, "", "", "", "", str(error)))
                 continue
 
-            value = f"{mean.low:.4f}" if mean.exact else f"{mean.low:.4f} to {mean.high:.4f}"
+            top = max(math.inf if row.high is None else row.high for row in good)
             count = f"{mean.count} ({mean.failed} failed)" if mean.failed else str(mean.count)
-            interval = f"{mean.interval[0]:.4f} to {mean.interval[1]:.4f}"
-            lines.append(f"| {policy} | {value} | {interval} | {worst.low:.4f} | {count} |")
+            largest, where = (
+                between(worst.low or 0.0, top),
+                worst.name or f"instance {worst.instance}",
+            )
+            values = between(mean.low, mean.high), between(*mean.interval), largest, where, count
+            rows.append((policy, *values))
 
+        interval, mean_words = f"{self.confidence:.0%} interval", f"mean ratio to {self.reference}"
+        columns = ["policy", mean_words, interval, "worst", "on", "instances"]
+        return DataFrame(rows, columns=columns)
+
+    def to_latex(self) -> str:
+        """Return `summary` as a LaTeX table, which needs jinja2."""
+        return str(self.summary().to_latex(index=False, escape=True))
+
+    def table(self) -> str:
+        """Return `summary` as a Markdown table."""
+        found = self.summary()
+        rows = [list(found.columns), ["---"] * len(found.columns), *found.to_numpy().tolist()]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
         if self.unfinished:
             lines += ["", f"stopped early: {self.unfinished} instances have not run"]
 
@@ -260,7 +337,7 @@ class Study:
 
 
 def competitive_ratio(
-    policies: str | Sequence[str],
+    policies: Named,
     instances: Iterable[Instance],
     reference: Reference = "optimum",
     *,
@@ -272,13 +349,15 @@ def competitive_ratio(
     jobs: int = 1,
     progress: bool | Callable[[int, int], None] = True,
     stop: threading.Event | None = None,
+    certificates: str | Path | None = None,
 ) -> Study:
     """Measure policies against a reference on every instance.
 
     Parameters
     ----------
-    policies : str or sequence of str
-        Policy specifications.
+    policies : str, Runner or Policy, or an iterable or a mapping of them
+        Policy specifications, or objects. The keys of a mapping are what the study calls them, else
+        the specification or the object's ``name``.
     instances : iterable of Instance
         The instances on which every policy runs.
     reference : {"optimum", "bound", "h-sf", "best-known"}
@@ -310,6 +389,9 @@ def competitive_ratio(
     stop : threading.Event, optional
         When it is set, no further instance counts, and the finished ones are kept. Ctrl-C has the
         same effect once an instance has finished.
+    certificates : str or Path, optional
+        A folder for the instances and the certificates of their optima or bounds, with the
+        reference ``"optimum"``. ``optsched verify FOLDER`` checks them.
 
     Returns
     -------
@@ -317,7 +399,7 @@ def competitive_ratio(
         A policy that loops, raises or names an unknown request has a row with the error, and all
         other rows are kept. If the work was stopped, it has the instances that had finished.
     """
-    specs = (policies,) if isinstance(policies, str) else tuple(policies)
+    specs = labelled(policies)
     cases = list(instances)
     if not cases or not specs:
         raise InputError(
@@ -332,9 +414,7 @@ def competitive_ratio(
             f"{time_limit_s}; expected >= 1, >= 1, between 0 and 1, and > 0"
         )
 
-    if len(set(specs)) < len(specs):
-        raise InputError(f"policies: found one twice in {', '.join(specs)}; expected each once")
-    for spec in specs:
+    for spec in specs.values():
         make_policy(spec)
     for k, case in enumerate(cases):
         cost_for(case, cost_model)
@@ -344,10 +424,11 @@ def competitive_ratio(
                 "bound, h-sf or best-known"
             )
 
-    plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s)
+    folder = None if certificates is None else make_folder(Path(certificates))
+    plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s, folder)
     found = _measure(plan, cases, jobs, progress, stop)
     every = tuple(row for k in sorted(found) for row in found[k])
-    return Study(specs, reference, every, confidence, seed, len(cases) - len(found))
+    return Study(tuple(specs), reference, every, confidence, seed, len(cases) - len(found))
 
 
 def _measure(
@@ -388,12 +469,13 @@ def _measure(
 class _Plan:
     """The options that say what is measured on every instance; see `competitive_ratio`."""
 
-    specs: tuple[str, ...]
+    specs: Mapping[str, str | Scheduler]
     reference: Reference
     cost_model: CostModel | str | Path | None
     seeds: int
     seed: int
     time_limit_s: float
+    certificates: Path | None
 
     def all_rows(self, cases: Sequence[Instance], jobs: int) -> Generator[tuple[int, list[Ratio]]]:
         """Measure all policies on every instance, in this process or in ``jobs`` others."""
@@ -418,7 +500,7 @@ class _Plan:
         number, instance = item
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
-            found = [self._measured(instance, spec) for spec in self.specs]
+            found = [self._measured(instance, spec) for spec in self.specs.values()]
             inside = [tel for tel, error in found if error is None]
             below, above = self._reference(instance, inside)
 
@@ -433,7 +515,9 @@ class _Plan:
 
         return rows
 
-    def _measured(self, instance: Instance, spec: str) -> tuple[float | None, str | None]:
+    def _measured(
+        self, instance: Instance, spec: str | Scheduler
+    ) -> tuple[float | None, str | None]:
         """Return the mean total latency, and the reason if it is missing or has no ratio."""
         try:
             tel, outside = self._tel(instance, spec, self.seeds)
@@ -447,7 +531,9 @@ class _Plan:
 
         return tel, f"no ratio: {outside}"
 
-    def _tel(self, instance: Instance, spec: str, seeds: int) -> tuple[float, str | None]:
+    def _tel(
+        self, instance: Instance, spec: str | Scheduler, seeds: int
+    ) -> tuple[float, str | None]:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
         cost = self.cost_model
         runs = (simulate(instance, spec, cost, seed=self.seed + k) for k in range(seeds))
@@ -477,4 +563,9 @@ class _Plan:
             return lowest, lowest
 
         result = optimum(instance, time_limit_s=self.time_limit_s, seed=self.seed)
+        if self.certificates is not None and result.certificate is not None:
+            place = self.certificates / instance.sha256[:16]
+            write_instance(instance, f"{place}-instance.json")
+            write_json(result.certificate, f"{place}-certificate.json")
+
         return result.bound, result.objective

@@ -16,7 +16,7 @@ from optsched.analysis.ratio.families import FAMILIES, Family
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.orders import move, serial
-from optsched.policies import Scheduler
+from optsched.policies import Scheduler, label_of
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, LoopError, UsageError
@@ -92,6 +92,7 @@ def worst_case(
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
+        An object may have an attribute ``name``, which is then what the answer calls it.
     family : str or callable
         One of `FAMILIES`, or a function like them. If all arrivals of a first instance are 0, they
         stay 0.
@@ -225,7 +226,7 @@ def _solved(
     instance: Instance, policy: str | Scheduler, seeds: int, time_limit_s: float
 ) -> WorstCase:
     """Solve an instance, and return it with its ratio."""
-    name = policy if isinstance(policy, str) else type(policy).__name__
+    name = label_of(policy)
     tel = _mean_tel(instance, policy, seeds)
     starts = quick_optimum(instance)[1]
     result = optimum(instance, time_limit_s=time_limit_s, warm_start=from_starts(starts, instance))

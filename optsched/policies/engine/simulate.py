@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Hardware, are_machines, machines_of
 from optsched.judge.evaluate import evaluate
-from optsched.policies import make_policy, runner_of
+from optsched.policies import label_of, make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.routers import Routed
 from optsched.problem.budget import NO_LIMIT, Budget
@@ -77,15 +77,8 @@ def simulate(
         never run on one of the machines, or if the policy has another number of workers.
     """
     machines = machines_of(instance, cost_model)
-    name = policy if isinstance(policy, str) else type(policy).__name__
-    made: Scheduler
-
-    if isinstance(policy, str):
-        made, info = make_policy(policy)
-        predictor = info.predictor or predictor
-    else:
-        made = policy
-
+    name, (made, info) = label_of(policy), make_policy(policy)
+    predictor = info.predictor or predictor
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
     if any(value is not None for value in (slos or {}).values()):
         told = with_slos(told, slos)

@@ -12,7 +12,7 @@ from optsched.show.plot.curves import (
     plot_progress,
     plot_shadow_prices,
 )
-from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap
+from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap, plot_ratios
 from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
 from optsched.show.plot.timelines import (
     plot_batch_times,

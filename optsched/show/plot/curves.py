@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from optsched.costs.fit import Fit
 
 Points = Sequence[tuple[float, float]]
+_LATE = 8.0
+"""How many times more late requests than may be `plot_capacity` shows."""
 
 
 def plot_capacity(
@@ -25,7 +27,7 @@ def plot_capacity(
     *,
     attainment: float | None = None,
     impossible: float | None = None,
-    xlabel: str = "rate, as a multiple of the instance's",
+    rates: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the share of requests within their SLOs against the rate, by policy.
@@ -42,26 +44,37 @@ def plot_capacity(
         A horizontal line: the share that is asked for.
     impossible : float, optional
         A vertical line: where this share is proved impossible.
-    xlabel : str
-        The words under the axis of rates or workers.
+    rates : bool
+        Whether the horizontal axis has rates, on a logarithmic scale, and not workers.
     ax : Axes, optional
+
+    Notes
+    -----
+    The axis of shares begins where so many more requests are late than may be, that no policy is of
+    use there.
     """
     ax = axes(ax, (8.0, 4.5))
     curves(ax, policies, ms=4, lw=1.4)
     if bound:
         at, share = zip(*sorted(bound), strict=True)
         where: Any = "post" if share[0] >= share[-1] else "pre"
-        ax.step(at, share, where=where, color=RED, lw=1.2)
-        look: dict[str, Any] = {"color": RED, "alpha": 0.15, "lw": 0, "step": where}
-        ax.fill_between(at, share, 1.05, label="proved impossible", **look)
+        ax.step(at, share, where=where, color=BLACK, lw=1.2)
+        look: dict[str, Any] = {"color": GREY, "alpha": 0.45, "lw": 0, "step": where}
+        ax.fill_between(at, share, 1.05, label="no schedule", **look)
 
     if attainment is not None:
         ax.axhline(attainment, color=BLACK, lw=0.9, ls=":", label=f"attainment {attainment:g}")
     if impossible is not None:
         ax.axvline(impossible, color=GREY, lw=0.9, ls="--", label=f"impossible: {impossible:.4g}")
 
+    if rates:
+        ax.set_xscale("log")
+        style.plain_ticks(ax.xaxis)
+
+    xlabel = "rate, as a multiple of the instance's" if rates else "workers"
     ax.set(xlabel=xlabel, ylabel="share of requests within SLOs")
-    ax.set_ylim(0, 1.05)
+    bottom = 0.0 if attainment is None else max(0.0, 1 - _LATE * max(0.01, 1 - attainment))
+    ax.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
     ax.grid(alpha=0.3)
     legend(ax)
 

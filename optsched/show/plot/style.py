@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,8 +98,11 @@ def plain_ticks(axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())
-    narrow = low > 0 and high / low < 50
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    times = high / low if low > 0 else math.inf
+    subs = (
+        (1.0,) if times >= 50 else (1.0, 2.0, 5.0) if times >= 8 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    )
+    axis.set_major_locator(LogLocator(base=10, subs=subs))
     plain_number = FuncFormatter(lambda value, _: f"{value:g}")
     axis.set_major_formatter(plain_number if high < 1e7 and low > 1e-5 else LogFormatter())
     axis.set_minor_formatter(NullFormatter())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.judge.spans import DECODE, EVICTED, PHASES, PREFILL, REFILL
+from optsched.judge.spans import DECODE, PHASES, PREFILL, REFILL
 from optsched.judge.timeline import SEPARATE
 from optsched.show.plot import style
 from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, legend, plain
@@ -26,8 +26,8 @@ PHASE_COLOURS = dict(
 IDLE = ("waiting", "paused", "evicted")
 """The phases in which a request is in no batch. They are drawn thinner."""
 
-ROWS_APART = 300
-"""Max number of requests for which `plot_gantt` draws each request in a row of its own."""
+ROWS_APART = 100
+"""Max number of requests that `plot_gantt` draws, each in a row of its own."""
 _NAMED = 40
 _GRID = 60
 _STEPS = 1500
@@ -53,9 +53,7 @@ def _time_axis(timeline: Timeline, ax: Axes) -> Axes:
 def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Draw the phases of every request over time, in a row for each request by arrival.
 
-    With more than `ROWS_APART` requests, a row is a group of requests that arrived one after
-    another. Its colour is the phase that most of the requests present are in. It is stronger the
-    larger the share of the group that is present. Dots are evictions.
+    More than `ROWS_APART` requests would be a wedge of thin lines; `plot_states` draws these.
 
     Parameters
     ----------
@@ -65,9 +63,12 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     from matplotlib.patches import Patch
 
     n, row = timeline.instance.n, np.argsort(timeline.by_arrival)  # row: the place by arrival
+    if n > ROWS_APART:
+        return plot_states(timeline, ax)
+
     ax = axes(ax, (9.0, min(7.0, 1.8 + 0.18 * n)))
     present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
-    (_bars if n <= ROWS_APART else _raster)(timeline, row, present, ax)
+    _bars(timeline, row, present, ax)
     patches = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
     legend(ax, 9, handles=patches)
     ax.set_ylim(n - 0.4, -0.6)
@@ -97,27 +98,6 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
         ax.set_yticks(range(n), names, fontsize="small")
     else:
         ax.set_ylabel("requests by arrival")
-
-
-def _raster(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Axes) -> None:
-    from matplotlib.colors import to_rgb
-
-    n = timeline.instance.n
-    shares = timeline.phase_shares(min(n, ROWS_APART), 900)
-    colours = np.array([to_rgb(PHASE_COLOURS[name]) for name in PHASES])
-    # The root makes a few requests of a large group visible.
-    strength = np.sqrt(np.clip(shares.sum(axis=0), 0, 1))[:, :, None]
-    image = strength * colours[shares.argmax(axis=0)] + (1 - strength)
-    extent = (timeline.begin, timeline.end, n - 0.5, -0.5)
-    ax.imshow(image, extent=extent, aspect="auto", interpolation="nearest")
-
-    if EVICTED in present:
-        spans = np.flatnonzero(timeline.span_phase == EVICTED)
-        spans = spans[style.thinned(len(spans), 3000)]
-        at, place = timeline.span_start[spans], row[timeline.span_request[spans]]
-        ax.plot(at, place, ",", color=PHASE_COLOURS["evicted"], label="evictions")
-
-    ax.set_ylabel("requests by arrival")
 
 
 def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:

@@ -59,6 +59,7 @@ def _section(k: int, section: Section) -> dict[str, Any]:
     return {
         "name": section.name or "unnamed",
         "sha256": section.sha256,
+        "verdict": _sentences(section),
         "facts": section.facts,
         "results": _results(section) if section.results else None,
         "comparisons": [_comparison(section, data) for data in section.comparisons],
@@ -72,6 +73,20 @@ def _section(k: int, section: Section) -> dict[str, Any]:
         "distribution": distribution_figure(first, f"distribution-{k}") if first else None,
         "notes": [*section.notes, *([more] if left > 0 else [])],
     }
+
+
+def _sentences(section: Section) -> list[str]:
+    """Return what the files say in short: of the best and the worst policy, and of the load."""
+    found = []
+    for data in section.comparisons:
+        meant = [r for r in data["policies"] if r.get("meaning") and r.get("ratio_to_best_known")]
+        meant.sort(key=itemgetter("ratio_to_best_known"))
+        ends = meant if len(meant) < 2 else [meant[0], meant[-1]]
+        found += [f"{row['policy']} takes {row['meaning']} in total latency." for row in ends]
+        found += [f"{note[:1].upper()}{note[1:]}." for note in _texts(data.get("notes"))]
+
+    verdicts = (data.get("verdict") for data in section.capacities)
+    return found + [f"{text[:1].upper()}{text[1:]}." for text in verdicts if text]
 
 
 Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
@@ -197,7 +212,7 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         "file": data["file"],
         "lines": lines,
         "verdict": verdicts.get("bound"),
-        "notes": [*notes, *_texts(data.get("notes"))],
+        "notes": notes,
         **_table(_columns_of_policies(section, data), _rows_of_policies(data)),
     }
 

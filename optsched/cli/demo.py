@@ -1,0 +1,59 @@
+"""``demo``: the main commands on a shipped instance, and their report and picture."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from optsched.cli.options import check_folder, check_outputs, check_suffix
+from optsched.problem.budget import work_time
+
+_GPU = "--cost-model llama2-7b-a100-infermax"
+_POLICIES = "--policy vllm-v1 --policy sarathi --policy least-work --policy spf"
+_SLOS = "--slo-ttft 1s --slo-tpot 50ms"
+_STEPS = (
+    (
+        "How far are schedulers from the best that was possible?",
+        f"compare demo {_GPU} {_POLICIES} {_SLOS} --time-limit 10 --schedules-out {{0}} "
+        "--json {0}/comparison.json",
+    ),
+    (
+        "How much load do 95 % of the requests take within their SLOs?",
+        f"capacity demo {_GPU} {_POLICIES} --policy paced {_SLOS} --attainment 0.95 "
+        "--json {0}/capacity.json",
+    ),
+    ("As a picture, and as a page to hand on:", "plot {0}/capacity.json -o {1}"),
+    ("", f"report {{0}}/comparison.json {{0}}/capacity.json {_GPU} -o {{2}}"),
+)
+"""Questions, and the commands that answer them: {0} is the folder, {1} the PNG, {2} the page."""
+
+
+def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
+    """Show in a minute what optsched does: four commands on 300 requests of a chat in bursts.
+
+    Parameters:
+      out -o --out FILE.html: Write the report to this .html file, with a .png beside it and what it
+        is made of in a folder.
+    """
+    from optsched.files.outputs import make_folder
+
+    check_suffix(out, "--out", ".html", ".htm")
+    page = Path(out)
+    places = str(page.with_name(f"{page.stem}-files")), str(page.with_suffix(".png")), out
+    check_outputs(*places[1:])
+    check_folder(places[0])
+    make_folder(places[0])
+    group: Any = context.find_root().command
+    begin = work_time()
+    for question, template in _STEPS:
+        words = template.format(*map(shlex.quote, places))
+        print(f"\n{question}\n\n" if question else "", f"$ optsched {words}\n", sep="", flush=True)
+        with group.make_context("optsched", shlex.split(words)) as one:
+            group.invoke(one)
+
+    print(f"\nThat took {work_time() - begin:.0f} s without compiling. Open {out}.")
+    print("Next, with a benchmark's result or a trace of your server in place of demo:\n")
+    print(f"  optsched diagnose demo --gpu a100-80gb --model llama2-7b {_SLOS}")
