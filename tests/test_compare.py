@@ -17,7 +17,7 @@ from optsched.analysis.comparison import PolicyRow
 from optsched.analysis.losses import Losses
 from optsched.bounds import lower_bound
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.plan import SIZES
+from optsched.optimize.plan import COMPARED
 from optsched.optimize.solve import solve
 from optsched.policies import make_policy
 from optsched.policies.base import Rules
@@ -68,7 +68,7 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
 
 def test_larger_instances_take_the_registry_of_bounds() -> None:
     instance = large()
-    assert instance.n * int(instance.output_tokens.sum()) > SIZES.compared
+    assert instance.n * int(instance.output_tokens.sum()) > COMPARED
     comparison = compare(instance, ["mc-sf", "fcfs"])
     assert (comparison.bound, comparison.bound_origin) == lower_bound(instance)
     assert comparison.status == "feasible"

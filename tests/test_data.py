@@ -332,17 +332,6 @@ def test_a_sum_that_others_report_is_said_to_be_one(server: Server, tmp_path: Pa
         optsched.fetch_dataset("burstgpt-1", tmp_path, retries=0)
 
 
-def test_what_a_killed_download_left_is_removed_after_an_hour(server: Server, cache: Path) -> None:
-    # Another download held the bytes that wait, so that these two had files of their own.
-    cache.mkdir(parents=True)
-    old, fresh = cache / f"{PART}~1", cache / f"{PART}~2"
-    for file in (old, fresh):
-        file.write_bytes(CONTENT[:100])
-    os.utime(old, (0, time.time() - 3700))
-    optsched.fetch_dataset(NAME)
-    assert sorted(os.listdir(cache)) == sorted([FILE, fresh.name])
-
-
 def test_a_damaged_file_in_the_cache_is_replaced(server: Server, cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / FILE).write_bytes(CONTENT[:1000])

@@ -31,6 +31,7 @@ from optsched.optimize.ramp.tuning import MEASURED, Tuning
 from optsched.optimize.search.orders import Annealing
 from optsched.optimize.solve import solve
 from optsched.optimize.solvers.base import SolveOptions
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.workloads.generate import generate
 
@@ -431,6 +432,8 @@ def test_more_kinds_than_masks_are_made_for_are_refused_by_number() -> None:
     assert unsupported(jobs) == "found 130 kinds of requests in a busy period; expected at most 128"
     with pytest.raises(ValueError, match="130 kinds"):
         Relaxation(jobs, 10**5)
+    with pytest.raises(UsageError, match=r"found 130 different requests .*or the method lns"):
+        solve(many, method="ramp", time_limit_s=1)
 
 
 def test_no_more_requests_complete_early_than_token_rounds_allow() -> None:

@@ -40,10 +40,10 @@ class Model:
     blocks: Blocks
 
 
-def model_of(instance: Instance, *, max_units: int = MAX_UNITS) -> Model:
-    """Return the model of an instance in rounds, whose units grow to keep within `max_units`."""
+def model_of(instance: Instance) -> Model:
+    """Return the model of an instance in rounds, whose units grow to keep within `MAX_UNITS`."""
     blocks = blocks_of(instance)
-    unit = max(1, -(-int(blocks.end[-1]) // max_units))
+    unit = max(1, -(-int(blocks.end[-1]) // MAX_UNITS))
     growth = (unit - 1) / 2
     return Model(
         instance=instance,

@@ -25,14 +25,12 @@ _MESSAGE_CHARS = 600
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def read_json(
-    path: str | Path, *, expect: str | Sequence[str] | None = None, version: int = VERSION
-) -> dict[str, Any]:
+def read_json(path: str | Path, *, expect: str | Sequence[str] | None = None) -> dict[str, Any]:
     """Return the JSON object in a file, checked against expected formats; None: any object."""
     data, _ = read_json_and_digest(path)
     if expect is not None:
         with Place(Path(path)):
-            check_format(data, expect, version=version)
+            check_format(data, expect)
 
     return data
 
@@ -52,9 +50,7 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
     return data, hashlib.sha256(content).hexdigest()
 
 
-def check_format(
-    data: dict[str, Any], expect: str | Sequence[str], *, version: int = VERSION
-) -> str:
+def check_format(data: dict[str, Any], expect: str | Sequence[str]) -> str:
     """Check the ``format``, the ``version`` and the fields of a JSON object."""
     names = (expect,) if isinstance(expect, str) else tuple(expect)
     words = " or ".join(f"'optsched-{name}'" for name in names)
@@ -64,10 +60,10 @@ def check_format(
     name = str(data.get("format")).removeprefix("optsched-")
     if name not in names or data["format"] != f"optsched-{name}":
         raise InputError(f"format: found {found}; expected {words}")
-    if number != str(version):
+    if number != str(VERSION):
         reads = f", the version of {name} files that this optsched reads"
         raise InputError(
-            f"version: found {number}; expected {version}{reads if 'version' in data else ''}"
+            f"version: found {number}; expected {VERSION}{reads if 'version' in data else ''}"
         )
 
     from optsched.files import schemas  # pydantic is only loaded where files are read

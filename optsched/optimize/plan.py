@@ -5,7 +5,6 @@ infermax.md for seconds.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,41 +12,28 @@ from optsched.optimize.exact import choose
 from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
 from optsched.optimize.formulations.batches.offline import SEARCHED
-from optsched.optimize.formulations.rounds.horizon import round_data
+from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
 from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.memory import LARGEST, MAX_BYTES
 
+# Up to which sizes methods are chosen, in rounds:
+CPSAT_PROVES = 10  # requests that CP-SAT proves at once
+CPSAT_REQUESTS = 32  # and for which it beats the search
+CPSAT_INTERVALS = 20_000  # output tokens in its model
+CPSAT_PAIRS = 50_000  # and pairs of a block
+HIGHS_ON_WORKERS = 12  # requests on several workers
+COMPARED = 200_000  # start times for which `compare` solves the program
 
-@dataclass(frozen=True)
-class Sizes:
-    """Up to which sizes methods are chosen.
-
-    In rounds: requests that CP-SAT proves at once and for which it beats the search, output tokens
-    and pairs of a block in its model, requests on several workers for HiGHS, rounds that the search
-    can hold, and start times for which `compare` solves the program. In seconds: requests for the
-    split, requests times output tokens, and terms of a CP-SAT model. A million terms take a second
-    to build.
-    """
-
-    cpsat_proves: int = 10
-    cpsat_requests: int = 32
-    cpsat_intervals: int = 20_000
-    cpsat_pairs: int = 50_000
-    highs_on_workers: int = 12
-    split: int = 6
-    search_rounds: int = 1 << 27
-    exact: int = 100_000
-    terms: int = 20_000_000
-    compared: int = 200_000
+# In seconds:
+SPLIT = 6  # requests on several workers
+EXACT = 100_000  # requests times output tokens
+TERMS = 20_000_000  # of a CP-SAT model; a million take a second to build
 
 
-SIZES = Sizes()
-
-
-def method_in_rounds(task: Task, sizes: Sizes = SIZES) -> str:
+def method_in_rounds(task: Task) -> str:
     """Return the hindsight method with the best bound in the time.
 
     Up to 10 requests CP-SAT proves at once. Up to 100 with little KV, as in the synthetic models of
@@ -59,18 +45,18 @@ def method_in_rounds(task: Task, sizes: Sizes = SIZES) -> str:
     limited = bool(demands(instance) & LIMITS)
     exact_in_floats = int(instance.peak_tokens.max()) <= LARGEST
     if task.workers > 1:
-        small = instance.n <= sizes.highs_on_workers or task.names != ("tel",)
+        small = instance.n <= HIGHS_ON_WORKERS or task.names != ("tel",)
         return "highs" if limited or (small and exact_in_floats) else "lns"
 
     if task.names == ("tel",) and not limited:
-        if instance.n > sizes.cpsat_proves and _has_few_ramp_states(instance):
+        if instance.n > CPSAT_PROVES and _has_few_ramp_states(instance):
             return "ramp"
-        if instance.n > sizes.cpsat_requests:
-            return "lns" if data.end <= sizes.search_rounds else "placement"
+        if instance.n > CPSAT_REQUESTS:
+            return "lns" if data.end <= MAX_ROUNDS else "placement"
 
     blocks = np.bincount(data.block)
     pairs = int((blocks * (blocks - 1)).sum()) // 2
-    if int(data.output.sum()) <= sizes.cpsat_intervals and pairs <= sizes.cpsat_pairs:
+    if int(data.output.sum()) <= CPSAT_INTERVALS and pairs <= CPSAT_PAIRS:
         return "cpsat"
 
     entries = entries_at_most(data, data.deadline - data.output)
@@ -85,21 +71,21 @@ def _has_few_ramp_states(instance: Instance) -> bool:
     return suits_ramp(instance) and not any(unsupported(jobs) for jobs in periods(instance))
 
 
-def method_in_seconds(task: Task, sizes: Sizes = SIZES) -> str:
+def method_in_seconds(task: Task) -> str:
     """Return A* if it can do the task, else CP-SAT, else the offline search."""
     instance = task.instance
     if task.workers > 1:
-        return "split" if instance.n <= sizes.split else "search"
+        return "split" if instance.n <= SPLIT else "search"
 
     single = task.names[0] if len(task.names) == 1 else None
-    if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > sizes.exact:
+    if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > EXACT:
         return "search"
 
     together = not instance.arrivals_differ
     if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
         return "astar"
 
-    return "search" if single in SEARCHED and terms_at_most(instance) > sizes.terms else "cpsat"
+    return "search" if single in SEARCHED and terms_at_most(instance) > TERMS else "cpsat"
 
 
 def is_limited(instance: Instance) -> bool:
@@ -124,7 +110,7 @@ def method_after_dual(instance: Instance, able: Container[str]) -> str | None:
         return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
 
 
-def is_worth_solving(instance: Instance, sizes: Sizes = SIZES) -> bool:
+def is_worth_solving(instance: Instance) -> bool:
     """Whether `compare` solves the hindsight program: beyond, it is not worth its time."""
     spread = int(instance.release_times.max() - instance.release_times.min())
-    return instance.n * (spread + int(instance.output_tokens.sum())) <= sizes.compared
+    return instance.n * (spread + int(instance.output_tokens.sum())) <= COMPARED

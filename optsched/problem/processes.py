@@ -189,7 +189,7 @@ class _Process:
             while limit is not None and not readable([self._answers.fileno()], _LOOK_S):
                 if memory_in_use(self._process.pid) > limit:
                     self.end()
-                    raise AteError(f"more memory than the limit of {memory_text(limit)}")
+                    raise AteError(f"more memory than the limit of {limit / 2**20:,.0f} MiB")
 
             answer: bytes | str = pickle.load(self._answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
@@ -309,12 +309,6 @@ def memory_bytes(text: str) -> int:
         )
 
     return value
-
-
-def memory_text(value: int) -> str:
-    """Return an amount of memory as a text that people read, such as ``4 GiB``."""
-    power = min(4, (value.bit_length() - 1) // 10)
-    return f"{value / 1024**power:.4g} {'KMGT'[power - 1]}iB" if power > 0 else f"{value} bytes"
 
 
 if __name__ == "__main__":

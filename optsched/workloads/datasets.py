@@ -5,14 +5,14 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from time import sleep, time
+from time import sleep
 from typing import TypeVar
 
 try:
@@ -28,7 +28,7 @@ T = TypeVar("T")
 BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
 """Environment variable with the address of a mirror, a folder with the files of all datasets."""
 
-_PART, _STALE_S = ".optsched-part-", 3600.0
+_PART = ".optsched-part-"
 _PARTIAL, _NO_SUCH_RANGE = 206, 416
 _RANGE = re.compile(r"bytes (\d{1,15})-\d+/(?:\d+|\*)")
 _SIZE = re.compile(r"\d{1,15}", re.ASCII)
@@ -162,11 +162,6 @@ def fetch_dataset(
         ) from None
 
     try:
-        for mine in folder.glob(f"{_PART}*~*"):  # of processes killed more than an hour ago
-            with suppress(FileNotFoundError):
-                if time() - mine.stat().st_mtime > _STALE_S:
-                    mine.unlink()
-
         for attempt in range(retries + 1):
             download = _Download(dataset, url, file, timeout_s, progress)
             try:

@@ -8,7 +8,7 @@ import numpy as np
 from optsched.bounds.checker.parts import Ints
 from optsched.optimize.ramp.jobs import Jobs, needed_clock
 
-_MAX_KINDS = 128
+MAX_KINDS = 128
 """The max number of kinds in one busy period."""
 _MAX_CLOCK = 4_000_000
 """The max of (rounds with a clock) x (requests) in one busy period."""
@@ -28,8 +28,8 @@ def kinds_of(jobs: Jobs) -> tuple[Ints, ...]:
 def unsupported(jobs: Jobs) -> str:
     """Return why the relaxation cannot be set up for a busy period."""
     kinds = len(kinds_of(jobs)[-1])
-    if kinds > _MAX_KINDS:
-        return f"found {kinds} kinds of requests in a busy period; expected at most {_MAX_KINDS}"
+    if kinds > MAX_KINDS:
+        return f"found {kinds} kinds of requests in a busy period; expected at most {MAX_KINDS}"
 
     clock = needed_clock(jobs)
     if clock * jobs.n > _MAX_CLOCK:

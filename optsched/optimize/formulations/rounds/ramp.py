@@ -19,6 +19,16 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
             "formulation: found hindsight for an instance in seconds; expected one in rounds"
         )
 
+    from optsched.optimize.ramp.jobs import periods
+    from optsched.optimize.ramp.kinds import MAX_KINDS, kinds_of
+
+    kinds = max(len(kinds_of(jobs)[-1]) for jobs in periods(instance))
+    if kinds > MAX_KINDS:
+        raise UsageError(
+            f"method: found {kinds} different requests in a busy period; expected at most "
+            f"{MAX_KINDS} for ramp, or the method lns"
+        )
+
     begin = work_time()
     from optsched.optimize.ramp.prove import prove_all
 
