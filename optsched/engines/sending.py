@@ -151,11 +151,14 @@ class Sending:
 
     def _followers(self, request: int) -> list[int]:
         """Let the requests be due that come after a request and others that all have ended."""
-        sessions, served = self.instance.sessions, self._ended - self.errors.keys()
+        sessions = self.instance.sessions
         if sessions is None:
             return []
 
-        released = [k for k in sessions.followers(request) if served.issuperset(sessions.after[k])]
+        def served(k: int) -> bool:
+            return k in self._ended and k not in self.errors
+
+        released = [k for k in sessions.followers(request) if all(map(served, sessions.after[k]))]
         for k in released:
             last = self._last[list(sessions.after[k])].max()
             self.due[k] = float(last + sessions.delay[k])
