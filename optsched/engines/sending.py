@@ -84,12 +84,10 @@ class Sending:
             size = int(instance.prompt_tokens[i])
             made = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)
             if parent is not None and shared is not None:
-                before = int(parent[i])
-                if before >= 0:
-                    begin = [*self._prompts[before], *self.outputs.get(before, ())]
-                    begin = begin[: min(size, int(shared[i]))]
-                    made[: len(begin)] = begin
-
+                before = int(parent[i])  # none, -1, shares no tokens
+                begin = [*self._prompts.get(before, ()), *self.outputs.get(before, ())]
+                begin = begin[: min(size, int(shared[i]))]
+                made[: len(begin)] = begin
                 self._prompts[i] = made
 
         return made.tolist()
@@ -155,13 +153,12 @@ class Sending:
         if sessions is None:
             return []
 
-        def served(k: int) -> bool:
-            return k in self._ended and k not in self.errors
-
-        released = [k for k in sessions.followers(request) if all(map(served, sessions.after[k]))]
-        for k in released:
-            last = self._last[list(sessions.after[k])].max()
-            self.due[k] = float(last + sessions.delay[k])
+        released = []
+        for k in sessions.followers(request):
+            before = sessions.after[k]
+            if self._ended.issuperset(before) and self.errors.keys().isdisjoint(before):
+                self.due[k] = float(self._last[list(before)].max() + sessions.delay[k])
+                released.append(k)
 
         return released
 
