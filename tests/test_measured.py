@@ -286,3 +286,20 @@ def test_measured_out_without_measured_times_writes_nothing(tmp_path, monkeypatc
     assert "--measured-out: found no measured times: found a trace changed by limit; exp" in line
     assert not Path("i.json").exists()
     assert not Path("m.json").exists()
+
+
+def test_times_of_sessions_count_from_when_their_calls_were_released() -> None:
+    # Call 1 is released at 1 + 2 + 0.5, call 2 when both have ended: at 3.5 + 4 + 1. Session of 3.
+    agents = optsched.Instance(
+        [1, None, None, 1.25], [3] * 4, [2] * 4, 100, "second",
+        after=[None, 0, [0, 1], None], delay=[None, 0.5, 1, None],
+    )  # fmt: skip
+    times = optsched.Measured(latency=[2, 4, 3, 0.5], ttft=[1, 1, 1, 0.25])
+    assert times.released(agents).tolist() == [0, 2.5, 7.5, 0.25]
+    found = optsched.compare(
+        agents, ["fcfs"], cost_model=COST, measured=times, bound=False, time_limit_s=0
+    )
+    (row,) = [row for row in found.rows if row.measured]
+    assert row.metrics["mean_session_completion"] == (10.5 + 0.5) / 2
+    assert row.metrics["makespan"] == 11.5  # the first arrival is at 1
+    assert row.metrics["mean_latency"] == 9.5 / 4

@@ -69,8 +69,8 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     outcome = run_experiment("vllm-cpu", settings)
     assert not any(row["error"] for row in outcome.rows)
     # At each of two loads, two repetitions of every scheduler, and a computed row of each; search
-    # and bound beside them, and no search for sessions.
-    assert len(outcome.rows) == 2 * (2 + 1) * (4 + 4 + 2) + 2 * (2 + 2 + 1)
+    # and bound beside them, but for sessions.
+    assert len(outcome.rows) == 2 * (2 + 1) * (4 + 4 + 2) + 2 * (2 + 2)
     # In each repetition a profile, and then one start of vLLM for each scheduler of a mix.
     assert [call[0] for call in machine.calls] == ["profile", *["replay"] * 10] * 2
     claims = {claim.what: claim for claim in outcome.claims}

@@ -31,6 +31,7 @@ from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.metrics import Times
 from optsched.problem.schedule import Schedule, in_parts
 from optsched.problem.text_files import read_object
 from optsched.workloads.traces import read_trace_report
@@ -140,22 +141,17 @@ def _scheduled(instance: Instance, policy: str, cost: BatchCost, seed: int) -> S
 def of_measured(instance: Instance, times: Measured) -> Row:
     """Return the metrics of a measured run. Its makespan is when the last token comes."""
     assert times.ttft is not None
-    later, sessions = instance.output_tokens - 1, instance.sessions
-    release, longest = instance.given_release, {}
-    if sessions is not None:  # a call is released a delay after those before it have ended
-        release = sessions.earliest(release, times.latency)
-        ends = sessions.over(release + times.latency, np.maximum)
-        whole = ends - sessions.over(release, np.minimum)
-        longest = {"mean_session_completion": float(whole.mean())}
-
-    last = float((release + times.latency).max())
+    later = instance.output_tokens - 1
+    seen = Times(instance, times.latency, released=times.released(instance))
+    whole = seen.session_completion
+    longest = {} if whole is None else {"mean_session_completion": float(whole.mean())}
     tpot = (times.latency - times.ttft)[later > 0] / later[later > 0]
 
     return {
         "mean_latency": float(times.latency.mean()),
         "mean_ttft": float(times.ttft.mean()),
         "mean_tpot": float(tpot.mean()),
-        "makespan": last,
+        "makespan": float(seen.span),
         **longest,
     }
 

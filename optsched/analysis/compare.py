@@ -313,7 +313,8 @@ def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = (latency - ttft) / steps
 
-    times = Times(instance, latency, ttft, tpot, **limits)
+    released = measured.released(instance)
+    times = Times(instance, latency, ttft, tpot, **limits, released=released)
     note = "its ratios hold if the cost model and the KV capacity are those of the server"
     return PolicyRow(
         measured.name, metrics=derive(times), inside=True, notes=(note,), measured=True

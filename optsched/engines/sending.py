@@ -84,12 +84,10 @@ class Sending:
             size = int(instance.prompt_tokens[i])
             made = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)
             if parent is not None and shared is not None:
-                before = int(parent[i])
-                if before >= 0:
-                    begin = [*self._prompts[before], *self.outputs.get(before, ())]
-                    begin = begin[: min(size, int(shared[i]))]
-                    made[: len(begin)] = begin
-
+                before = int(parent[i])  # none, -1, shares no tokens
+                begin = [*self._prompts.get(before, ()), *self.outputs.get(before, ())]
+                begin = begin[: min(size, int(shared[i]))]
+                made[: len(begin)] = begin
                 self._prompts[i] = made
 
         return made.tolist()
@@ -151,14 +149,16 @@ class Sending:
 
     def _followers(self, request: int) -> list[int]:
         """Let the requests be due that come after a request and others that all have ended."""
-        sessions, served = self.instance.sessions, self._ended - self.errors.keys()
+        sessions = self.instance.sessions
         if sessions is None:
             return []
 
-        released = [k for k in sessions.followers(request) if served.issuperset(sessions.after[k])]
-        for k in released:
-            last = self._last[list(sessions.after[k])].max()
-            self.due[k] = float(last + sessions.delay[k])
+        released = []
+        for k in sessions.followers(request):
+            before = sessions.after[k]
+            if self._ended.issuperset(before) and self.errors.keys().isdisjoint(before):
+                self.due[k] = float(self._last[list(before)].max() + sessions.delay[k])
+                released.append(k)
 
         return released
 

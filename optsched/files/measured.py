@@ -119,6 +119,21 @@ class Measured:
                 f"says (request {i}: {self.errors[i]}); expected none"
             )
 
+    def released(self, instance: Instance) -> NDArray[np.float64]:
+        """Return when requests were released: as given, or when those before them had ended.
+
+        Parameters
+        ----------
+        instance : Instance
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            Seconds since the first arrival.
+        """
+        sessions, given = instance.sessions, instance.given_release
+        return given if sessions is None else sessions.earliest(given, self.latency)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a file of measured times."""
         data = {

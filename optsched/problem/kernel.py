@@ -20,15 +20,6 @@ _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
-_plain = False
-
-
-def interpret() -> None:
-    """Let the loops that are imported from now on run as plain Python, and never load numba."""
-    global _plain
-    _plain = True
-
-
 def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> Any:
     """Compile a function, and keep its machine code until a source that it depends on changes.
 
@@ -37,8 +28,6 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     """
     if function is None:
         return lambda function: njit(function, allocates=allocates, **options)
-    if _plain:
-        return function
 
     numba = _loaded()
     dispatcher = numba.njit(function, cache=True, _nrt=allocates, **options)

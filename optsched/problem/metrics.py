@@ -113,6 +113,16 @@ class Times:
         """Time from the first arrival to the last completion."""
         return (self.release + self.latency).max()
 
+    @property
+    def session_completion(self) -> NDArray[Any] | None:
+        """Time from a session's first arrival to its last end, by session; None without any."""
+        sessions, release = self.instance.sessions, self.release
+        if sessions is None:
+            return None
+
+        ends = sessions.over(release + self.latency, np.maximum)
+        return np.asarray(ends - sessions.over(release, np.minimum))
+
 
 _REDUCE: dict[str, Callable[[NDArray[Any]], Any]] = {
     "mean": np.mean,

@@ -27,7 +27,6 @@ class Stepwise:
     """
 
     def __init__(self, rules: Rules, job: Job) -> None:
-
         self.rules = rules
         _, self.evict_mode, self.hybrid, self.chunked = rules.on(job.instance)
         self.state = rules.new_state(job)
