@@ -132,19 +132,21 @@ def _start_from(
 def _vary(best: Best, budget: Budget, seed: int) -> None:
     """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far.
 
-    Where prefixes are cached, next uses are expected in the order of the best schedule so far.
+    Where prefixes are cached, next uses are expected in the order of the best schedule so far, and
+    the first rules are those that did best on Mooncake's conversations with little memory.
     """
     generator, stale = np.random.default_rng(seed), 0
-    rules = make_policy("spf-work")[0]
+    cached = best.instance.prefixes is not None
+    rules = make_policy("spf:caching=next-use,max_batch_tokens=2048" if cached else "spf-work")[0]
     assert isinstance(rules, Rules)
 
-    cached = best.instance.prefixes is not None
+    scale = np.ones(3) if cached else generator.lognormal(0.0, 0.7, 3)
     often, patience = (0.6, 5 * _PATIENCE) if cached else (0.2, _PATIENCE)
     while stale < patience and not budget.over:
         if cached and best.evaluation is not None:
             rules = replace(rules, served=tuple(np.argsort(best.evaluation.first_token).tolist()))
 
-        gate, piece, tokens = generator.lognormal(0.0, 0.7, 3)
+        gate, piece, tokens = scale
         changed = replace(
             rules,
             gate=rules.gate * gate,
@@ -159,6 +161,7 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
         except OptschedError:
             return  # out of time, or prefills may not be split
 
+        scale = generator.lognormal(0.0, 0.7, 3)
         better = best.offer(schedule, "search")
         stale = 0 if better else stale + 1
         rules = changed if better else rules
