@@ -137,8 +137,10 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
     """
     generator, stale = np.random.default_rng(seed), 0
     cached = best.instance.prefixes is not None
-    rules = make_policy("spf:caching=next-use,max_batch_tokens=2048" if cached else "spf-work")[0]
+    rules = make_policy("spf-work")[0]
     assert isinstance(rules, Rules)
+    if cached:
+        rules = replace(rules, order="prompt", gate=0.5, max_batch_tokens=2048)
 
     often, spread, patience = (0.6, 0.4, 5 * _PATIENCE) if cached else (0.2, 0.7, _PATIENCE)
     changed = rules if cached else _changed(rules, generator, often, spread)
