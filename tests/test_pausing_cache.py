@@ -14,11 +14,14 @@ from test_vllm_cache import APART, TWICE, found, sharing, tight
 
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
+from optsched.optimize.search.offline import improve
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
+from optsched.workloads.generate import generate
 
 SPECS = ("spf:caching=lru", "spf:caching=next-use", "spf-work:caching=lru", "spf-work")
 
@@ -132,3 +135,20 @@ def test_with_room_for_all_everything_that_was_held_is_found(seeds: range) -> No
                 cached[i] += int(schedule.reused[p]) + int(schedule.tokens[p])
                 known |= _names(sequences[i], cached[i], block)
                 produced[i] += cached[i] == size
+
+
+def test_where_others_come_after_nobody_knows_the_next_use() -> None:
+    chain = replace(TWICE, arrival=[0.0, None], after=[None, 0], delay=[0.0, 0.5])
+    assert found(chain, "spf-work") == found(chain, "spf") == {1: [4]}
+
+
+def test_the_search_claims_and_is_no_worse_than_the_policies() -> None:
+    instance, gpu = (
+        generate("prefix-trees", seed=1, n=40, rate=20, kv_capacity=1200),
+        "llama2-7b-a100-infermax",
+    )
+    schedule, _ = improve(instance, gpu, Budget(2.0))
+    policies = [evaluate(instance, simulate(instance, s, gpu), gpu).metrics["tel"] for s in SPECS]
+    judged = evaluate(instance, schedule, gpu).metrics
+    assert judged["tel"] <= min(policies)
+    assert judged["prefix_hit_tokens"] > 0

@@ -132,28 +132,23 @@ def _start_from(
 def _vary(best: Best, budget: Budget, seed: int) -> None:
     """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far.
 
-    Where prefixes are cached, next uses are expected in the order of the best schedule so far.
+    Where prefixes are cached, next uses are expected in the order of the best schedule so far, and
+    the first rules are those that did best on Mooncake's conversations with little memory.
     """
     generator, stale = np.random.default_rng(seed), 0
+    cached = best.instance.prefixes is not None
     rules = make_policy("spf-work")[0]
     assert isinstance(rules, Rules)
+    if cached:
+        rules = replace(rules, order="prompt", gate=0.5, max_batch_tokens=2048)
 
-    cached = best.instance.prefixes is not None
-    often, patience = (0.6, 5 * _PATIENCE) if cached else (0.2, _PATIENCE)
+    often, spread, patience = (0.6, 0.4, 5 * _PATIENCE) if cached else (0.2, 0.7, _PATIENCE)
+    changed = rules if cached else _changed(rules, generator, often, spread)
     while stale < patience and not budget.over:
         if cached and best.evaluation is not None:
-            rules = replace(rules, served=tuple(np.argsort(best.evaluation.first_token).tolist()))
+            order = np.argsort(best.evaluation.first_token, kind="stable")
+            changed = replace(changed, served=tuple(order.tolist()))
 
-        gate, piece, tokens = generator.lognormal(0.0, 0.7, 3)
-        changed = replace(
-            rules,
-            gate=rules.gate * gate,
-            piece=rules.piece * piece,
-            max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
-            cheap=bool(generator.random() < 0.5),
-            order="prompt" if generator.random() < often else "work",
-            admission="present" if generator.random() < often else "lookahead",
-        )
         try:
             schedule = simulate(best.instance, changed, best.cost, seed=seed, budget=budget)
         except OptschedError:
@@ -162,6 +157,20 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
         better = best.offer(schedule, "search")
         stale = 0 if better else stale + 1
         rules = changed if better else rules
+        changed = _changed(rules, generator, often, spread)
+
+
+def _changed(rules: Rules, generator: np.random.Generator, often: float, spread: float) -> Rules:
+    gate, piece, tokens = generator.lognormal(0.0, spread, 3)
+    return replace(
+        rules,
+        gate=rules.gate * gate,
+        piece=rules.piece * piece,
+        max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
+        cheap=bool(generator.random() < 0.5),
+        order="prompt" if generator.random() < often else "work",
+        admission="present" if generator.random() < often else "lookahead",
+    )
 
 
 def _shorten_tail(
