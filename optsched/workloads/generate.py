@@ -238,6 +238,41 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
     return replace(instance, prefix_parent=parent, prefix_tokens=shared, prefix_block_tokens=block)
 
 
+@_generator("agent-sessions")
+def _agent_sessions(rng: Generator, values: Any) -> Instance:
+    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28.
+    def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
+        return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
+
+    calls = draw(values.calls, 0.9, values.n, 561).astype(np.int64)
+    begin = np.cumsum(calls) - calls
+    total, of = int(calls.sum()), np.repeat(begin, calls)
+    new, output = draw(values.new_tokens, 1.47, total), draw(values.output_tokens, 1.11, total, 4e3)
+    output, first = np.minimum(output, values.context // 2), np.arange(total) == of
+    new[begin] = draw(values.first_tokens, 0.5, values.n)
+    said = np.cumsum(new + output)
+    grown = said - output - (said - new - output)[of]
+    prompt = np.minimum(grown, values.context - output).astype(np.int64)
+    before = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
+    think = np.exp(2.17 * rng.standard_normal(total))
+    given = np.cumsum(rng.exponential(1 / values.rate, size=values.n)).tolist()
+    ahead: list[int | None] = [None if one else i - 1 for i, one in enumerate(first.tolist())]
+
+    return Instance(
+        [given.pop(0) if row is None else None for row in ahead],
+        prompt,
+        output.astype(np.int64),
+        values.kv_capacity,
+        time_unit="second",
+        after=ahead,
+        delay=np.where(first, 0, values.think_s * think),
+        prefix_parent=ahead,
+        prefix_tokens=np.where(first, 0, np.minimum(before, prompt)),
+        prefix_block_tokens=values.prefix_block_tokens,
+        name=values.label,
+    )
+
+
 def _ranges(rng: Generator, values: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return prompts and outputs that are uniform on ranges."""
     for kind in ("prompt", "output"):
