@@ -264,6 +264,7 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
         output.astype(np.int64),
         values.kv_capacity,
         time_unit="second",
+        kv_accounting="cached",
         after=ahead,
         delay=np.where(first, 0, values.think_s * think),
         prefix_parent=ahead,
