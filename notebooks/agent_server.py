@@ -114,7 +114,10 @@ assert ratio["oldest session, kept 20 s"] < 1.3 < min(list(ratio.values())[:3])
 # %%
 kept = (1, 5, 20, 80)
 by_ttl = [mean(agents, KEPT.format(ttl)) / floor for ttl in kept]
-rows = [{"seconds that KV is kept": t, "over the bound": v} for t, v in zip(kept, by_ttl)]
+rows = [
+    {"seconds that KV is kept": ttl, "over the bound": value}
+    for ttl, value in zip(kept, by_ttl, strict=True)
+]
 plot_lines(rows, "seconds that KV is kept", "over the bound").set_xscale("log")
 plt.show()
 
@@ -135,7 +138,7 @@ gib = [tokens / GIB for tokens in memories]
 rows = [
     {"GiB for KV": g, "mean session completion [s]": v, "policy": name}
     for name, values in reached.items()
-    for g, v in zip(gib, values)
+    for g, v in zip(gib, values, strict=True)
 ]
 axes = plot_lines(rows, "GiB for KV", "mean session completion [s]", series="policy")
 axes.axhline(floor, color="black", linestyle="--")

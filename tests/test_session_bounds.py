@@ -20,7 +20,7 @@ from test_certificate import sealed
 from test_prefix_bounds import TERMS
 
 from optsched import BatchCost, Instance, bound, evaluate, simulate
-from optsched.bounds import lower_bound, sessions as proofs
+from optsched.bounds import sessions as proofs
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import prefixes, sessions as checker
 from optsched.bounds.checker.parts import Budget

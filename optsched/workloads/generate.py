@@ -24,6 +24,7 @@ from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
+from optsched.problem.sessions import UNKNOWN
 from optsched.workloads.bisection import bisect
 
 MAX_REQUESTS = 10_000_000
@@ -255,19 +256,20 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     prompt = np.minimum(grown, values.context - output).astype(np.int64)
     before = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
     think = np.exp(2.17 * rng.standard_normal(total))
-    given = np.cumsum(rng.exponential(1 / values.rate, size=values.n)).tolist()
-    ahead: list[int | None] = [None if one else i - 1 for i, one in enumerate(first.tolist())]
+    arrival = np.full(total, float(UNKNOWN))
+    arrival[begin] = np.cumsum(rng.exponential(1 / values.rate, size=values.n))
+    parent = np.where(first, -1, np.arange(total) - 1)
 
     return Instance(
-        [given.pop(0) if row is None else None for row in ahead],
+        arrival,
         prompt,
         output.astype(np.int64),
         values.kv_capacity,
         time_unit="second",
         kv_accounting="cached",
-        after=ahead,
+        after=tuple(() if up < 0 else (up,) for up in parent.tolist()),
         delay=np.where(first, 0, values.think_s * think),
-        prefix_parent=ahead,
+        prefix_parent=parent,
         prefix_tokens=np.where(first, 0, np.minimum(before, prompt)),
         prefix_block_tokens=values.prefix_block_tokens,
         name=values.label,
