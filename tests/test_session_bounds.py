@@ -334,7 +334,7 @@ def test_a_leaf_of_sessions_needs_some() -> None:
 
 def test_more_parts_prove_more() -> None:
     """The fixed costs of the batches behind a part count, and not its share of them alone."""
-    model = {"layers": 1, "coefficients": {"base": "20", "token": "10"}}
+    model = {"layers": 1, "coefficients": {"base": "5", "token": "30"}}
     instance = Instance(
         [0.0, 0.0, None], [5, 5, 5], [50, 50, 50], 1000, time_unit="second", after=[None, None, 1]
     )
