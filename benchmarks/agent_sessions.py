@@ -1,6 +1,6 @@
 """The interval on the completion of real agent sessions, and policies in it, as a table.
 
-    python benchmarks/agent_sessions.py FILE [--rate R] [--kv-capacity N] [--cost-model NAME] [--seed N] [--limit N]
+    python benchmarks/agent_sessions.py FILE [--rate R] [--kv-capacity N] [--cost-model NAME] ...
 
 FILE has sessions in Weka's format, which arrive as a Poisson process of R per second. The bound is
 that of `optsched bound --objective mean_session_completion`, and its certificate is checked. The
@@ -93,10 +93,8 @@ def main() -> None:
     print(
         f"interval: 1 to {mean(winner) / found.value:.3f}; above the chain {low:.0f} to {top:.0f} s"
     )
-    print(
-        "\n| policy | mean completion [s] | over the bound | above the chain [s] | hit rate | TTFT [s] |"
-    )
-    print("|---|---|---|---|---|---|")
+    columns = "mean completion [s]", "over the bound", "above the chain [s]", "hit rate", "TTFT [s]"
+    print(f"\n| policy | {' | '.join(columns)} |\n|---|---|---|---|---|---|")
     rows = {name: f"vllm-v1:{spec}".rstrip(":") for name, spec in POLICIES.items()}
     for name, spec in {**rows, f"best found: `{winner}`": winner}.items():
         value, _, reuse, ttft = made[spec]

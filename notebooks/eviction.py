@@ -20,7 +20,7 @@
 # batches that its memory saves. That is so for short prompts, little memory, and a large fixed cost
 # per batch. Elsewhere evictions waste time, and a scheduler should reserve memory instead.
 #
-# *Stop 3 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 3 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [where does the gap come from?](gap.ipynb) Next:
 # [scheduling without knowing lengths](unknown_lengths.ipynb)*
 #

@@ -21,8 +21,9 @@
 # its kin, see only that their score still falls, and not how far it can. Below, one search ends for
 # a reason, and another is told that there is more to find.
 #
-# *Stop 9 of 9 on the [tour](../docs/notebooks/index.md). Before:
-# [is my vLLM any good?](my_vllm.ipynb)*
+# *Stop 9 of 10 on the [tour](../docs/notebooks/index.md). Before:
+# [is my vLLM any good?](my_vllm.ipynb). Next:
+# [what should my agent server keep?](agent_server.ipynb)*
 #
 # `optsched.score` runs a policy on instances of [the library](../docs/library.md). The score is the
 # geometric mean of its values over those of first come first served: less is better. The *floor* is
@@ -163,5 +164,4 @@ assert held_out.score < 1
 #
 # On a command line it is `optsched score mine.py:Mine --json -` ([how](../docs/howto/score.md)).
 #
-# *This was the last stop. The [how-tos](../docs/howto/index.md) show how to do each of these things
-# with files of your own, and the [laboratory](../docs/lab/index.md) has what was measured.*
+# *Next stop: [what should my agent server keep?](agent_server.ipynb)*

@@ -21,7 +21,7 @@
 # are better. For the eight requests below the best total latency is 67 rounds. A good scheduler
 # takes 73, and you will see where the other six are lost.
 #
-# *Stop 1 of 9 on the [tour](../docs/notebooks/index.md). Next:
+# *Stop 1 of 10 on the [tour](../docs/notebooks/index.md). Next:
 # [where does the gap come from?](gap.ipynb)*
 
 # %%

@@ -20,7 +20,7 @@
 # requests, and of when it admits them in that order. A smaller part comes from not knowing the
 # future. Where prompts differ in length, a better order closes much of the gap.
 #
-# *Stop 2 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 2 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [a first hour](first_hour.ipynb). Next: [when should a request be evicted?](eviction.ipynb)*
 #
 # We look at MC-SF (Jaillet et al. 2025, *Online Scheduling for LLM Inference with KV Cache

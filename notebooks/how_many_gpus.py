@@ -21,7 +21,7 @@
 # scheduler can reach. Together they are an interval, and it tells whether to look for a better
 # scheduler or to buy.
 #
-# *Stop 7 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 7 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [how far is a scheduler from the best one?](load.ipynb). Next:
 # [is my vLLM any good?](my_vllm.ipynb)*
 #

@@ -20,7 +20,7 @@
 # percent of the optimum, and that is proved. Where requests queue, the order decides: first come
 # first served takes about twice the time of the best schedule.
 #
-# *Stop 6 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 6 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [what is a token of memory worth?](price_of_memory.ipynb). Next:
 # [how many GPUs do I need?](how_many_gpus.ipynb)*
 #

@@ -21,7 +21,7 @@
 # proved, and measured times can be put beside both. On the busy server below, a schedule exists
 # that takes less than half as long. Most of that is order, and the model's own error is small.
 #
-# *Stop 8 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 8 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [how many GPUs do I need?](how_many_gpus.ipynb) Next:
 # [evolve a scheduler and know when to stop](evolve.ipynb)*
 #

@@ -21,7 +21,7 @@
 # first come first served from 4.3 s of mean latency down to 3.3 s. A better order of requests
 # brings it down to 2.3 s, and needs no purchase.
 #
-# *Stop 5 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 5 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [scheduling without knowing lengths](unknown_lengths.ipynb). Next:
 # [how far is a scheduler from the best one?](load.ipynb)*
 #

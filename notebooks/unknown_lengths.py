@@ -21,7 +21,7 @@
 # memory* by predictions breaks down when they are wrong, unless it keeps a margin. If only an
 # interval is known, start with its lower end.
 #
-# *Stop 4 of 9 on the [tour](../docs/notebooks/index.md). Before:
+# *Stop 4 of 10 on the [tour](../docs/notebooks/index.md). Before:
 # [when should a request be evicted?](eviction.ipynb) Next:
 # [what is a token of memory worth?](price_of_memory.ipynb)*
 #

@@ -12,7 +12,7 @@ from optsched.workloads.generate import generate, generators, parse_parameters
 
 NAMES = (
     "jaillet-model-1", "jaillet-model-2", "uniform", "lognormal", "infermax-fixed", "infermax-mix",
-    "prefix-trees",
+    "prefix-trees", "agent-sessions",
 )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def test_infermax_mix_halves_its_classes_and_shuffles_them():
 @pytest.mark.parametrize(
     ("name", "parameters", "words"),
     [
-        ("nope", {}, "generator 'nope' is unknown; known are infermax-fixed"),
+        ("nope", {}, "generator 'nope' is unknown; known are agent-sessions"),
         ("uniform", {"m": 1}, "generate uniform: m: unknown parameter; known are n, prompt_min"),
         ("uniform", {"n": 0}, "generate uniform: n: found 0; expected a number from 1 to 10000000"),
         ("uniform", {"n": 2.5}, "generate uniform: n: found 2.5; expected an integer"),
@@ -246,3 +246,17 @@ def test_bad_texts_are_refused_in_one_line(texts, words):
     with pytest.raises(InputError, match=re.escape(words)) as caught:
         parse_parameters("uniform", texts)
     assert len(str(caught.value)) < 300
+
+
+def test_calls_of_agents_repeat_what_was_said():
+    found = generate("agent-sessions", n=50, seed=2, context=50_000)
+    sessions, prompt, output = found.sessions, found.prompt_tokens, found.output_tokens
+    assert sessions.session.max() == 49
+    called = np.flatnonzero(sessions.count)
+    assert (sessions.before == called - 1).all()
+    said = prompt[called - 1] + output[called - 1]
+    assert (found.prefix_tokens[called] == np.minimum(said, prompt[called])).all()
+    grown = prompt[called] < 50_000 - output[called]
+    assert (prompt[called] > said)[grown].all()
+    assert (prompt + output <= 50_000).all()
+    assert np.median(found.delay[called]) == pytest.approx(10, rel=0.2)

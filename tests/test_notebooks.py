@@ -15,7 +15,7 @@ import optsched
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NAMES = (
     "first_hour", "gap", "eviction", "unknown_lengths", "price_of_memory", "load", "how_many_gpus",
-    "my_vllm", "evolve",
+    "my_vllm", "evolve", "agent_server",
 )  # fmt: skip
 """The stops of the tour, in order."""
 

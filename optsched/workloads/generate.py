@@ -24,6 +24,7 @@ from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
+from optsched.problem.sessions import UNKNOWN
 from optsched.workloads.bisection import bisect
 
 MAX_REQUESTS = 10_000_000
@@ -236,6 +237,43 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
 
     block = values.prefix_block_tokens
     return replace(instance, prefix_parent=parent, prefix_tokens=shared, prefix_block_tokens=block)
+
+
+@_generator("agent-sessions")
+def _agent_sessions(rng: Generator, values: Any) -> Instance:
+    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28.
+    def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
+        return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
+
+    calls = draw(values.calls, 0.9, values.n, 561).astype(np.int64)
+    begin = np.cumsum(calls) - calls
+    total, of = int(calls.sum()), np.repeat(begin, calls)
+    new, output = draw(values.new_tokens, 1.47, total), draw(values.output_tokens, 1.11, total, 4e3)
+    output, first = np.minimum(output, values.context // 2), np.arange(total) == of
+    new[begin] = draw(values.first_tokens, 0.5, values.n)
+    said = np.cumsum(new + output)
+    grown = said - output - (said - new - output)[of]
+    prompt = np.minimum(grown, values.context - output).astype(np.int64)
+    before = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
+    think = np.exp(2.17 * rng.standard_normal(total))
+    arrival = np.full(total, float(UNKNOWN))
+    arrival[begin] = np.cumsum(rng.exponential(1 / values.rate, size=values.n))
+    parent = np.where(first, -1, np.arange(total) - 1)
+
+    return Instance(
+        arrival,
+        prompt,
+        output.astype(np.int64),
+        values.kv_capacity,
+        time_unit="second",
+        kv_accounting="cached",
+        after=tuple(() if up < 0 else (up,) for up in parent.tolist()),
+        delay=np.where(first, 0, values.think_s * think),
+        prefix_parent=parent,
+        prefix_tokens=np.where(first, 0, np.minimum(before, prompt)),
+        prefix_block_tokens=values.prefix_block_tokens,
+        name=values.label,
+    )
 
 
 def _ranges(rng: Generator, values: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

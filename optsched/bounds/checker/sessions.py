@@ -83,7 +83,7 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
         line = (q + 1) * _FINE, _FINE
         calls.append(_cut([(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]))
 
-    given = [int(a - instance.first_arrival) * unit for a in instance.arrival.tolist()]
+    given = _given(instance, unit)
     ticked = Sessions(instance.after, _column([d * unit for d in instance.delay.tolist()]))
     found = _proved(ticked, given, calls, objective, 0)
     return -(-found // unit) + (int(instance.first_arrival) if objective == "makespan" else 0)
@@ -94,9 +94,7 @@ def sessions_ticks(
 ) -> int:
     """Return what the leaf proves in seconds, in ticks since the first arrival."""
     rates = rates_of(instance, model, PREFIX_FIELDS | SESSION_FIELDS)
-    parts, first = _parts(instance, leaf, budget), float(instance.first_arrival)
-    arrival = [max(a, first) for a in instance.arrival.tolist()]
-    given = ticks_since(arrival, ticks)
+    parts, given = _parts(instance, leaf, budget), _given(instance, ticks)
     delay = ticks_since([0.0, *instance.delay.tolist()], ticks)[1:]
     sessions = Sessions(instance.after, _column(delay))
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
@@ -132,6 +130,12 @@ def _parts(instance: Any, leaf: Any, budget: Budget) -> int:
     expect(1 <= parts <= MAX_PARTS, f"sessions: parts: found {parts}; expected 1 to {MAX_PARTS}")
     budget.spend(instance.n * (500 + 50 * parts))
     return parts
+
+
+def _given(instance: Any, ticks: int) -> list[int]:
+    """Return the arrivals since the first one, and 0 for those that come after others."""
+    given = iter(ticks_since(instance.given_arrivals.tolist(), ticks))
+    return [0 if row else next(given) for row in instance.after]
 
 
 def _column(values: list[int]) -> Any:
