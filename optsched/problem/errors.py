@@ -42,7 +42,7 @@ def raised(error: BaseException) -> str:
     ----------
     error : BaseException
     """
-    ours = str(Path(__file__).parents[1]), "<frozen"
+    ours = str(Path(__file__).parents[1]), "<frozen", "<string>"
     frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     theirs = [f for f in frames if f.filename == frames[0].filename]  # and not a library's below it
     return repr(error) + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
