@@ -247,12 +247,3 @@ def experiments_run_from(wheel: Path, folder: Path) -> None:
     # The code has one digest, so that either goes on with the other's store.
     stores = [read(folder / name / "out")[0] for name in ("wheel", "checkout")]
     assert stores[0].code == stores[1].code
-
-
-@pytest.mark.skipif(not (ROOT.parent / "Makefile").is_file(), reason="not a checkout")
-def test_the_demo_shows_a_table_without_gaps() -> None:
-    makefile = (ROOT.parent / "Makefile").read_text(encoding="utf-8")
-    (demo,) = re.findall(r"^DEMO := (.+)$", makefile, re.MULTILINE)
-    found = optsched.compare(optsched.read_instance("tiny"), demo.split())
-    assert len(found.rows) == 7
-    assert all(row.ratio_to_bound is not None for row in found.rows)

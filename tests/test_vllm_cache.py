@@ -331,7 +331,7 @@ def test_a_users_object_may_claim() -> None:
     ("options", "text"),
     [
         ("eviction=mru", "eviction: found 'mru'; expected one of lru, next-use, ttl, t-lru"),
-        ("ttl=1", "ttl: found 1.0 with eviction=lru; expected a finite number > 0 with"),
+        ("ttl=1", "ttl: found 1.0 with eviction=lru; expected it with eviction=ttl"),
         ("eviction=ttl", "ttl: found 0.0 with eviction=ttl"),
         ("eviction=ttl,ttl=-1", "ttl: found -1.0 with eviction=ttl"),
         ("eviction=t-lru", "tail_tokens: found 0 with eviction=t-lru"),

@@ -8,6 +8,7 @@ which every gain is computed again under slower and faster machines.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -129,6 +130,7 @@ def diagnose(
     measured: Measured | None = None,
     max_num_seqs: int = MAX_NUM_SEQS,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+    stop: threading.Event | None = None,
     **slos: float,
 ) -> Diagnosis:
     """Say what to change first on a server of vLLM, by its twin with other settings.
@@ -143,6 +145,8 @@ def diagnose(
         The times that the server took.
     max_num_seqs, max_num_batched_tokens : int
         As the server is set.
+    stop : threading.Event, optional
+        When it is set, no further change is tried, and the answer is of those that were.
     **slos : float
         SLOs of every request (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``).
 
@@ -168,6 +172,8 @@ def diagnose(
         bases = [_run(instance, spec, model, slos) for model in models]
         found = []
         for what, kind, changed, other in _grid(instance, max_num_seqs, max_num_batched_tokens):
+            if stop is not None and stop.is_set():
+                break
             try:
                 runs = [_run(changed, other, model, slos) for model in models]
             except OptschedError:

@@ -36,7 +36,7 @@ from optsched.cli import (
     solving,
 )
 from optsched.cli.options import command
-from optsched.cli.output import only_json, tell
+from optsched.cli.output import only_json, only_tables, tell
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError
 
@@ -56,13 +56,15 @@ class Commands(TyperGroup):
         """Run the command line and exit with the status that `options` describes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
-        words = [word for word in words if word != "--debug"]
+        form = next((one for one in ("csv", "latex") if f"--{one}" in words), None)
+        words = [word for word in words if word not in ("--debug", "--csv", "--latex")]
         before = signal.getsignal(signal.SIGINT)
 
         try:
             _at_ctrl_c(signal.default_int_handler)
             # The parser's own `main` would end a closed pipe and Ctrl-C in its own way.
             with (
+                only_tables(form) if form else nullcontext(),
                 only_json() if _json_alone(words) else nullcontext(),
                 self.make_context("optsched", words, **extra) as context,
             ):
@@ -160,6 +162,10 @@ def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show a traceback for errors. It may stand anywhere.")
     ] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print only tables, as CSV. It may stand anywhere.")
+    ] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="The same as LaTeX.")] = False,
 ) -> None:
     """Compute how good an LLM-serving schedule could have been, with a proof.
 

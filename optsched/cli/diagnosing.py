@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import AT_LEAST_1, NO_SLOS, Slos, check_outputs
-from optsched.cli.output import emit_json, number, show_table, tell
+from optsched.cli.output import emit_json, number, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ def diagnose(
 
     settings: dict[str, Any] = {"max_num_seqs": max_num_seqs, "measured": times}
     settings |= {"max_num_batched_tokens": max_num_batched_tokens, **slos}
-    found = run(instance, cost, **settings)
+    with stop_at_ctrl_c() as stop:
+        found = run(instance, cost, **settings, stop=stop)
+
+    if stop.is_set():
+        tell(f"note: interrupted after {len(found.changes)} changes")
     if not emit_json(found.to_dict(), json_out):
         _show(found)
 
@@ -69,9 +74,11 @@ def _read(file: str, name: str | None, capacity: int | None) -> tuple[Instance, 
     """Return a file's requests and measured times; which format it is in, is found out."""
     from dataclasses import replace
 
-    from optsched.files.read_write import read_instance
+    from optsched.files.read_write import named_instance, read_instance
     from optsched.workloads.traces import read_trace_report, trace_formats
 
+    if not os.path.isfile(named_instance(file)) or not os.path.getsize(named_instance(file)):
+        raise InputError(f"{file}: found no file with anything in it; expected requests")
     if name is None:
         try:
             instance = read_instance(file)

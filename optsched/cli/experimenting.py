@@ -170,6 +170,9 @@ def ratios(
     failed = [row for row in rows if row["failed"] is not None]
     if failed:
         where = f"the first, {failed[0]['trial']}: {failed[0]['failed']}"
+        if len(failed) == len(rows):
+            raise SolverError(f"ratios: no instance succeeded, {where}")
+
         tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
 
     study = study_of(given, rows, seed, trials - len(rows))

@@ -51,7 +51,7 @@ def simulate(
     """
     check_requests_out(requests_out)
     from optsched.judge.evaluate import evaluate as judge
-    from optsched.policies import lengths_note, make_policy
+    from optsched.policies import lengths_note, make_policy, runner_of
     from optsched.policies.engine.simulate import simulate as run
 
     made, info = make_policy(policy)
@@ -73,6 +73,9 @@ def simulate(
         print(f"predictor: {info.predictor} (the policy's own)")
     elif not instance.has_predictions:
         print("predictor: oracle (the instance carries no predictions)")
+
+    for off in runner_of(made).switched_off(instance):
+        print(f"{policy}: {off}")
 
     note = lengths_note(made, info, instance)
     if note is not None:

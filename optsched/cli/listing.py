@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import inspect
+from typing import Annotated
 
+from optsched.cli.options import ARGUMENT
 from optsched.cli.output import LiveLine, emit_json, show_table
 
 
-def policies() -> None:
-    """List the policies with their parameters."""
-    from optsched.policies import policies as registry
+def policies(name: Annotated[str | None, ARGUMENT] = None) -> None:
+    """List the policies with their parameters, or say what there is to know of one.
+
+    Parameters:
+      name NAME: A policy, also my_policy.py:Class. By default all are listed.
+    """
+    from optsched.policies import make_policy, policies as registry
+
+    if name is not None:
+        _, info = make_policy(name)
+        print(f"{name}: {info.summary}\n\n{inspect.getdoc(info.make) or ''}\n")
+        shown = [(key, p.type.__name__, _text(p.default)) for key, p in info.parameters.items()]
+        show_table(("parameter", "type", "default"), shown, text_columns=range(3))
+        print(f"\nsource: {info.paper or 'optsched'}")
+        return
 
     rows = []
     for name, info in registry().items():

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 160
 _PATIENCE_S = 5.0
 """The seconds after a Ctrl-C in which another one is not taken as impatience."""
+_table_format: str | None = None
+"""How tables are printed, csv or latex, and then nothing else; see `only_tables`."""
 _answers: list[TextIO] = []
 """The streams for JSON while standard output is reserved for it; see `only_json`."""
 
@@ -86,6 +88,18 @@ def only_json() -> Iterator[None]:
             os.dup2(kept, 1)
             with suppress(OSError):
                 answer.close()
+
+
+@contextmanager
+def only_tables(form: str) -> Iterator[None]:
+    """Print tables as ``csv`` or ``latex``, and all other texts on standard error."""
+    global _table_format
+    _table_format = form
+    try:
+        with only_json():
+            yield
+    finally:
+        _table_format = None
 
 
 def save_schedule(schedule: Schedule, target: str) -> None:
@@ -152,6 +166,19 @@ def show_table(
     `drop`: headers of the columns to leave out first, in this order. After them the last columns
     go.
     """
+    if _table_format is not None:
+        from pandas import DataFrame
+
+        labels = [" ".join(header.split()) for header in headers]
+        frame = DataFrame([list(row) for row in rows], columns=labels)
+        if _table_format == "csv":
+            text = frame.to_csv(index=False)
+        else:
+            text = frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="-")
+
+        print(text, file=_answers[-1] if _answers else None, flush=True)
+        return []
+
     from rich import box
     from rich.console import Console
     from rich.table import Table

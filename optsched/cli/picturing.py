@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import check_outputs, check_suffix
-from optsched.cli.output import LiveLine, tell
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import time_words
@@ -88,9 +87,7 @@ def report(files: list[str], out: str, cost_model: str | None = None) -> None:
     check_outputs(out)
     from optsched.show.report import write_report
 
-    with LiveLine() as line:
-        write_report(files, out, cost_model=cost_model, progress=line.show)
-
+    write_report(files, out, cost_model=cost_model)
     print(f"{out}: {Path(out).stat().st_size / 1e6:.1f} MB, one file")
 
 
@@ -259,36 +256,21 @@ def _capacity(source: _Source) -> Figure:
 
 
 def _distributions(source: _Source, kind: str) -> Figure:
-    """Draw a distribution for every policy, from its schedule's file or by a new simulation."""
+    """Draw a distribution for every policy whose schedule has a file."""
     from optsched.judge.evaluate import evaluate
-    from optsched.show.again import NotAgainError, cost_model_again, simulate_again
 
-    path, data = source.path, source.data
-    known = data.get("cost_model")
+    path, data, judged = source.path, source.data, {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
-    judged, refused = {}, []
-
     for row in [*data["policies"], *filter(None, [data.get("best")])]:
-        policy, file = row["policy"], named_file(row.get("schedule"), path)
+        file = named_file(row.get("schedule"), path)
         if file is not None:
-            made = schedule_of(file, instance, source.cost_model, known)
-            judged[policy] = evaluate(instance, *made)
-        elif row.get("metrics") and not row.get("measured") and row is not data.get("best"):
-            try:
-                cost = cost_model_again(instance, data, source.cost_model)
-                _, judged[policy] = simulate_again(instance, row, data.get("seed"), cost)
-            except NotAgainError as error:
-                refused.append(f"{policy}: not drawn: {error}")
+            made = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
+            judged[row["policy"]] = evaluate(instance, *made)
 
     if not judged:
-        why = refused[0] if refused else "no policy has a schedule"
         raise InputError(
-            f"{path}: found no schedule of its policies ({why}); "
-            "`compare --schedules-out DIR` writes them"
+            f"{path}: found no schedule of its policies; `compare --schedules-out DIR` writes them"
         )
-
-    for line in refused:
-        tell(f"note: {line}")
 
     return _picture("distribution", judged, kind, title=instance.name)
 

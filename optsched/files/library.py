@@ -58,6 +58,9 @@ def write_library(data: dict[str, Any], folder: str | Path | None = None) -> Non
 def entry_of(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of an instance, named with or without ``library/``."""
     bare = name.removeprefix(PREFIX)
+    members = [key for key, entry in data["instances"].items() if entry["family"] == bare]
+    if members:
+        raise InputError(f"library: {bare!r} is a family; expected one of {', '.join(members)}")
     if bare not in data["instances"]:
         raise InputError(
             f"library: {bare!r} is unknown; `optsched library list` has the names, such as "

@@ -407,18 +407,17 @@ class ScoreFile(_Open):
 
 
 class HitsFile(_Answer):
-    """What `hits` writes; further fields may appear."""
+    """What `hits` writes: tokens found, and seconds of prefill saved, by cache."""
 
     format: Literal["optsched-hits"]
-    schedule: str = Field(description="its file, or the policy that made it")
     asked_tokens: int = Field(description="prompt tokens of all requests")
-    own: dict[str, Any] = Field(description="tokens found, and seconds of prefill saved")
-    infinite: dict[str, Any] = Field(description="the same without a limit of memory")
-    caches: list[dict[str, Any]] = Field(description="the same, best and lru, by kv_capacity")
+    own: dict[str, Any]
+    infinite: dict[str, Any] = Field(description="without a limit of memory")
+    caches: list[dict[str, Any]] = Field(description="best and lru, by kv_capacity")
 
 
 class WhyFile(_Answer):
-    """What `why` writes, in the instance's unit; further fields may appear."""
+    """What `why` writes, in the instance's unit."""
 
     format: Literal["optsched-why"]
     total: dict[str, float] = Field(description="what is lost to each cause, over all requests")
@@ -432,25 +431,20 @@ class DiagnosisFile(_Answer):
     format: Literal["optsched-diagnosis"]
     error: float | None = _null("by how much the twin misses measured latencies in the median")
     metrics: MetricsFile
-    waits_s: dict[str, float] = Field(description="what requests wait for")
+    waits_s: dict[str, float]
     changes: list[dict[str, Any]] = Field(description="what was tried: gain, low and high")
     first: dict[str, Any] | None = _null("what to change first; null: nothing")
-    mean_latency_bound: float = Field(description="no schedule on one worker has less")
-    slo_attainment_bound: float | None = _null("no schedule on one worker has more")
 
 
 class RatiosFile(_Open):
-    """What `ratios` writes; further fields may appear."""
+    """What `ratios` writes."""
 
     format: Literal["optsched-ratios"]
     version: Literal[1]
     reference: str
-    unfinished: int = Field(description="instances that have not run")
     summary: list[dict[str, Any]] = Field(description="a row for each policy")
     paired: list[dict[str, Any]] = Field(description="the first policy beside each other one")
-    ratios: dict[str, list[Any]] = Field(
-        description="columns of one length: policy, instance, name, tel, low, high, error"
-    )
+    ratios: dict[str, list[Any]] = Field(description="columns of one length")
 
 
 MODELS: Mapping[str, type[BaseModel]] = {

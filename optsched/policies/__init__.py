@@ -22,7 +22,7 @@ from optsched.policies.helpers import (
     kv_after,
 )
 from optsched.problem import specs
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, raised
 from optsched.problem.instance import Instance
 from optsched.problem.registry import Registry
 from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
@@ -174,7 +174,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         if not is_file(name):
             raise
 
-        raise InputError(f"policy {spec!r}: cannot be made: {error!r}") from error
+        raise InputError(f"policy {spec!r}: cannot be made: {raised(error)}") from error
 
     if is_file(name):
         info = _declared(spec, made, info)

@@ -95,9 +95,11 @@ class VllmV1(Runner):
         for name, rule in (("ttl", "ttl"), ("tail_tokens", "t-lru")):
             value = getattr(self, name)
             if (value > 0) != (self.eviction == rule) or not 0 <= value < math.inf:
+                right = f"a finite number > 0, as in vllm-v1:eviction={rule},{name}=512"
+                if self.eviction != rule:
+                    right = f"it with eviction={rule}, for which alone it is"
                 raise InputError(
-                    f"{name}: found {value!r} with eviction={self.eviction}; expected a finite "
-                    f"number > 0 with eviction={rule}, and 0 otherwise"
+                    f"{name}: found {value!r} with eviction={self.eviction}; expected {right}"
                 )
 
     def begin(self, job: Job, workers: int) -> Fleet:
@@ -157,6 +159,16 @@ class VllmV1(Runner):
             return "eviction=next-use needs all arrivals in advance, and requests come after others"
 
         return too_long(instance) if instance.chunked_prefill is False else None
+
+    def switched_off(self, instance: Instance) -> tuple[str, ...]:
+        """See `Runner.switched_off`. Without prefixes nothing goes by what is cached of them."""
+        cached = self.policy in ("lpm", "shortest-prefill-first") or self.eviction != "lru"
+        if instance.prefixes is not None or not cached:
+            return super().switched_off(instance)
+
+        what = f"policy={self.policy} and eviction={self.eviction}"
+        note = f"the instance shares no prefixes, so that {what} see nothing cached"
+        return (*super().switched_off(instance), note)
 
     def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner] | None:
         """See `Rules.towards`. With another admission it is rules with the engine's batches."""

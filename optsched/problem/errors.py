@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 
@@ -31,6 +33,19 @@ def unknown(what: str, found: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     return f"{what} {found!r} is unknown; {meant(found, names)}known are {', '.join(names)}"
+
+
+def raised(error: BaseException) -> str:
+    """Return an exception of a user's code in words, with the file and the line where it arose.
+
+    Parameters
+    ----------
+    error : BaseException
+    """
+    ours = str(Path(__file__).parents[1]), "<frozen", "<string>"
+    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    theirs = [f for f in frames if f.filename == frames[0].filename]  # and not a library's below it
+    return repr(error) + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
 
 
 class OptschedError(Exception):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.errors import InputError, OptschedError, raised
 
 _FILE = re.compile(r"[^,=]*?\.py:")
 
@@ -144,7 +144,7 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
         state = path.stat()
         module = _load(str(path.resolve()), state.st_mtime_ns, state.st_size)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{where}: {file} fails to load: {error!r}") from error
+        raise InputError(f"{where}: {file} fails to load: {raised(error)}") from error
 
     found = getattr(module, attribute, None)
     if not callable(found) and not isinstance(found, data):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -28,7 +27,6 @@ from optsched.policies import Named, Scheduler, labelled, make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.processes import DiedError, Processes, in_processes
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
 
@@ -346,7 +344,6 @@ def competitive_ratio(
     seed: int = 0,
     time_limit_s: float = 10.0,
     confidence: float = 0.95,
-    jobs: int = 1,
     progress: bool | Callable[[int, int], None] = True,
     stop: threading.Event | None = None,
     certificates: str | Path | None = None,
@@ -380,9 +377,6 @@ def competitive_ratio(
         Seconds for each optimum.
     confidence : float
         Confidence of the intervals for means over instances, between 0 and 1.
-    jobs : int
-        Number of processes. With more than one, an instance on which a process ends has rows that
-        say so.
     progress : bool or callable
         Whether to show a line on standard error, if that is a terminal. Or a function that is
         called with the numbers of finished and of all instances.
@@ -408,10 +402,10 @@ def competitive_ratio(
 
     if reference not in REFERENCES:
         raise InputError(f"reference: found {reference!r}; expected one of {', '.join(REFERENCES)}")
-    if seeds < 1 or jobs < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
+    if seeds < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
         raise InputError(
-            f"seeds, jobs, confidence, time_limit_s: found {seeds}, {jobs}, {confidence}, "
-            f"{time_limit_s}; expected >= 1, >= 1, between 0 and 1, and > 0"
+            f"seeds, confidence, time_limit_s: found {seeds}, {confidence}, {time_limit_s}; "
+            "expected >= 1, between 0 and 1, and > 0"
         )
 
     for spec in specs.values():
@@ -426,7 +420,7 @@ def competitive_ratio(
 
     folder = None if certificates is None else make_folder(Path(certificates))
     plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s, folder)
-    found = _measure(plan, cases, jobs, progress, stop)
+    found = _measure(plan, cases, progress, stop)
     every = tuple(row for k in sorted(found) for row in found[k])
     return Study(tuple(specs), reference, every, confidence, seed, len(cases) - len(found))
 
@@ -434,7 +428,6 @@ def competitive_ratio(
 def _measure(
     plan: _Plan,
     cases: Sequence[Instance],
-    jobs: int,
     progress: bool | Callable[[int, int], None],
     stop: threading.Event | None,
 ) -> dict[int, list[Ratio]]:
@@ -444,11 +437,11 @@ def _measure(
     with (
         interrupts_noted() as interrupted,
         LiveLine(wanted=progress is True) as line,
-        closing(plan.all_rows(cases, jobs)) as work,
     ):
         line.counted(0, len(cases), "instances")
         try:
-            for k, rows in work:
+            for k, case in enumerate(cases):
+                rows = plan.rows(k, case)
                 if interrupted.is_set():
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
 
@@ -477,27 +470,8 @@ class _Plan:
     time_limit_s: float
     certificates: Path | None
 
-    def all_rows(self, cases: Sequence[Instance], jobs: int) -> Generator[tuple[int, list[Ratio]]]:
-        """Measure all policies on every instance, in this process or in ``jobs`` others."""
-        if jobs == 1:
-            yield from ((k, self.rows((k, case))) for k, case in enumerate(cases))
-            return
-
-        processes = Processes()
-        items = ((k, (k, case)) for k, case in enumerate(cases))
-        yield from in_processes(partial(self._in_process, processes), items, jobs, processes)
-
-    def _in_process(self, processes: Processes, item: tuple[int, Instance]) -> list[Ratio]:
-        number, instance = item
-        try:
-            return processes.call(self.rows, item)
-        except DiedError as died:  # which costs this instance only
-            lost = (number, instance.name, None, None, None, str(died))
-            return [Ratio(spec, *lost) for spec in self.specs]
-
-    def rows(self, item: tuple[int, Instance]) -> list[Ratio]:
+    def rows(self, number: int, instance: Instance) -> list[Ratio]:
         """Measure all policies on one instance."""
-        number, instance = item
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
             found = [self._measured(instance, spec) for spec in self.specs.values()]

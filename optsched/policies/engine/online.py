@@ -19,7 +19,7 @@ from optsched.policies.runner import (
     beyond_limits,
     endless,
 )
-from optsched.problem.errors import InputError, PolicyError
+from optsched.problem.errors import InputError, PolicyError, raised
 from optsched.problem.schedule import EvictMode, read_start
 from optsched.workloads.predict import estimates, forecast_of
 
@@ -214,7 +214,7 @@ class _Loop(Fleet):
         except PolicyError:
             raise
         except (Exception, SystemExit) as error:
-            raise PolicyError(f"{where}: raised {error!r}") from error
+            raise PolicyError(f"{where}: raised {raised(error)}") from error
 
         if not isinstance(answer, Batch):
             raise PolicyError(f"{where}: found {answer!r}; expected a Batch")

@@ -6,7 +6,7 @@ content policy forbids the page to load anything. All texts from files are escap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +19,6 @@ def write_report(
     path: str | Path,
     *,
     cost_model: str | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> None:
     """Write a report of files as one HTML file.
 
@@ -34,9 +33,6 @@ def write_report(
         The HTML file.
     cost_model : str, optional
         For schedules in seconds whose files name none that is shipped.
-    progress : callable, optional
-        Called with a line for each policy that is simulated again, since no file keeps its
-        schedule.
 
     Raises
     ------
@@ -53,4 +49,4 @@ def write_report(
     from optsched.show.report.gather import gather
     from optsched.show.report.page import render
 
-    write_bytes(render(gather(files, cost_model, progress)).encode(), path)
+    write_bytes(render(gather(files, cost_model)).encode(), path)

@@ -51,8 +51,7 @@ class Section:
     of its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
     label, in the order of `MAX_TIMELINES`, and so are the ``hits`` of those
     that share prefixes. ``notes`` say what could not be shown. ``checked`` has
-    the verdicts on certificates by their paths, and ``proved`` what verified ones prove. ``tell``
-    is called with words for each step that takes time.
+    the verdicts on certificates by their paths, and ``proved`` what verified ones prove.
     """
 
     sha256: str
@@ -68,7 +67,6 @@ class Section:
     notes: list[str] = field(default_factory=list)
     checked: dict[str, Verdict] = field(default_factory=dict)
     proved: list[tuple[dict[str, Any], float]] = field(default_factory=list)
-    tell: Callable[[str], None] | None = None
 
     def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
         """The largest bound that a certificate proves on the objective of a result or comparison.
@@ -115,11 +113,7 @@ class Report:
     origins: list[dict[str, Any]]
 
 
-def gather(
-    files: Sequence[str | Path],
-    cost_model: str | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Report:
+def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report:
     """Read files and check everything in them that can be checked."""
     if not files:
         raise UsageError(
@@ -157,7 +151,6 @@ def gather(
     sections: dict[str, Section] = {}
     for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):
         sections[digest] = _section(digest, instances.get(digest), read)
-        sections[digest].tell = tell
 
     for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
         _ADD[form](sections[_digest(form, data)], text, data, cost_model)
@@ -264,12 +257,12 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     best = data.get("best")
     rows += [best] if isinstance(best, dict) and best.get("schedule") else []
     tel = TOTAL_LATENCY.name
-    absent: list[dict[str, Any]] = []
+    lost = 0
 
     for row in sorted(rows, key=lambda row: row["metrics"].get(tel) or 0):
         place = named_file(row.get("schedule"), file)
         if place is None:
-            absent.append(row)
+            lost += 1
             continue
 
         label = str(row["policy"])
@@ -278,59 +271,11 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
             found = _replayed(section, drawn, tel, row["metrics"].get(tel))
             verdicts[f"schedule of {label}"] = found
 
-    lost = sum(bool(row.get("schedule")) for row in absent)
     if lost:
-        section.notes.append(f"{lost} schedules that {Path(file).name} names are not at hand")
-    if absent and section.instance is not None:
-        _simulate_absent(section, entry, absent, cost)
-
-
-def _simulate_absent(
-    section: Section, data: dict[str, Any], rows: Sequence[dict[str, Any]], given: str | None
-) -> None:
-    """Simulate policies again whose schedules no file has, and draw those whose metrics agree."""
-    from optsched.judge.timeline import timeline
-    from optsched.show.again import NotAgainError, cost_model_again, simulate_again
-
-    instance, name = section.instance, data["file"]
-    assert instance is not None
-    try:
-        cost = cost_model_again(instance, data, given)
-    except NotAgainError as error:
-        section.notes.append(f"{name}: no schedule is drawn: {error}")
-        return
-
-    drawn, refused = [], []
-    for k, row in enumerate(rows):
-        if len(section.schedules) >= MAX_DISTRIBUTIONS:
-            left = f"{name}: {len(rows) - k} policies were not simulated again"
-            section.notes.append(f"{left}, since {MAX_DISTRIBUTIONS} schedules are drawn")
-            break
-
-        policy = str(row["policy"])
-        if section.tell is not None:
-            section.tell(f"{name}: policy {policy}")
-        try:
-            schedule, evaluation = simulate_again(instance, row, data.get("seed"), cost)
-        except NotAgainError as error:
-            refused.append(f"{policy} ({error})")
-            continue
-
-        again = timeline(instance, schedule, cost, evaluation=evaluation)
-        label = _unused(section, policy)
-        section.schedules[label] = again
-        _add_hits(section, label, schedule, cost)
-        data["verdicts"][f"schedule of {policy}"] = Verdict("verified", "simulated again")
-        drawn.append(policy)
-
-    if drawn:
         section.notes.append(
-            f"{name} keeps no schedule of {', '.join(drawn)}: simulated again with seed "
-            f"{data.get('seed')}; every recorded metric agrees"
+            f"{lost} schedules of {Path(file).name} are not at hand and not drawn; `compare "
+            "--schedules-out DIR` keeps them"
         )
-
-    if refused:
-        section.notes.append(f"{name}: not drawn: {'; '.join(refused)}")
 
 
 def _unused(section: Section, label: str) -> str:

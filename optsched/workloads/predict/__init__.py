@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.errors import InputError, OptschedError, raised
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import PREDICTIONS, Instance
 from optsched.problem.registry import Registry
@@ -129,7 +129,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
     except OptschedError as error:
         raise InputError(f"predictor {name!r}: {error}") from None
     except Exception as error:
-        raise InputError(f"predictor {name!r}: raised {error!r}") from error
+        raise InputError(f"predictor {name!r}: raised {raised(error)}") from error
 
 
 def check_predictor(spec: str) -> None:
