@@ -12,7 +12,7 @@ from optsched.costs.cost import (
     load_cost_model as load_cost_model,
     shipped_models as shipped_models,
 )
-from optsched.costs.machine import Machine as Machine
+from optsched.costs.machine import Link as Link, Machine as Machine, Pools as Pools
 from optsched.engines.replay import replay as replay
 from optsched.files.measured import (
     Measured as Measured,

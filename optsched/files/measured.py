@@ -132,7 +132,10 @@ class Measured:
             Seconds since the first arrival.
         """
         sessions, given = instance.sessions, instance.given_release
-        return given if sessions is None else sessions.earliest(given, self.latency)
+        if sessions is None:
+            return given
+
+        return np.asarray(sessions.earliest(given.tolist(), self.latency.tolist()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a file of measured times."""

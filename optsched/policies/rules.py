@@ -395,7 +395,8 @@ class Rules(Runner):
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
             kept = (columns, generators[w], lines[w], usage[w], caches[w])
-            columns, usage[w] = run(requests, state, settings, cost, queue, span, *kept, until)
+            now = fleet.left(settings)
+            columns, usage[w] = run(requests, state, now, cost, queue, span, *kept, until)
             return columns
 
         states = [self.new_state(job) for _ in range(workers)]
