@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         load_cost_model as load_cost_model,
         shipped_models as shipped_models,
     )
-    from optsched.costs.machine import Machine as Machine
+    from optsched.costs.machine import Link as Link, Machine as Machine, Pools as Pools
     from optsched.engines.replay import replay as replay
     from optsched.files.measured import (
         Measured as Measured,
@@ -82,7 +82,7 @@ _PUBLIC = {
     "analysis.warm": "warm_up",
     "analysis.why": "Why why",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",
-    "costs.machine": "Machine",
+    "costs.machine": "Link Machine Pools",
     "files.measured": "Measured read_measured write_measured",
     "files.read_write": "read_instance read_schedule write_instance write_schedule",
     "engines.replay": "replay",

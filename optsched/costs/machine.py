@@ -1,6 +1,7 @@
 """Machines: what each worker of a fleet can hold and do, and how long its batches take."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,8 @@ class Machine:
     limits : Limits
         Hard limits of each of its batches.
     role : {"mixed", "prefill", "decode"}
-        What it is for. Only ``"mixed"`` can be scheduled so far.
+        What it is for. A prefill machine makes no output token but the first of a request, and a
+        decode machine prefills only what it has lost. They stand in `Pools`.
     """
 
     kv_capacity: int
@@ -57,13 +59,95 @@ class Machine:
         return UnitCost() if given is None else given
 
 
-Hardware = CostModel | str | Path | Machine | Sequence[Machine] | None
-"""A cost model, or the name or file of one; or the machine of each worker."""
+@dataclass(frozen=True)
+class Link:
+    """What it takes to move a request's KV from one machine to another.
+
+    Parameters
+    ----------
+    latency_s : float
+        Seconds that every move takes. In an instance in rounds these are whole rounds.
+    seconds_per_token : float
+        Seconds that each token's KV takes in addition.
+    recompute_last : bool
+        Whether the receiver computes the last prompt token again, which gives the first output
+        token. Otherwise the prefill machine makes the first output token.
+    """
+
+    latency_s: float = 0.0
+    seconds_per_token: float = 0.0
+    recompute_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", "seconds_per_token"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise InputError(f"link: {name}: found {value!r}; expected a number >= 0")
+
+    def moved(self, prompt_tokens: int) -> int:
+        """Return how many tokens' KV moves when the prefill of a prompt is over.
+
+        Parameters
+        ----------
+        prompt_tokens : int
+        """
+        return prompt_tokens - self.recompute_last
+
+    def time(self, tokens: int) -> float:
+        """Return how long the KV of so many tokens moves.
+
+        Parameters
+        ----------
+        tokens : int
+        """
+        return self.latency_s + tokens * self.seconds_per_token
+
+
+@dataclass(frozen=True, eq=False)
+class Pools:
+    """Machines with roles, between which the KV of requests moves.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+        The machine of each worker.
+    link : Link
+        What each move takes.
+    deflect_below : int
+        Decode machines may prefill requests with fewer prompt tokens than this; 0: none.
+    """
+
+    machines: Sequence[Machine]
+    link: Link = Link()
+    deflect_below: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "machines", tuple(self.machines))
+        whole_number(self.deflect_below, "pools: deflect_below", 0, INT64_MAX)
+        roles = {one.role for one in self.machines if isinstance(one, Machine)}
+        for lacking in ({"prefill"}, {"decode"}):
+            if roles == lacking:
+                raise UsageError(
+                    f"pools: found only {lacking.pop()} machines; expected both kinds, or mixed"
+                )
+
+    def workers(self, *roles: Role) -> list[int]:
+        """Return the workers whose machines have one of some roles.
+
+        Parameters
+        ----------
+        *roles : {"mixed", "prefill", "decode"}
+        """
+        return [w for w, one in enumerate(self.machines) if one.role in roles]
+
+
+Hardware = CostModel | str | Path | Machine | Sequence[Machine] | Pools | None
+"""A cost model, or the name or file of one; or the machine of each worker; or pools of them."""
 
 
 def are_machines(given: Hardware) -> bool:
     """Whether machines are given, and not a cost model, which all workers have."""
-    return isinstance(given, Machine) or (
+    return isinstance(given, (Machine, Pools)) or (
         isinstance(given, Iterable) and not isinstance(given, (str, Path, BatchCost))
     )
 
@@ -74,8 +158,16 @@ def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
         cost = cost_for(instance, given)  # type: ignore[arg-type]
         return (Machine(instance.kv_capacity, cost, instance.limits),)
 
+    pools = isinstance(given, Pools)
+    if isinstance(given, Pools) and instance.in_rounds:
+        for name in ("latency_s", "seconds_per_token"):
+            if not float(getattr(given.link, name)).is_integer():
+                found = getattr(given.link, name)
+                raise UsageError(f"link: {name}: found {found!r}; expected whole rounds")
+
+    plain = given.machines if isinstance(given, Pools) else given
     machines: tuple[Machine, ...] = (
-        (given,) if isinstance(given, Machine) else tuple(given)  # type: ignore[arg-type]
+        (plain,) if isinstance(plain, Machine) else tuple(plain)  # type: ignore[arg-type]
     )
     if not machines:
         raise UsageError("machines: found none; expected one or more")
@@ -84,9 +176,10 @@ def machines_of(instance: Instance, given: Hardware) -> tuple[Machine, ...]:
         if not isinstance(machine, Machine):
             found = type(machine).__name__
             raise UsageError(f"machines: machine {w}: found {found}; expected an optsched.Machine")
-        if machine.role != "mixed":
+        if machine.role != "mixed" and not pools:
             raise UsageError(
-                f"machines: machine {w}: found role {machine.role!r}; expected 'mixed'"
+                f"machines: machine {w}: found role {machine.role!r}; expected 'mixed', or "
+                "optsched.Pools of the machines"
             )
         if isinstance(machine.cost, UnitCost) != instance.in_rounds:
             expected = "none, in rounds" if instance.in_rounds else "one, in seconds"

@@ -1,0 +1,133 @@
+"""Pools and links from texts: ``2p6d``, and ``latency=50us,bandwidth=50GB/s,model=llama3-8b``."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from optsched.costs.architectures import ARCHITECTURES, Architecture, architecture
+from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.machine import Link, Machine, Pools, Role
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.specs import Parameter, convert_all, read_pairs
+
+ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
+MAX_MACHINES = 10_000
+
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_BYTES = {f"{p}B/s": 1000.0**k for k, p in enumerate("KMGT", 1)}
+
+
+def roles_of(text: str) -> list[Role]:
+    """Return the role of each machine of ``2p6d``: 2 prefill and 6 decode machines (m: mixed)."""
+    if not re.fullmatch(r"(\d{1,5}[pdm])+", text):
+        raise InputError(f"pools {text!r}: expected such as 2p6d, 4m or 2p2d4m")
+
+    parts = [(int(count), ROLES[role]) for count, role in re.findall(r"(\d+)([pdm])", text)]
+    total = sum(count for count, _ in parts)
+    if not 1 <= total <= MAX_MACHINES:
+        raise InputError(f"pools {text!r}: found {total} machines; expected 1 to {MAX_MACHINES}")
+
+    return [role for count, role in parts for _ in range(count)]
+
+
+def make_pools(
+    text: str,
+    instance: Instance,
+    cost_model: CostModel | str | Path | None = None,
+    link: Link | str | None = None,
+    deflect_below: int = 0,
+) -> Pools:
+    """Return the pools of a text, whose machines have an instance's capacity and limits.
+
+    Parameters
+    ----------
+    text : str
+        The number of machines of each role: ``2p6d`` is 2 prefill and 6 decode machines, and
+        ``4m`` is 4 mixed ones.
+    instance : Instance
+    cost_model : BatchCost, str or path, optional
+        The batch times of every machine.
+    link : Link or str, optional
+        What a move of KV takes, or the text of it (`parse_link`). None: nothing.
+    deflect_below : int
+        See `Pools`.
+    """
+    cost = cost_for(instance, cost_model)
+    own = None if instance.in_rounds else cost
+    machines = [Machine(instance.kv_capacity, own, instance.limits, r) for r in roles_of(text)]
+    given = parse_link(link, cost.name) if isinstance(link, str) else link or Link()
+    return Pools(machines, given, deflect_below)
+
+
+def kv_link(
+    model: str | Architecture,
+    bandwidth_gb_s: float,
+    latency_s: float = 0.0,
+    *,
+    recompute_last: bool = False,
+) -> Link:
+    """Return the link over which the KV of a model moves at a bandwidth.
+
+    Parameters
+    ----------
+    model : str or Architecture
+        A name of `optsched.costs.architectures.architecture`, or an architecture.
+    bandwidth_gb_s : float
+        Gigabytes (10**9 bytes) per second, such as the ``link_gb_s`` of a device.
+    latency_s : float
+    recompute_last : bool
+        See `Link`.
+    """
+    if not 0 < bandwidth_gb_s < math.inf:
+        raise InputError(f"bandwidth_gb_s: found {bandwidth_gb_s!r}; expected a number > 0")
+
+    shape = architecture(model) if isinstance(model, str) else model
+    return Link(latency_s, shape.kv_bytes / (bandwidth_gb_s * 1e9), recompute_last)
+
+
+def parse_link(text: str, cost_name: str = "") -> Link:
+    """Return the link of a text such as ``latency=50us,bandwidth=50GB/s,model=llama3-8b``.
+
+    Parameters
+    ----------
+    text : str
+        ``latency`` and ``token`` are times (``s``, ``ms``, ``us``), ``bandwidth`` is divided into
+        the KV bytes of a token of ``model``, and ``recompute_last`` is true or false. Either
+        ``token`` or ``bandwidth`` is given.
+    cost_name : str
+        The cost model's name: where it begins with that of a known model, ``model`` may be absent.
+    """
+    where, word = f"link {text!r}", Parameter(str, False, "")
+    known = dict.fromkeys(("latency", "token", "bandwidth", "model"), word)
+    known["recompute_last"] = Parameter(bool, False, False)
+    given = convert_all(read_pairs(filter(None, text.split(",")), where), known, where)
+    again = given.get("recompute_last", False)
+    latency, token = (
+        _number(given.get(key, "0"), _SECONDS, f"{where}: {key}") for key in ("latency", "token")
+    )
+    if "bandwidth" not in given:
+        return Link(latency, token, again)
+    if "token" in given:
+        raise InputError(f"{where}: token: found beside bandwidth; expected one of both")
+
+    names = sorted(ARCHITECTURES, key=len, reverse=True)
+    begins = next((name for name in names if cost_name.startswith(name)), None)
+    model = given.get("model") or begins
+    if model is None:
+        raise InputError(f"{where}: model: found nothing; expected a model, whose KV moves")
+
+    bandwidth = _number(given["bandwidth"], _BYTES, f"{where}: bandwidth")
+    return kv_link(model, bandwidth / 1e9, latency, recompute_last=again)
+
+
+def _number(text: str, units: dict[str, float], where: str) -> float:
+    """Return a number >= 0 with a unit."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*", text)
+    if found is None or found[2] not in units or found[1].count(".") > 1 or found[1] == ".":
+        words = ", ".join(filter(None, units))
+        raise InputError(f"{where}: found {text!r}; expected a number with one of {words}")
+
+    return float(found[1]) * units[found[2]]
