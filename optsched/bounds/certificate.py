@@ -57,9 +57,13 @@ def make_certificate(
 
 
 def certify(
-    instance: Instance, cost: BatchCost, objective: str, tree: Mapping[str, Any]
+    instance: Instance,
+    cost: BatchCost,
+    objective: str,
+    tree: Mapping[str, Any],
+    pools: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object of a certificate file in seconds."""
+    """Return the JSON object of a certificate file in seconds, about pools of machines if given."""
     from optsched.bounds.checker.parts import Budget, Rejected
     from optsched.bounds.checker.seconds import proved_ticks
 
@@ -69,6 +73,7 @@ def certify(
         "claim": "bound",
         "ticks_per_second": TICKS_PER_SECOND,
         "tree": dict(tree),
+        **({} if pools is None else {"pools": dict(pools)}),
     }
     try:
         fields["value"] = proved_ticks(instance, fields, Budget())

@@ -67,12 +67,15 @@ from optsched.bounds.busy_time import (
     tokens_of,
     value_at,
 )
+from optsched.bounds.certificate import certify, cost_model_dict
 from optsched.bounds.leaves import busy_time_leaf, work_leaf
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Machine, Pools
 from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
+_LINK = ("latency_s", "seconds_per_token")
 _OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
 _SAFETY = 1e-9
 _CELLS, _FINE_CELLS, _MOST = 8_000, 40_000, 200_000_000
@@ -301,3 +304,33 @@ _PROVED = PROVED_FOR | POOLS | MINORANTS
 POOLED = Bound(
     "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS
 )
+
+
+def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
+    """Return the certificate of a proof of `pools_bound` on ``tel`` or ``mean_ttft``."""
+    prefill, decode, split = roles_of(pools)
+    assert proof.tree is not None
+    costs: dict[str, BatchCost] = proof.tree["costs"]
+
+    def stated(machines: Sequence[Machine]) -> dict[str, Any]:
+        kinds = {(m.kv_capacity, m.limits, str(m.cost.sha256)) for m in machines}
+        if len(kinds) > 1:
+            raise UsageError("certificate: found different machines in a pool; expected equal ones")
+
+        ((capacity, limits, digest),) = kinds
+        return {
+            "machines": len(machines),
+            "kv_capacity": capacity,
+            "limits": limits.as_dict(),
+            "cost_model": cost_model_dict(costs[digest]),
+        }
+
+    named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
+    found = {name: stated(machines) for name, machines in named.items()}
+    if split:
+        link = pools.link
+        times = {name: repr(float(getattr(link, name))) for name in _LINK}
+        found["link"] = {**times, "recompute_last": link.recompute_last}
+
+    model = costs[str(next(iter(named.values()))[0].cost.sha256)]
+    return certify(instance, model, objective, proof.tree["leaf"], found)

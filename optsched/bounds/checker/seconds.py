@@ -24,6 +24,8 @@ then on, and every arrival plus the request's chain.
 ticks say who pays for what (`optsched.bounds.checker.prefixes`). Charges are made once, for all
 requests. Releases stand in for arrivals in what is said above, and what they are earlier is
 subtracted from a sum. The leaves are work, busy-time and shares.
+
+*Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from itertools import accumulate
 from typing import Any
 
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
-from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
+from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, same
+from optsched.bounds.checker.pools import check_work, part_of
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Part,
@@ -60,6 +63,9 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     model, tree = certificate["cost_model"], certificate["tree"]
+    if "pools" in certificate:
+        return _on_pools(instance, certificate, ticks, budget)
+
     arrival, charges = instance.release_times.tolist(), None
     budget.spend(50 * len(arrival))
     if further_fields(instance) & PREFIX_FIELDS:
@@ -158,6 +164,25 @@ def parts_of(
         ]
         arrival = [release[i] - begin for i in some]
         yield begin, Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+
+
+def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Budget) -> int:
+    """Return what a certificate's only leaf proves of several machines."""
+    pools, leaf, objective = certificate["pools"], certificate["tree"], certificate["objective"]
+    expect(objective != "makespan", "objective: found makespan; expected tel or mean_ttft")
+    expect(isinstance(pools, dict), "pools: found no JSON object; expected one")
+    part = part_of(instance, pools, ticks, budget)
+    any_pool = next(iter(pools.values()))
+    same(certificate["cost_model"], any_pool["cost_model"], "cost_model")
+    expect(isinstance(leaf, dict), "tree: found no JSON object; expected a leaf")
+    if leaf.get("relaxation") == "work":
+        expect_fields(leaf, "work", ("relaxation",))
+        return check_work(part, objective)
+
+    kind = leaf.get("relaxation")
+    right = kind == "busy-time"
+    expect(right, f"tree: relaxation: found {kind!r:.60}; expected work or busy-time")
+    return _leaf(leaf)(part, leaf, objective, budget)
 
 
 Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
