@@ -27,7 +27,7 @@ from optsched.problem.columns import real_column, whole_column
 from optsched.problem.errors import InputError, meant
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.schedule import ALL_COLUMNS, EvictMode, Schedule, check_columns
+from optsched.problem.schedule import ALL_COLUMNS, TIMES, EvictMode, Schedule, check_columns
 from optsched.problem.text_files import reason
 
 _LARGEST = 2**60
@@ -148,14 +148,14 @@ def schedule_from_dict(
     if mode is None and len(columns.get("evicted", [])):
         raise InputError("evict_mode: found nothing; expected 'restart' or 'recompute'")
 
-    start = columns.pop("start", None)
+    times = {name: _start_column(columns.pop(name, None), name, instance) for name in TIMES}
     schedule = Schedule(
         kind=kind,
         **{
             name: whole_column(column, name, -_LARGEST, _LARGEST, item="entry")
             for name, column in columns.items()
         },
-        start=_start_column(start, instance),
+        **times,
         evict_mode=mode or ("restart" if kind == "starts" else "recompute"),
         instance_sha256=digest if instance is None else instance.sha256,
         cost_model_sha256=data.get("cost_model_sha256"),
@@ -251,18 +251,20 @@ def json_schema(name: str) -> dict[str, Any]:
     return schemas.schema(name)
 
 
-def _start_column(values: Any, instance: Instance | None) -> NDArray[Any] | None:
+def _start_column(values: Any, name: str, instance: Instance | None) -> NDArray[Any] | None:
     if values is None:
         return None
-    if instance.in_rounds if instance is not None else all(type(v) is int for v in values):
-        return whole_column(values, "start", -_LARGEST, _LARGEST, item="batch")
 
-    return real_column(values, "start", -float(_LARGEST), float(_LARGEST), item="batch")
+    item = "batch" if name == "start" else "move"
+    if instance.in_rounds if instance is not None else all(type(v) is int for v in values):
+        return whole_column(values, name, -_LARGEST, _LARGEST, item=item)
+
+    return real_column(values, name, -float(_LARGEST), float(_LARGEST), item=item)
 
 
 def _parquet_bytes(columns: dict[str, list[float]]) -> bytes:
     pa, pq = _pyarrow("'parquet'", "install pyarrow, or write the columns as 'json'")
-    kinds = {name: pa.list_(pa.float64() if name == "start" else pa.int64()) for name in columns}
+    kinds = {name: pa.list_(pa.float64() if name in TIMES else pa.int64()) for name in columns}
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([columns], pa.schema(kinds)), sink, compression="zstd")
 

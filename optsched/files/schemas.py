@@ -178,6 +178,14 @@ class ScheduleFile(_Strict):
         "start of each batch, in the instance's unit; absent: as early as possible",
     )
     worker: _Integers | None = _null("worker of each batch, from 0")
+    moved_offsets: _Integers | None = _null(
+        "batch j follows the moves moved_offsets[j]:moved_offsets[j+1]"
+    )
+    moved: _Integers | None = _null("request of each move of KV, from 0")
+    moved_to: _Integers | None = _null("worker to which each move goes, from 0")
+    moved_start: SkipValidation[list[float] | None] = _null(
+        "start of each move, in the instance's unit; absent: as early as possible",
+    )
     evict_mode: Literal["restart", "recompute"] | None = None
     cost_model_sha256: Sha256 | None = None
     columns: Annotated[str, Field(pattern=r"^[^/\\]+\.parquet$")] | None = _null(

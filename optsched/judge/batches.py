@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Machine
+from optsched.costs.machine import Machine, Pools
 from optsched.judge import replay as rules
-from optsched.judge.evaluation import Clock, Evaluation, Reuse
+from optsched.judge.evaluation import Clock, Evaluation, Moved, Reuse
+from optsched.judge.moves import moves_of
 from optsched.judge.replay import Breach, Columns, Origin, replay
 from optsched.judge.validity import warn_outside
 from optsched.problem.errors import InputError, ViolationError
@@ -42,40 +43,47 @@ max_prefill_tokens: prefills {value} tokens; expected at most max_prefill_tokens
 start: starts at {value}, before the worker is free at {limit}
 arrival: is processed at {value}, before its arrival {limit}
 worker: is processed on worker {value}, but worker {limit} holds its KV
-start: is processed at {value}, but another batch holds it until {limit}
+start: is processed at {value}, but a batch or a move holds it until {limit}
 reused: claims {value} tokens, but all behind the first {limit} were never computed on its worker
 kv_capacity: holds {value} KV tokens at its end; expected at most kv_capacity {limit}
 max_running: holds KV of {value} requests at its end; expected at most max_running {limit}
 unfinished: produced {value} tokens by the end of the schedule; expected {limit}
 kv_capacity: holds and retains {value} KV tokens at its end; expected at most kv_capacity {limit}
 after: is processed before {value} of those that it comes after have ended; expected {limit}
+start: starts at {value}, but the move to its worker that stands before it starts at {limit}
+moved: moves, but no worker holds its KV
+moved: moves to worker {value}, which holds its KV; expected another one
+moved: moves at {value}; expected {limit} or later, as its batch and the receiver's batches allow
+kv_capacity: {value} KV tokens are held while KV comes in; expected at most kv_capacity {limit}
+role: produces token {limit} on worker {value}, a prefill machine; expected the first one only
+role: is prefilled on worker {value}, a decode machine; expected its KV from a prefill machine
 """
 WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 """The short name of each rule, in their order, and what is said of its batch or request."""
 
 
 def judge_batches(
-    instance: Instance, schedule: Schedule, machines: tuple[Machine, ...]
+    instance: Instance,
+    schedule: Schedule,
+    machines: tuple[Machine, ...],
+    pools: Pools | None = None,
 ) -> Evaluation:
     """Judge a schedule of batches on machines: one for each worker, or one for all."""
     flat = check_columns(schedule)
     batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = len(machines)
-    if workers == 1 and batches:
+    if workers == 1 and batches and pools is None:
         workers = min(max(int(worker.max()), 0) + 1, MAX_WORKERS)
 
-    start, blur = np.full(batches, np.nan), 0.0
-    if schedule.start is not None:
-        start = np.asarray(schedule.start)
-        if not np.isfinite(start).all():
-            raise InputError("schedule.start: found NaN or infinity; expected finite times")
-        if instance.in_rounds:
-            start = start - instance.first_arrival
-        elif instance.first_arrival and batches:
-            blur = batches * float(np.spacing(np.abs(start).max()))
-
-        start = start.astype(np.float64)
+    start = _since_first(schedule.start, "start", instance)
+    moved_start = _since_first(schedule.moved_start, "moved_start", instance)
+    times = [one for one in (start, moved_start) if one is not None and len(one)]
+    blur = 0.0
+    if times and instance.first_arrival and not instance.in_rounds:
+        blur = batches * float(np.spacing(max(np.abs(one).max() for one in times)))
+    if start is None:
+        start = np.full(batches, np.nan)
 
     reused = schedule.reused
     if reused is not None and reused.any() and instance.prefixes is None:
@@ -85,7 +93,8 @@ def judge_batches(
             "none, since the instance has neither prefix_parent nor prefix_block_tokens"
         )
 
-    given = Columns(*flat, start, worker, reused)  # type: ignore[call-arg, arg-type]
+    moves = moves_of(instance, schedule, batches, pools, moved_start)
+    given = Columns(*flat, start, worker, reused, moves)  # type: ignore[call-arg, arg-type]
     origin = Origin(instance.clock_origin, blur)
     breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
     if breach.rule != rules.OK:
@@ -101,15 +110,15 @@ def judge_batches(
         columns_of = requests["reused"], requests["asked"], by_batch["shared"], by_batch["retained"]
         reuse = Reuse(*(column.copy() for column in columns_of))
 
-    def times(column: NDArray[np.float64]) -> NDArray[np.float64] | NDArray[np.int64]:
+    def in_unit(column: NDArray[np.float64]) -> NDArray[np.float64] | NDArray[np.int64]:
         whole = instance.in_rounds
         return np.rint(column).astype(np.int64) if whole else np.ascontiguousarray(column)
 
     return Evaluation(
         instance=instance,
         kind="batches",
-        clock=Clock(*(times(column) for column in columns)),
-        served=times(requests["served"]),
+        clock=Clock(*(in_unit(column) for column in columns)),
+        served=in_unit(requests["served"]),
         evictions=requests["evictions"].copy(),
         pauses=requests["pauses"].copy(),
         batch_kv=done["kv"].copy(),
@@ -120,12 +129,27 @@ def judge_batches(
         gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
         split_prefill=bool(done["split"].any()),
         reuse=reuse,
+        pools=pools,
+        moves=None if pools is None else Moved(in_unit(moves.start), in_unit(moves.end)),
     )
+
+
+def _since_first(
+    column: NDArray[np.float64] | None, name: str, instance: Instance
+) -> NDArray[np.float64] | None:
+    """Return the times of a column, those of rounds since the first arrival."""
+    if column is None:
+        return None
+    if not np.isfinite(column).all():
+        raise InputError(f"schedule.{name}: found NaN or infinity; expected finite times")
+
+    return np.asarray(column - instance.first_arrival if instance.in_rounds else column, np.float64)
 
 
 def _violation(found: Breach, batch: int, instance: Instance) -> ViolationError:
     i, since = int(found.request), 0.0
-    if found.rule in (rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
+    moving = (rules.MOVE_FIRST, rules.MOVE_START)
+    if found.rule in (*moving, rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
         since = float(instance.first_arrival)
 
     value, limit = (_number(float(v + since)) for v in (found.value, found.limit))

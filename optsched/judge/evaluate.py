@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.machine import Hardware, digest_of, machines_of
+from optsched.costs.machine import Hardware, Pools, digest_of, machines_of
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.starts import judge_starts
 from optsched.problem.errors import InputError
@@ -42,6 +42,9 @@ def evaluate(
     - Cached tokens are claimed by requests that hold no KV, in whole blocks, at most their input
       less one. Each block is held by another request, computed in the same batch, or was held
       before: then it is retained since, which counts as KV (docs/formulations.md, Shared prefixes).
+    - KV moves after its request's batch, to another worker, and counts on both until the move is
+      over. Only then is the request processed again. A prefill machine produces first tokens only,
+      and a decode machine prefills only requests that were handed over, or are deflected.
 
     At the end every request has produced all its tokens.
 
@@ -49,10 +52,10 @@ def evaluate(
     ----------
     instance : Instance
     schedule : Schedule
-    cost_model : BatchCost, str, path or sequence of Machine, optional
+    cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
         refuses it. Or a sequence of `Machine`: that of each worker, in place of the instance's KV
-        capacity and limits, or a single one that all workers have.
+        capacity and limits, or a single one that all workers have. KV moves only in `Pools`.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
         gap between two output tokens, and latency of a request that is served well. Each that is
@@ -81,6 +84,7 @@ def evaluate(
         An instance in seconds without a cost model, or one in rounds with one.
     """
     machines = machines_of(instance, cost_model)
+    pools = cost_model if isinstance(cost_model, Pools) else None
     columns = check_columns(schedule)
     instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
     digest = digest_of(machines)
@@ -109,6 +113,6 @@ def evaluate(
     else:
         from optsched.judge.batches import judge_batches
 
-        judged = judge_batches(instance, schedule, machines)
+        judged = judge_batches(instance, schedule, machines, pools)
 
     return replace(judged, **given)

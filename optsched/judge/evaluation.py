@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Machine
+from optsched.costs.machine import Machine, Pools
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import derive, time_words
@@ -60,6 +60,14 @@ class Reuse:
 
 
 @dataclass(frozen=True, eq=False)
+class Moved:
+    """When each move of KV starts and ends, since the first arrival, in the order of the list."""
+
+    start: NDArray[Any]
+    end: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """Times, memory and metrics of a schedule that the judge accepted.
 
@@ -102,6 +110,10 @@ class Evaluation:
         The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
     reuse : Reuse, optional
         What is reused; None if the instance has no shared prefixes.
+    pools : Pools, optional
+        The pools that the machines form.
+    moves : Moved, optional
+        When KV moves between pools.
     """
 
     instance: Instance
@@ -123,6 +135,8 @@ class Evaluation:
     slo_latency: float | None = None
     ttft_weight: float | None = None
     reuse: Reuse | None = None
+    pools: Pools | None = None
+    moves: Moved | None = None
 
     def __repr__(self) -> str:
         unit, metrics = f"{self.instance.time_unit}s", self.metrics

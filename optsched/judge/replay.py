@@ -30,6 +30,7 @@ from optsched.judge.life import (
     rest_of,
 )
 from optsched.judge.memory import MEMORY, free, take
+from optsched.judge.moves import DECODE, MOVING, PREFILL, Moves, leave, move, set_roles
 from optsched.judge.sharing import SHARING, Sharing, claim, hold, release, retained_of, sharing_of
 from optsched.judge.validity import WORDS
 from optsched.problem import schedule
@@ -45,8 +46,9 @@ read_start = njit(schedule.read_start)
     OK, BAD_REQUEST, BAD_WORKER, EVICT_NOTHING, EVICT_MODE, CLAIM_HOLDS, CLAIM_BLOCKS, CLAIM_INPUT,
     DUPLICATE, FINISHED, NO_TOKENS, EMPTY_BATCH, DECODE_TOKENS, TOO_MANY_TOKENS, CHUNKED, HYBRID,
     BATCH_TOKENS, PREFILL_TOKENS, START_EARLY, ARRIVAL, OTHER_WORKER, STILL_BUSY, CLAIM_MISSING,
-    KV_CAPACITY, MAX_RUNNING, UNFINISHED, RETAINED, AFTER,
-) = range(28)  # fmt: skip
+    KV_CAPACITY, MAX_RUNNING, UNFINISHED, RETAINED, AFTER, MOVE_FIRST, MOVE_NOTHING,
+    MOVE_TO, MOVE_START, TAKES_IN, DECODES, PREFILLS,
+) = range(35)  # fmt: skip
 
 
 class Limits(NamedTuple):
@@ -97,7 +99,8 @@ class Columns(NamedTuple):
     evicted: Ints
     start: Floats
     worker: Ints
-    reused: Ints | None = None
+    reused: Ints | None
+    moves: Moves
 
 
 class Origin(NamedTuple):
@@ -149,6 +152,7 @@ FIELDS = (
     ("reused", np.int64),  # tokens claimed
     ("asked", np.int64),  # tokens of its input whenever it took up KV
     ("done", np.bool_),
+    ("handed", np.bool_),  # whether its KV has moved since its prefill was over
 )
 """Fields of a request's record that the replay adds to those of `LIFE`."""
 
@@ -157,6 +161,7 @@ WORKER = record(
     ("turns", np.int64),  # batches so far
     *MEMORY,
     *SHARING,
+    *MOVING,
     ("running", np.int64),  # requests that hold KV
     ("kv_capacity", np.int64),  # what its machine allows
     *((name, np.int64) for name in LIMITS),
@@ -187,6 +192,7 @@ def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[An
     found = np.zeros(workers, dtype=WORKER)
     found["clock"] = zero
     found["kv_capacity"] = [one.kv_capacity for one in machines]
+    set_roles(found, machines, zero)
     for name in LIMITS:
         found[name] = [getattr(one.limits, name) or UNLIMITED for one in machines]
 
@@ -278,6 +284,43 @@ def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharin
 
 
 @njit
+def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: Any) -> Breach:
+    """Let move p of a request's KV begin, or return the rule that forbids it."""
+    limits, origin = given
+    i, to = m.request[p], m.to[p]
+    if i < 0 or i >= requests.shape[0]:
+        return Breach(BAD_REQUEST, i, float(i), float(requests.shape[0] - 1))
+
+    r = requests[i]
+    if to < 0 or to >= machines.shape[0]:
+        return Breach(BAD_WORKER, i, float(to), float(machines.shape[0] - 1))
+    if r.home < 0:
+        return Breach(MOVE_NOTHING, i, np.nan, np.nan)
+    if to == r.home:
+        return Breach(MOVE_TO, i, float(to), float(r.home))
+
+    source, target = machines[r.home], machines[to]
+    begin = earliest = max(r.free_at, target.began)
+    if not np.isnan(m.start[p]):
+        begin = read_start(m.start[p], earliest, origin.origin)
+        if earliest - origin.blur <= begin < earliest:
+            begin = earliest
+        if begin < earliest:
+            return Breach(MOVE_START, i, begin, earliest)
+
+    leave(target, m, begin)
+    r.home = to
+    kv = move(r, source, target, m, p, begin, limits)
+    if begin < target.clock:  # its latest batch runs beside the move
+        during = batches[target.latest]
+        during.kv += kv
+        if during.kv > target.kv_capacity:
+            return Breach(TAKES_IN, i, float(during.kv), float(target.kv_capacity))
+
+    return FINE
+
+
+@njit
 def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
     """Let request i begin batch j with claimed tokens cached, or return the rule broken by it."""
     asked = r.prompt + r.produced
@@ -318,8 +361,11 @@ def _share(requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sha
 
 
 @njit
-def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
-    """Check one entry of batch j: request i processes c tokens on worker w."""
+def _entry(
+    r: Any, i: int, c: int, at: tuple[int, int, int], limits: Limits, deflect_below: int
+) -> Breach:
+    """Check one entry: request i processes c tokens. `at`: the batch, its worker, and the role."""
+    j, w, role = at
     if r.seen == j:
         return Breach(DUPLICATE, i, np.nan, np.nan)
     if r.done:
@@ -330,6 +376,10 @@ def _entry(r: Any, i: int, c: int, j: int, w: int, limits: Limits) -> Breach:
         return Breach(NO_TOKENS, i, float(c), 1.0)
     if r.home >= 0 and r.home != w:
         return Breach(OTHER_WORKER, i, float(w), float(r.home))
+    if role == PREFILL and r.produced > 0:
+        return Breach(DECODES, i, float(w), float(r.produced + 1))
+    if role == DECODE and not (r.decoding or r.handed or r.prompt < deflect_below):
+        return Breach(PREFILLS, i, float(w), np.nan)
     if r.decoding:
         return FINE if c == 1 else Breach(DECODE_TOKENS, i, float(c), 1.0)
 
@@ -369,7 +419,7 @@ def _process(
         return Breach(STILL_BUSY, i, begin, r.free_at)
     if r.allocated == 0:
         machine.running += 1
-    elif r.turn != machine.turns or begin > machine.clock:
+    elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
         r.pauses += 1
 
     r.turn = machine.turns + 1
@@ -439,13 +489,20 @@ def _replay(
     n, workers = requests.shape[0], machines.shape[0]
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted, start = columns.evicted_offsets, columns.evicted, columns.start
+    moves = columns.moves
 
     for j in range(batches.shape[0]):
         w = columns.worker[j]
         if w < 0 or w >= workers:
             return Breach(BAD_WORKER, -1, float(w), float(workers - 1)), j
 
+        for p in range(moves.offsets[j], moves.offsets[j + 1]):
+            breach = _moved(requests, machines, batches, p, moves, (limits, origin))
+            if breach.rule != OK:
+                return breach, j
+
         machine = machines[w]
+        before = machine.held
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             i = evicted[p]
             breach = Breach(BAD_REQUEST, i, float(i), float(n - 1))
@@ -468,7 +525,7 @@ def _replay(
                 if breach.rule != OK:
                     return breach, j
 
-            breach = _entry(r, i, c, j, w, limits)
+            breach = _entry(r, i, c, (j, w, machine.role), limits, moves.deflect_below)
             if breach.rule != OK:
                 return breach, j
 
@@ -485,12 +542,14 @@ def _replay(
 
             r.seen = j
             latest = max(latest, r.release)
+            if r.turn < 0:
+                latest = max(latest, r.free_at)
 
         breach = _content(sums, machine, limits)
         if breach.rule != OK:
             return breach, j
 
-        begin = max(machine.clock, latest)
+        begin = max(machine.clock, machine.began, latest)
         if not np.isnan(start[j]):
             earliest = begin
             for p in range(offsets[j], offsets[j + 1]):
@@ -501,7 +560,13 @@ def _replay(
                 begin = earliest
             if begin < machine.clock:
                 return Breach(START_EARLY, -1, begin, machine.clock), j
+            if begin < machine.began:
+                return Breach(MOVE_FIRST, -1, begin, machine.began), j
 
+        if machine.came and before > machine.kv_capacity and machine.began < begin:
+            return Breach(TAKES_IN, -1, float(before), float(machine.kv_capacity)), j
+
+        leave(machine, moves, begin)
         end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
@@ -529,6 +594,7 @@ def _replay(
             return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running)), j
 
         machine.clock = end
+        machine.began, machine.latest, machine.came = begin, j, False
         machine.turns += 1
         batch = batches[j]
         batch.start, batch.end, batch.kv = begin, end, held

@@ -308,6 +308,9 @@ class Timeline:
             Names of the requests; or of the groups, by their first and last place in the order
             of arrival, from 0.
         """
+        if self.evaluation.moves is not None and len(self.evaluation.moves.start):
+            raise InputError("kv_by_group: found KV that moves between workers; expected none")
+
         n = self.instance.n
         order = self.by_arrival
         group = np.empty(n, dtype=np.int64)
@@ -372,7 +375,7 @@ def timeline(
     ----------
     instance : Instance
     schedule : Schedule
-    cost_model : BatchCost, str, path or sequence of Machine, optional
+    cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         As for `optsched.evaluate`.
     evaluation : Evaluation, optional
 
@@ -384,6 +387,7 @@ def timeline(
     >>> found.span_start.tolist(), found.span_end.tolist()
     ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
     """
+    from optsched.judge.moves import moves_of
     from optsched.judge.replay import Columns, Origin, replay
 
     judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
@@ -398,7 +402,9 @@ def timeline(
 
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    given = Columns(*columns, begin, worker, schedule.reused)  # type: ignore[call-arg, arg-type]
+    moved = None if judged.moves is None else judged.moves.start.astype(np.float64)
+    moves = moves_of(instance, schedule, batches, judged.pools, moved)
+    given = Columns(*columns, begin, worker, schedule.reused, moves)  # type: ignore[call-arg, arg-type]
     mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
     origin = Origin(0.0, 0.0)
     *_, recorded = replay(instance, mode, machines, workers, given, origin, recorded=True)

@@ -211,6 +211,11 @@ _ROWS = (
     Metric("peak_retained_kv", "peak retained KV", "tokens",
            "largest number of KV tokens that no request held and a later one found",
            ("reuse",), lambda judged: judged.reuse.batch_retained.max(), whole="always"),
+    Metric("moves", "moves", "count", "how often KV moved to another machine",
+           ("moves",), lambda judged: len(judged.moves.start), whole="always"),
+    Metric("move_time", "time of moves", "time", "time that all moves of KV take together",
+           ("moves",), lambda judged: (judged.moves.end - judged.moves.start).sum(),
+           whole="rounds"),
     Metric("session_completion", "session completion", "time",
            "the sum over sessions of the time from their arrival to their last completion",
            ("session_completion",), lambda judged: judged.session_completion.sum(),
@@ -266,11 +271,11 @@ LOST = {
 between the best known schedule and the bound."""
 
 
-_OPTIONAL = {"reuse", "session_completion", "above_chain"}
+_OPTIONAL = {"reuse", "moves", "session_completion", "above_chain"}
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:
-    """Return every metric by name; those of reuse and of sessions only where there are some."""
+    """Return every metric by name; those of reuse, moves and sessions only where there are some."""
     some = {name for name in _OPTIONAL if getattr(judged, name, None) is not None}
     known = (m for m in TABLE.values() if some.issuperset(_OPTIONAL.intersection(m.needs)))
     return {metric.name: metric.of(judged) for metric in known}

@@ -43,6 +43,14 @@ class Schedule:
     reused : ndarray of int64, shape (entries,), optional
         Cached tokens that the request of each entry claims before its tokens are processed. Only
         one that holds no KV may claim some. If absent, nothing is claimed.
+    moved_offsets : ndarray of int64, shape (batches + 1,), optional
+        The moves ``moved_offsets[j]:moved_offsets[j+1]`` come before batch j and its evictions. If
+        absent, no KV moves to another worker.
+    moved, moved_to : ndarray of int64, shape (moves,), optional
+        Request whose KV moves, and the worker that receives it.
+    moved_start : ndarray of int64 (rounds) or float64 (seconds), shape (moves,), optional
+        Start time of each move. If absent, a move starts when the request's latest batch has
+        ended, and not before the receiver's latest batch and move have begun.
     evict_mode : {"restart", "recompute"}
         Whether an evicted request loses the tokens that it has produced (``"restart"``), or
         keeps them and recomputes their KV (``"recompute"``).
@@ -60,6 +68,10 @@ class Schedule:
     start: NDArray[Any] | None = None
     worker: NDArray[np.int64] | None = None
     reused: NDArray[np.int64] | None = None
+    moved_offsets: NDArray[np.int64] | None = None
+    moved: NDArray[np.int64] | None = None
+    moved_to: NDArray[np.int64] | None = None
+    moved_start: NDArray[Any] | None = None
     evict_mode: EvictMode = "recompute"
     instance_sha256: str | None = None
     cost_model_sha256: str | None = None
@@ -118,7 +130,13 @@ def read_start(start: float, earliest: float, origin: float) -> float:
 COLUMNS = ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted")
 """The flat columns that every schedule of batches has."""
 
-ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker", "reused")
+MOVES = ("moved_offsets", "moved", "moved_to")
+"""The flat columns of a schedule in which KV moves."""
+
+TIMES = ("start", "moved_start")
+"""The columns of times, which are optional."""
+
+ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker", "reused", *MOVES, "moved_start")
 """Every column of either kind of schedule, in the order of files."""
 
 
@@ -153,6 +171,10 @@ def from_batches(
     start: ArrayLike | None = None,
     worker: ArrayLike | None = None,
     reused: ArrayLike | None = None,
+    moved_offsets: ArrayLike | None = None,
+    moved: ArrayLike | None = None,
+    moved_to: ArrayLike | None = None,
+    moved_start: ArrayLike | None = None,
     evict_mode: EvictMode = "recompute",
     cost_model_sha256: str | None = None,
 ) -> Schedule:
@@ -178,6 +200,8 @@ def from_batches(
         Worker of each batch, numbered from 0.
     reused : array_like of int, shape (entries,), optional
         Cached tokens that each entry claims.
+    moved_offsets, moved, moved_to, moved_start : array_like, optional
+        The moves of KV to other workers, see `Schedule`.
     evict_mode : {"restart", "recompute"}
         See `Schedule`.
     cost_model_sha256 : str, optional
@@ -194,10 +218,9 @@ def from_batches(
     if evicted_offsets is None:
         evicted_offsets, evicted = np.zeros(batches + 1, dtype=np.int64), []
 
-    start_column = None
-    if start is not None:
-        start_column = np.array(start, dtype=np.int64 if instance.in_rounds else np.float64)
-
+    kind = np.int64 if instance.in_rounds else np.float64
+    optional = {"worker": worker, "reused": reused, "moved_offsets": moved_offsets}
+    optional |= {"moved": moved, "moved_to": moved_to}
     schedule = Schedule(
         kind="batches",
         batch_offsets=offsets,
@@ -205,9 +228,9 @@ def from_batches(
         tokens=_column(tokens, "tokens"),
         evicted_offsets=_column(evicted_offsets, "evicted_offsets"),
         evicted=_column([] if evicted is None else evicted, "evicted"),
-        start=start_column,
-        worker=None if worker is None else _column(worker, "worker"),
-        reused=None if reused is None else _column(reused, "reused"),
+        **{name: None if one is None else _column(one, name) for name, one in optional.items()},
+        start=None if start is None else np.array(start, dtype=kind),
+        moved_start=None if moved_start is None else np.array(moved_start, dtype=kind),
         evict_mode=evict_mode,
         instance_sha256=instance.sha256,
         cost_model_sha256=cost_model_sha256,
@@ -245,10 +268,12 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     Where requests share prefixes it may be more until then: a block that two of them compute is
     shared only once it is whole. So claims are refused, and a schedule without them may not fit.
     """
-    if schedule.reused is not None:
-        raise InputError(
-            "reused: found claims in batches to be split; expected none, since parts may hold more"
-        )
+    for name, what in (("reused", "claims"), ("moved", "moves")):
+        if getattr(schedule, name) is not None:
+            raise InputError(
+                f"{name}: found {what} in batches to be split; expected none, since parts may "
+                "hold more"
+            )
 
     limit = instance.limits.max_batch_tokens
     offsets, request, tokens, *_ = check_columns(schedule)
@@ -325,10 +350,21 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
             f"tokens: found {len(tokens)} values; expected {len(request)}, as many as request has"
         )
 
-    for name, off, length in (
-        ("batch_offsets", offsets, len(request)),
-        ("evicted_offsets", evicted_offsets, len(evicted)),
-    ):
+    groups = [("batch_offsets", offsets, len(request))]
+    groups.append(("evicted_offsets", evicted_offsets, len(evicted)))
+    given = [getattr(schedule, name) is not None for name in MOVES]
+    moves = 0
+    if any(given) or schedule.moved_start is not None:
+        if not all(given):
+            missing = MOVES[given.index(False)]
+            raise InputError(f"{missing}: found nothing; expected the columns {', '.join(MOVES)}")
+
+        assert schedule.moved is not None
+        assert schedule.moved_offsets is not None
+        moves = len(schedule.moved)
+        groups.append(("moved_offsets", schedule.moved_offsets, moves))
+
+    for name, off, length in groups:
         if len(off) == 0 or off[0] != 0 or off[-1] != length or (np.diff(off) < 0).any():
             raise InputError(
                 f"{name}: found {off.tolist()!s:.60}; expected offsets that rise from 0 to the "
@@ -341,6 +377,9 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
         ("start", schedule.start, batches),
         ("worker", schedule.worker, batches),
         ("reused", schedule.reused, len(request)),
+        ("moved_offsets", schedule.moved_offsets, batches + 1),
+        ("moved_to", schedule.moved_to, moves),
+        ("moved_start", schedule.moved_start, moves),
     ):
         if column is not None and len(column) != length:
             raise InputError(f"{name}: found {len(column)} values; expected {length}")

@@ -1,0 +1,125 @@
+"""The moves of KV from one worker to another, compiled by numba.
+
+A move takes its KV on the receiver when it starts, and frees it on the sender when it ends: until
+then both hold it. Moves to a worker stand in the list among its batches, in the order of their
+starts. Import this module lazily, since it loads numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.costs.machine import Machine, Pools
+from optsched.judge.life import Floats, Ints
+from optsched.judge.memory import kv_of, take
+from optsched.problem.errors import InputError
+from optsched.problem.instance import Instance
+from optsched.problem.kernel import njit
+from optsched.problem.schedule import Schedule
+
+ROLES = {"mixed": 0, "prefill": 1, "decode": 2}
+MIXED, PREFILL, DECODE = range(3)
+
+MOVING = (
+    ("role", np.int64),
+    ("began", np.float64),  # start of its latest batch, or of the latest move to it
+    ("latest", np.int64),  # number of its latest batch, or -1
+    ("came", np.bool_),  # whether KV has come to it since then
+    ("leaving", np.int64),  # the latest of the moves from it that are not over, or -1
+)
+"""Fields of a worker's record."""
+
+
+class Moves(NamedTuple):
+    """The moves of a schedule, as its columns have them, and what pools say of moves.
+
+    `start`: since the first arrival, NaN where none is given; the replay writes when each move
+    starts and ends. `kv`: what the sender holds until the end. `next`: an earlier move from the
+    same sender that is not over, or -1.
+    """
+
+    offsets: Ints
+    request: Ints
+    to: Ints
+    start: Floats
+    end: Floats
+    kv: Ints
+    next: Ints
+    latency: float
+    per_token: float
+    recompute: bool
+    deflect_below: int
+
+
+def moves_of(
+    instance: Instance, schedule: Schedule, batches: int, pools: Pools | None, start: Floats | None
+) -> Moves:
+    """Return the moves before each batch. `start`: where given, since the first arrival."""
+    empty = np.zeros(0, dtype=np.int64)
+    offsets, moved, to = schedule.moved_offsets, schedule.moved, schedule.moved_to
+    if offsets is None or moved is None or to is None:
+        offsets, moved, to = np.zeros(batches + 1, dtype=np.int64), empty, empty
+    elif pools is None:
+        raise InputError("schedule.moved: found moves of KV without pools; expected optsched.Pools")
+    elif instance.prefixes is not None:
+        raise InputError("schedule.moved: found moves of KV in an instance with shared prefixes")
+
+    times = np.full(len(moved), np.nan) if start is None else start
+    link, below = (None, 0) if pools is None else (pools.link, pools.deflect_below)
+    rates = (0.0, 0.0, False) if link is None else (
+        float(link.latency_s), float(link.seconds_per_token), link.recompute_last
+    )  # fmt: skip
+    done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
+    return Moves(offsets, moved, to, times.copy(), *done, *rates, below)
+
+
+def set_roles(workers: Any, machines: Sequence[Machine], zero: float) -> None:
+    """Write the roles of machines into the workers' records, before the first batch."""
+    workers["role"] = [ROLES[one.role] for one in machines]
+    workers["began"] = zero
+    workers["latest"] = workers["leaving"] = -1
+
+
+@njit
+def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limits: Any) -> int:
+    """Let move p of a request begin; return the KV that the receiver takes.
+
+    A request whose prefill is over is handed over: it may then be prefilled again on a decode
+    machine if it is evicted there, or if its last prompt token is computed again.
+    """
+    tokens = r.cached
+    r.handed = r.handed or r.decoding
+    if m.recompute and r.decoding and r.produced == 1 and r.prompt > 1:
+        tokens -= 1
+        r.produced, r.decoding, r.first_token = 0, False, np.nan
+
+    m.start[p], m.end[p] = begin, begin + (m.latency + tokens * m.per_token)
+    m.kv[p] = kv_of(r.allocated, limits)
+    m.next[p], source.leaving = source.leaving, p
+    r.cached, r.allocated = tokens, 0
+    take(target, r, tokens, limits)
+    target.running += 1
+    target.began, target.came = begin, True
+    r.free_at, r.turn = m.end[p], -1
+    return kv_of(tokens, limits)
+
+
+@njit
+def leave(worker: Any, m: Moves, until: float) -> None:
+    """Free what has moved from a worker by a time."""
+    last, p = -1, worker.leaving
+    while p >= 0:
+        if m.end[p] <= until:
+            worker.held -= m.kv[p]
+            worker.running -= 1
+            if last < 0:
+                worker.leaving = m.next[p]
+            else:
+                m.next[last] = m.next[p]
+        else:
+            last = p
+
+        p = m.next[p]
