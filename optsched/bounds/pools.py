@@ -69,11 +69,14 @@ from optsched.bounds.busy_time import (
 )
 from optsched.bounds.certificate import certify, cost_model_dict
 from optsched.bounds.leaves import busy_time_leaf, work_leaf
+from optsched.bounds.service import CLOCK, MARGIN, count_in_windows, longest_later
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Machine, Pools
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits
+from optsched.problem.service import with_spare
 
 _LINK = ("latency_s", "seconds_per_token")
 _OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
@@ -298,12 +301,45 @@ def minorants_of(pools: Pools) -> list[dict[str, BatchCost]]:
     return [dict(zip(costs, way, strict=True)) for way in ways]
 
 
-_WORDS = "work, and prices of machine time, of pools that prefill and that decode"
-_METRICS = ("tel", "latency_and_ttft", "mean_ttft")
-_PROVED = PROVED_FOR | POOLS | MINORANTS
-POOLED = Bound(
-    "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS
-)
+def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
+    """Return how many requests can be within their SLOs at most (module's text, SLOs)."""
+    limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
+    first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
+    later = longest_later(instance, np.minimum(limits["slo_tpot"], limits["slo_gap"]))
+    last = np.minimum(limits["slo_latency"], first + later)
+    early, late = (stages.moved, 0.0) if stages.again else (0.0, stages.moved)
+    alone, since, rest = stages.tokens.first + early, stages.since, stages.rest
+    able = (alone <= first) & (since + rest <= last) & (rest + late <= later)
+    slack = CLOCK * (1 + instance.release)
+    begin, end = np.maximum(instance.release - slack, 0.0), instance.release + slack
+    windows = [(begin, end + first - early, stages.work, stages.prefill)]
+
+    if stages.split:
+        windows.append((begin + since * (1 - _SAFETY), end + last, stages.later, stages.decode))
+    else:
+        windows.append((begin, end + last, stages.work + stages.later, stages.decode))
+
+    counts = (
+        count_in_windows(since[able], until[able], work[able] * (1 - MARGIN), machines)
+        for since, until, work, machines in windows
+    )
+    return min(int(able.sum()), *counts)
+
+
+def within_pools(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on SLO attainment, or on SLO goodput: the most over the shortest span."""
+    assert task.pools is not None
+    limits = all_limits(task.instance, dict(task.objective.parameters))
+    found, n = list[float](), task.instance.n
+    for costs in minorants_of(task.pools):
+        stages = stages_of(task.instance, task.pools, costs)
+        span: float = n
+        if task.objective.name == "slo_goodput":
+            span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
+
+        found.append(_max_within(stages, task.instance, limits) / span)
+
+    return Proof(min(found))
 
 
 def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
@@ -334,3 +370,21 @@ def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof
 
     model = costs[str(next(iter(named.values()))[0].cost.sha256)]
     return certify(instance, model, objective, proof.tree["leaf"], found)
+
+
+_WORDS = "work, and prices of machine time, of pools that prefill and that decode"
+_IN_TIME = "work of pools in the windows of SLOs"
+_METRICS = ("tel", "latency_and_ttft", "mean_ttft")
+_PROVED = PROVED_FOR | POOLS | MINORANTS
+POOLED = Bound(
+    "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS
+)
+POOLED_IN_TIME = Bound(
+    "slo-pools",
+    _IN_TIME,
+    "second",
+    ("slo_attainment", "slo_goodput"),
+    within_pools,
+    _PROVED,
+    needs=POOLS,
+)
