@@ -143,7 +143,8 @@ class Best:
         """Yield where a request may be after a batch that ends at some time."""
         case, (at, _, k) = self.case, places[i]
         alone = case.roles[w] == "p"
-        token = not (at is None and alone and case.again)
+        again = case.again and case.prompt[i] > 1 and case.output[i] > 1
+        token = not (at is None and alone and again)
         if token:
             if k == 0:
                 firsts = (*firsts[:i], end, *firsts[i + 1 :])

@@ -67,13 +67,13 @@ from optsched.bounds.busy_time import (
     tokens_of,
     value_at,
 )
-from optsched.bounds.certificate import certify, cost_model_dict
+from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
 from optsched.bounds.leaves import busy_time_leaf, work_leaf
 from optsched.bounds.service import CLOCK, MARGIN, count_in_windows, longest_later
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Machine, Pools
 from optsched.problem.budget import Budget
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 from optsched.problem.service import with_spare
@@ -96,6 +96,7 @@ class Stages:
     ``tokens`` has first tokens on `prefill` machines and later ones on `decode` machines. ``moved``
     is what the move takes, ``work`` that of prefills and ``later`` that of all other tokens, and
     ``rest`` the time of later batches alone. Without a `split` both stages have all machines.
+    ``before_first`` is the move where it comes before the first token, else 0.
     """
 
     tokens: Tokens
@@ -106,7 +107,7 @@ class Stages:
     prefill: int
     decode: int
     split: bool
-    again: bool
+    before_first: Floats
 
     @property
     def since(self) -> Floats:
@@ -139,17 +140,16 @@ def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) 
     if not split:
         tokens, (work, later, rest) = least(pools.machines)
         moved = np.zeros(instance.n)
-        return Stages(tokens, moved, work, later, rest, n_all, n_all, False, False)
+        return Stages(tokens, moved, work, later, rest, n_all, n_all, False, moved)
 
     after, (_, later, rest) = least(decode)
     own = {name: getattr(first, name) for name in _OF_PREFILLS}
     link, held = pools.link, instance.prompt_tokens - int(again)
     lasts = link.latency_s + held * link.seconds_per_token
-    moves = again | (instance.output_tokens > 1)
-    moved = np.where(moves, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
-    return Stages(
-        after._replace(**own), moved, work, later, rest, len(prefill), len(decode), True, again
-    )
+    moved = np.where(instance.output_tokens > 1, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
+    early = np.where(again & (instance.prompt_tokens > 1), moved, 0.0).astype(np.float64)
+    tokens, (p, d) = after._replace(**own), (len(prefill), len(decode))
+    return Stages(tokens, moved, work, later, rest, p, d, True, early)
 
 
 def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
@@ -174,7 +174,7 @@ def _from_work(stages: Stages, weight: float) -> float:
         whole = sum_on_machine(arrival, work + later, first + stages.rest)
         total = max(whole, float((first + stages.rest).sum()))
 
-    firsts += float(moved.sum()) if stages.again else 0.0
+    firsts += float(stages.before_first.sum())
     return ((1 - weight) * total + weight * firsts) * (1 - _SAFETY)
 
 
@@ -224,7 +224,7 @@ def _priced(stages: Stages, weight: float, share: float, cells: int) -> Priced:
 
 def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, dict[str, Any]]:
     """Return the bound of prices on the weighted sum (module's text), and its leaf."""
-    late = weight * float(stages.moved.sum()) * (1 - _SAFETY) if stages.again else 0.0
+    late = weight * float(stages.before_first.sum()) * (1 - _SAFETY)
 
     def value(priced: Priced, caps: tuple[float, float], chords: int = _COARSE) -> float:
         one, two = priced.parts(caps)
@@ -307,9 +307,9 @@ def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     later = longest_later(instance, np.minimum(limits["slo_tpot"], limits["slo_gap"]))
     last = np.minimum(limits["slo_latency"], first + later)
-    early, late = (stages.moved, 0.0) if stages.again else (0.0, stages.moved)
-    alone, since, rest = stages.tokens.first + early, stages.since, stages.rest
-    able = (alone <= first) & (since + rest <= last) & (rest + late <= later)
+    early, since, rest = stages.before_first, stages.since, stages.rest
+    able = (stages.tokens.first + early <= first) & (since + rest <= last)
+    able &= rest + (stages.moved - early) * (1 - _SAFETY) <= later
     slack = CLOCK * (1 + instance.release)
     begin, end = np.maximum(instance.release - slack, 0.0), instance.release + slack
     windows = [(begin, end + first - early, stages.work, stages.prefill)]
@@ -342,34 +342,54 @@ def within_pools(task: BoundTask, budget: Budget) -> Proof:
     return Proof(min(found))
 
 
-def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
-    """Return the certificate of a proof of `pools_bound` on ``tel`` or ``mean_ttft``."""
+def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
+    """Return pools as a certificate states them, under cost models by digest of the machines'."""
     prefill, decode, split = roles_of(pools)
-    assert proof.tree is not None
-    costs: dict[str, BatchCost] = proof.tree["costs"]
-
-    def stated(machines: Sequence[Machine]) -> dict[str, Any]:
+    named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
+    found: dict[str, Any] = {}
+    for name, machines in named.items():
         kinds = {(m.kv_capacity, m.limits, str(m.cost.sha256)) for m in machines}
         if len(kinds) > 1:
             raise UsageError("certificate: found different machines in a pool; expected equal ones")
 
         ((capacity, limits, digest),) = kinds
-        return {
-            "machines": len(machines),
-            "kv_capacity": capacity,
-            "limits": limits.as_dict(),
-            "cost_model": cost_model_dict(costs[digest]),
-        }
+        machine = {"machines": len(machines), "kv_capacity": capacity, "limits": limits.as_dict()}
+        found[name] = {**machine, "cost_model": cost_model_dict(costs[digest])}
 
-    named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
-    found = {name: stated(machines) for name, machines in named.items()}
     if split:
-        link = pools.link
-        times = {name: repr(float(getattr(link, name))) for name in _LINK}
-        found["link"] = {**times, "recompute_last": link.recompute_last}
+        times = {name: repr(float(getattr(pools.link, name))) for name in _LINK}
+        found["link"] = {**times, "recompute_last": pools.link.recompute_last}
 
-    model = costs[str(next(iter(named.values()))[0].cost.sha256)]
-    return certify(instance, model, objective, proof.tree["leaf"], found)
+    return found
+
+
+def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
+    """Return the certificate of a proof of `pools_bound` on ``tel`` or ``mean_ttft``."""
+    assert proof.tree is not None
+    costs = proof.tree["costs"]
+    model = costs[str(roles_of(pools)[0][0].cost.sha256)]
+    return certify(instance, model, objective, proof.tree["leaf"], stated(pools, costs))
+
+
+def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:
+    """Return the value that a certificate proves of pools, once it is checked.
+
+    Parameters
+    ----------
+    instance : Instance
+    certificate : dict
+    pools : Pools
+
+    Raises
+    ------
+    ViolationError
+        If it proves nothing, or something of other pools.
+    """
+    value = verify_certificate(instance, certificate)
+    if certificate.get("pools") not in [stated(pools, costs) for costs in minorants_of(pools)]:
+        raise ViolationError("certificate: pools: found other ones", rule="certificate")
+
+    return value
 
 
 _WORDS = "work, and prices of machine time, of pools that prefill and that decode"

@@ -245,7 +245,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         later, after = _read(leaf["later"], ()), decodes.rates
         share = integer(leaf["first"], "busy-time: first")
         expect(0 <= share <= one, f"busy-time: first: found {share}; expected 0 to {one}")
-        moved = decodes.moved if decodes.again or not firsts else moved
+        moved = decodes.before_first if firsts else decodes.moved
 
     cells = len(prices.p1) + len(later.p1)
     budget.spend((2 * CHORDS + (1 << _PIECES)) * len(part.requests) * (20 + cells // 1000))

@@ -55,9 +55,9 @@ def part_of(instance: Any, pools: Any, ticks: int, budget: Budget) -> Part:
     decodes = None
 
     if split:
-        moved, again = _moves(pools["link"], sizes, ticks)
+        moved, early = _moves(pools["link"], sizes, ticks)
         later = [request_of(after, *size) for size in sizes]
-        decodes = Decodes(after, later, moved, others, again)
+        decodes = Decodes(after, later, moved, early, others)
 
     first = [request.first * ticks // common for request in requests]
     return Part(arrival, requests, rates, ticks, first, (instance, None), count, decodes)
@@ -86,7 +86,7 @@ def _scaled(rates: Rates, factor: int) -> Rates:
     return replace(rates, scale=rates.scale * factor, cost=cost, refilled=refilled)
 
 
-def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[int], bool]:
+def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[int], list[int]]:
     expect_fields(link, "pools: link", ("latency_s", "seconds_per_token", "recompute_last"))
     again = link["recompute_last"]
     expect(type(again) is bool, "pools: link: recompute_last: expected true or false")
@@ -94,10 +94,10 @@ def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[in
     common = lcm(latency.denominator, token.denominator)
     base, each = int(latency * common) * ticks, int(token * common) * ticks
     moved = [
-        (base + each * (prompt - again)) // common if again or output > 1 else 0
-        for prompt, output in sizes
+        (base + each * (prompt - again)) // common if output > 1 else 0 for prompt, output in sizes
     ]
-    return moved, again
+    early = [h if again and p > 1 else 0 for h, (p, _) in zip(moved, sizes, strict=True)]
+    return moved, early
 
 
 def check_work(part: Part, objective: str) -> int:
@@ -115,7 +115,7 @@ def check_work(part: Part, objective: str) -> int:
     prefills = [r.own + r.share for r in part.requests]
     firsts = waited(arrival, prefills, first, part.machines)
     if objective == "mean_ttft":
-        return firsts + (sum(decodes.moved) if decodes and decodes.again else 0)
+        return firsts + (sum(decodes.before_first) if decodes else 0)
     if decodes is None:
         alone = [part.floor(r.chain) for r in part.requests]
         return waited(arrival, [r.total for r in part.requests], alone, part.machines)

@@ -89,15 +89,15 @@ class Request:
 class Decodes(NamedTuple):
     """What tokens after the first cost on machines of their own (`optsched.bounds.checker.pools`).
 
-    ``moved`` has the ticks between a request's prefill and its decodes. With ``again`` the first
-    token comes behind them.
+    ``moved`` has the ticks between a request's prefill and its decodes, and ``before_first`` the
+    same where they come before its first token, else 0.
     """
 
     rates: Rates
     requests: list[Request]
     moved: list[int]
+    before_first: list[int]
     machines: int
-    again: bool
 
 
 class Part(NamedTuple):
