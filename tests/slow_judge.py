@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from random import Random
 
+import numpy as np
+
 from optsched.costs.cost import BatchCost
+from optsched.costs.machine import Link, Machine, Pools
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, from_batches
 
@@ -42,12 +45,20 @@ class Verdict:
 
 
 def slow_judge(
-    instance, schedule, *, layers: int | None = None, coefficients: Mapping[str, str] | None = None
+    instance,
+    schedule,
+    *,
+    layers: int | None = None,
+    coefficients: Mapping[str, str] | None = None,
+    pools=None,
 ) -> Verdict:
-    """Judge a schedule; an instance in seconds needs the cost model's layers and coefficients."""
+    """Judge a schedule; an instance in seconds needs the cost model's layers and coefficients.
+
+    `pools`: equal machines with roles, each with the instance's KV capacity and limits.
+    """
     if schedule.kind == "starts":
         return _judge_rounds(instance, [int(k) for k in schedule.starts])
-    return _judge_batches(instance, schedule, layers, coefficients)
+    return _judge_batches(instance, schedule, layers, coefficients, pools)
 
 
 def _in_blocks(tokens: int, instance) -> int:
@@ -113,6 +124,9 @@ class _Request:
     tokens: list[Fraction] = field(default_factory=list)  # when each was produced
     finish: Fraction | None = None
     served: Fraction = Fraction(0)
+    lands: Fraction = Fraction(0)  # when its latest move is over
+    held_on: list = field(default_factory=list)  # (worker, KV, until): left behind by moves
+    handed: bool = False
 
     @property
     def input(self) -> int:
@@ -120,7 +134,7 @@ class _Request:
         return self.prompt + self.generated
 
 
-def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
+def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verdict:
     verdict = Verdict()
     rounds = instance.time_unit == "round"
     slack = Fraction(0) if rounds else TOLERANCE
@@ -148,10 +162,14 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
     reused = [0] * len(schedule.request) if schedule.reused is None else schedule.reused.tolist()
     free: dict[int, Fraction] = defaultdict(Fraction)  # when each worker is free
     decode_phase: set[int] = set()
+    shown: dict[int, list[tuple]] = defaultdict(list)  # starts and KV of moves to each worker
+    spans: dict[int, list[list]] = defaultdict(list)  # start, end and KV of each worker's batches
     for j in range(len(schedule.batch_offsets) - 1):
         worker = 0 if schedule.worker is None else int(schedule.worker[j])
-        if worker < 0:
+        if worker < 0 or (pools is not None and worker >= len(pools.machines)):
             verdict.breaks("worker", j)
+            if worker >= 0:
+                return verdict
         low, high = schedule.batch_offsets[j : j + 2]
         entries = [
             (int(i), int(c))
@@ -161,15 +179,30 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
         low, high = schedule.evicted_offsets[j : j + 2]
         evicted = [int(i) for i in schedule.evicted[low:high]]
 
+        if schedule.moved is not None:
+            moves = range(*map(int, schedule.moved_offsets[j : j + 2]))
+            for p in moves:
+                _move(verdict, instance, schedule, pools, (j, p), requests, shown, spans)
+                if verdict.broken:
+                    return verdict
+                if requests[int(schedule.moved[p])].generated == 0:
+                    decode_phase.discard(int(schedule.moved[p]))
         arrivals = [requests[i].arrival for i, _ in entries if i in requests]
         if None in arrivals:
             verdict.breaks("after", j, entries[arrivals.index(None)][0])
             return verdict
-        start = max([free[worker], *arrivals])
+        role = "mixed" if pools is None else pools.machines[worker].role
+        moved = [requests[i].lands for i, _ in entries if i in requests]
+        began = [at for at, _ in shown[worker][-1:]]
+        start = max([free[worker], *arrivals, *moved, *began])
         if schedule.start is not None:
             start = Fraction(float(schedule.start[j]))
-            if start < free[worker] - slack:
+            if start < max([free[worker], *began]) - slack:
                 verdict.breaks("start", j)
+        idle = max([*began, *(end for _, end, _ in spans[worker][-1:])], default=start)
+        between = _held_on(worker, requests, idle, newest, instance)
+        if began and idle < start and between > instance.kv_capacity:
+            verdict.breaks("kv_capacity", j)  # what the batch evicts is still there
 
         for i in evicted:
             if i not in requests:
@@ -211,6 +244,11 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
                 verdict.breaks("worker", j, i)
             if start < request.free_at - slack:
                 verdict.breaks("start", j, i)
+            first = i not in decode_phase and not request.handed
+            if role == "decode" and first and request.prompt >= pools.deflect_below:
+                verdict.breaks("role", j, i)
+            if role == "prefill" and request.generated > 0:
+                verdict.breaks("role", j, i)
             if (r := claims[i]) != 0:
                 fits = block is not None and 0 <= r < request.input and r % block == 0
                 if request.cached > 0 or not fits:
@@ -258,7 +296,11 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
                     request.finish = end
         running = [i for i, r in requests.items() if r.worker == worker and r.cached > 0]
         held = [requests[i] for i in running]
-        verdict.kv[j] = sum(_in_blocks(r.cached + newest, instance) for r in held)
+        verdict.kv[j] = _held_on(worker, requests, start, newest, instance)
+        left = sum(
+            w == worker and until > start for r in requests.values() for w, _, until in r.held_on
+        )
+        spans[worker].append([start, end, j])
         if block is not None:
             names = {i: _names(sequences[i], requests[i].cached, block) for i in running}
             own = {i: names[i] - _names(sequences[i], claims.get(i, 0), block) for i in running}
@@ -277,7 +319,7 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
             verdict.kv[j] += block * (len(past[-1]) - sum(map(len, names.values())))
         if verdict.kv[j] > instance.kv_capacity:
             verdict.breaks("kv_capacity", j)
-        if limits.max_running is not None and len(held) > limits.max_running:
+        if limits.max_running is not None and len(held) + left > limits.max_running:
             verdict.breaks("max_running", j)
         if verdict.broken:
             return verdict
@@ -304,6 +346,51 @@ def _judge_batches(instance, schedule, layers, coefficients) -> Verdict:
     ]
     verdict.served = [r.served for r in requests.values()]
     return verdict
+
+
+def _held_on(worker, requests, at, newest, instance) -> int:
+    """Return the KV on a worker at a time: of those there, and left behind by moves not over."""
+    there = [r for r in requests.values() if r.worker == worker and r.cached > 0]
+    kv = sum(_in_blocks(r.cached + newest, instance) for r in there)
+    behind = (entry for r in requests.values() for entry in r.held_on)
+    return kv + sum(amount for w, amount, until in behind if w == worker and until > at)
+
+
+def _move(verdict, instance, schedule, pools, place, requests, shown, spans) -> None:
+    """Let KV move as the p-th entry of the columns says, before batch j."""
+    (j, p), slack = place, Fraction(0) if instance.time_unit == "round" else TOLERANCE
+    i, to = int(schedule.moved[p]), int(schedule.moved_to[p])
+    if i not in requests:
+        return verdict.breaks("request", j, i)
+    if not 0 <= to < len(pools.machines):
+        return verdict.breaks("worker", j, i)
+    r, newest = requests[i], {"generated": 1, "cached": 0}[instance.kv_accounting]
+    if r.cached == 0 or r.worker is None or r.worker == to:
+        return verdict.breaks("moved", j, i)
+    earliest = max(
+        [r.free_at, *(at for at, _ in shown[to][-1:]), *(at for at, _, _ in spans[to][-1:])]
+    )
+    start = earliest
+    if schedule.moved_start is not None:
+        start = Fraction(float(schedule.moved_start[p]))
+        if start < earliest - slack:
+            return verdict.breaks("moved", j, i)
+    link, before = pools.link, _in_blocks(r.cached + newest, instance)
+    decoding = r.generated > 0 and r.cached == r.input - 1
+    r.handed = r.handed or decoding
+    if link.recompute_last and decoding and r.generated == 1 and r.prompt > 1:
+        r.cached, r.generated, r.first_token, r.tokens = r.cached - 1, 0, None, []
+    take = Fraction(float(link.latency_s)) + r.cached * Fraction(float(link.seconds_per_token))
+    r.held_on.append((r.worker, before, start + take))
+    r.worker, r.lands, r.free_at = to, start + take, start + take
+    shown[to].append((start, i))
+    kv = _in_blocks(r.cached + newest, instance)
+    for begin, end, k in spans[to]:
+        if begin <= start < end:  # the batch that runs there when the move begins
+            verdict.kv[k] += kv
+            if verdict.kv[k] > instance.kv_capacity:
+                verdict.breaks("kv_capacity", j, i)
+    return None
 
 
 def sequences_of(instance) -> list[list[object]]:
@@ -514,6 +601,155 @@ def random_batches(rng: Random, instance: Instance) -> Schedule:
     )
 
 
+CONSTANT = {"base": "2000"}
+"""Coefficients of a cost model of one layer in which every batch takes 2 seconds."""
+
+
+def random_moves(rng: Random) -> tuple[Instance, Pools, Schedule]:
+    """Return a tight instance, pools, and random decisions with moves that keep most rules.
+
+    Time goes in steps of half a second, so that moves begin in the middle of batches.
+    """
+    tight = rng.random() < 0.2  # with limits to which the decisions do not keep
+    options = {} if tight else {"limits": Limits(), "hybrid_batching": None}
+    instance = random_instance(rng, unit="second", **options)
+    offset, limits = instance.kv_offset, instance.limits
+    roles = rng.choice(["pd", "pdd", "ppd", "pdm", "mm"])
+    names = {"p": "prefill", "d": "decode", "m": "mixed"}
+    cost = BatchCost("constant", 1, CONSTANT)
+    machines = [Machine(instance.kv_capacity, cost, limits, names[role]) for role in roles]
+    rates = rng.choice([0, 0.5, 3]), rng.choice([0, 0.25, 0.5])
+    link = Link(*rates, recompute_last=rng.random() < 0.4)
+    pools = Pools(machines, link, rng.choice([0, 0, 4]))
+    mode, n = rng.choice(["restart", "recompute"]), instance.n
+    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    cached, produced, home, decoding = [0] * n, [0] * n, [-1] * n, [False] * n
+    free_at, handed = instance.arrival.tolist(), [False] * n
+    clock, during = [0.0] * len(roles), [0] * len(roles)
+    behind: list[tuple[int, int, float]] = []
+    rows, evict, worker, start, moves, offsets = [], [], [], [], [], []
+
+    def kv(tokens: int) -> int:
+        return _in_blocks(tokens + offset, instance) if tokens else 0
+
+    def held(w: int, t: float) -> int:
+        left = sum(k for v, k, until in behind if v == w and until > t)
+        return left + sum(kv(cached[i]) for i in range(n) if home[i] == w)
+
+    for t in (k / 2 for k in range(120)):
+        for i in range(n):
+            ready = home[i] >= 0 and free_at[i] <= t and produced[i] < output[i]
+            if not ready or rng.random() < 0.3 or not (decoding[i] or roles == "mm"):
+                continue
+            if roles[home[i]] in "dm" and rng.random() < 0.8:
+                continue
+            again = link.recompute_last and decoding[i] and produced[i] == 1 and prompt[i] > 1
+            to = rng.randrange(len(roles))
+            more = kv(cached[i] - again)
+            now = during[to] if t < clock[to] else held(to, t)
+            fits = max(now, held(to, t)) + more <= instance.kv_capacity
+            if to == home[i] or roles[to] == "p" or not fits:
+                continue
+            handed[i] = handed[i] or decoding[i]
+            free_at[i] = t + link.latency_s + (cached[i] - again) * link.seconds_per_token
+            behind.append((home[i], kv(cached[i]), free_at[i]))
+            home[i], during[to] = to, during[to] + more
+            if again:
+                cached[i], produced[i], decoding[i] = cached[i] - 1, 0, False
+            moves.append((i, to, t))
+        for w, role in enumerate(roles):
+            if t < clock[w] or rng.random() < 0.3:
+                continue
+            gone = [
+                i
+                for i in range(n)
+                if home[i] == w and role in "dm" and free_at[i] <= t and rng.random() < 0.05
+            ]
+            for i in gone:
+                cached[i], home[i], decoding[i] = 0, -1, False
+                produced[i] = 0 if mode == "restart" else produced[i]
+            row: dict[int, int] = {}
+            used, order = held(w, t), list(range(n))
+            rng.shuffle(order)
+            for i in order:
+                wrong = free_at[i] > t or produced[i] == output[i] or home[i] not in (-1, w)
+                deflected = handed[i] or prompt[i] < pools.deflect_below
+                if wrong or (role == "p" and (produced[i] or handed[i])):
+                    continue
+                if role == "d" and not (decoding[i] or deflected):
+                    continue
+                c = 1 if decoding[i] else prompt[i] + produced[i] - cached[i]
+                if c > 1 and instance.chunked_prefill is not False and rng.random() < 0.3:
+                    c = rng.randint(1, c)
+                more = kv(cached[i] + c) - kv(cached[i])
+                size = sum(row.values()) + c
+                if used + more <= instance.kv_capacity and size <= (limits.max_batch_tokens or 99):
+                    row[i], used = c, used + more
+            if not row:
+                if gone:
+                    break
+                continue
+            rows.append(list(row.items()))
+            evict.append(gone)
+            worker.append(w)
+            start.append(t)
+            offsets.append(len(moves))
+            clock[w], during[w] = t + 2, used
+            for i, c in row.items():
+                home[i], cached[i], free_at[i] = w, cached[i] + c, t + 2
+                if cached[i] == prompt[i] + produced[i]:
+                    decoding[i], produced[i] = True, produced[i] + 1
+                if produced[i] == output[i]:
+                    cached[i], home[i], decoding[i] = 0, -1, False
+    columns = list(zip(*moves[: offsets[-1]], strict=True)) if rows and offsets[-1] else [[]] * 3
+    options = {"start": start, "worker": worker, "evict_mode": mode}
+    moved = dict(zip(("moved", "moved_to", "moved_start"), map(list, columns), strict=True))
+    return (
+        instance,
+        pools,
+        of_rows(instance, rows, evict, moved_offsets=[0, *offsets], **moved, **options),
+    )
+
+
+def corrupted_moves(rng: Random, instance: Instance, pools: Pools, schedule: Schedule) -> Schedule:
+    """Return a schedule with one random change to its moves or to where it runs."""
+    moved, to, start = (
+        column.tolist() for column in (schedule.moved, schedule.moved_to, schedule.moved_start)
+    )
+    offsets, worker = schedule.moved_offsets.copy(), schedule.worker.copy()
+    kind = rng.randrange(8)
+    if not moved or kind == 0:
+        j = rng.randrange(schedule.batches)
+        worker[j] = rng.randrange(len(pools.machines))
+    elif kind == 1:
+        return corrupted(rng, instance, schedule)
+    else:
+        p = rng.randrange(len(moved))
+        j = int(np.searchsorted(offsets, p, "right")) - 1  # it stands before this batch
+        if kind == 2:
+            moved[p] = rng.randint(-1, instance.n)
+        elif kind == 3:
+            to[p] = rng.randint(-1, len(pools.machines))
+        elif kind == 4:
+            start[p] += rng.choice([-2, -0.5, 0.5, 2, 6])
+        elif kind == 5:
+            offsets[rng.randrange(j + 1) + 1 : j + 1] += 1  # earlier in the list
+        elif kind == 6:
+            offsets[j + 1 : rng.randrange(j + 1, len(offsets))] -= 1  # later in the list
+        else:
+            for column in (moved, to, start):
+                del column[p]
+            offsets[j + 1 :] -= 1
+    return replace(
+        schedule,
+        worker=worker,
+        moved_offsets=np.sort(offsets),
+        moved=np.array(moved, dtype=np.int64),
+        moved_to=np.array(to, dtype=np.int64),
+        moved_start=np.array(start, dtype=np.float64),
+    )
+
+
 def corrupted(rng: Random, instance: Instance, schedule: Schedule) -> Schedule:
     """Return a schedule with one random change, which may or may not break a rule."""
     total = schedule.batches
@@ -555,4 +791,6 @@ def corrupted(rng: Random, instance: Instance, schedule: Schedule) -> Schedule:
     else:
         mode = "restart" if mode == "recompute" else "recompute"
     options = {"start": start, "worker": worker, "evict_mode": mode}
+    for name in ("moved_offsets", "moved", "moved_to", "moved_start"):
+        options[name] = getattr(schedule, name)
     return of_rows(instance, rows, evict, **options)

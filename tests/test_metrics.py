@@ -20,7 +20,7 @@ from optsched.show.report.page import _comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTANCE = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
-OF_PREFIXES = {"prefix_hit_tokens", "prefix_hit_rate", "peak_retained_kv"} | {
+OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "peak_retained_kv"} | {
     name for name in METRICS if "session" in name or "chain" in name
 }
 """What only instances with shared prefixes or sessions have."""

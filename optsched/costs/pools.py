@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
 from optsched.costs.architectures import ARCHITECTURES, Architecture, architecture
@@ -16,8 +18,9 @@ from optsched.problem.specs import Parameter, convert_all, read_pairs
 ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
 MAX_MACHINES = 10_000
 
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_BYTES = {f"{p}B/s": 1000.0**k for k, p in enumerate("KMGT", 1)}
+_SECONDS = {"": 0, "s": 0, "ms": -3, "us": -6, "ns": -9}
+_GB_S = {"KB/s": -6, "MB/s": -3, "GB/s": 0, "TB/s": 3}
+"""Powers of ten of units."""
 
 
 def roles_of(text: str) -> list[Role]:
@@ -113,21 +116,21 @@ def parse_link(text: str, cost_name: str = "") -> Link:
     if "token" in given:
         raise InputError(f"{where}: token: found beside bandwidth; expected one of both")
 
+    bandwidth = _number(given["bandwidth"], _GB_S, f"{where}: bandwidth")
     names = sorted(ARCHITECTURES, key=len, reverse=True)
     begins = next((name for name in names if cost_name.startswith(name)), None)
     model = given.get("model") or begins
     if model is None:
         raise InputError(f"{where}: model: found nothing; expected a model, whose KV moves")
 
-    bandwidth = _number(given["bandwidth"], _BYTES, f"{where}: bandwidth")
-    return kv_link(model, bandwidth / 1e9, latency, recompute_last=again)
+    return kv_link(model, bandwidth, latency, recompute_last=again)
 
 
-def _number(text: str, units: dict[str, float], where: str) -> float:
+def _number(text: str, units: Mapping[str, int], where: str) -> float:
     """Return a number >= 0 with a unit."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*", text)
-    if found is None or found[2] not in units or found[1].count(".") > 1 or found[1] == ".":
+    found = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*", text)
+    if found is None or found[2] not in units:
         words = ", ".join(filter(None, units))
         raise InputError(f"{where}: found {text!r}; expected a number with one of {words}")
 
-    return float(found[1]) * units[found[2]]
+    return float(Decimal(found[1]).scaleb(units[found[2]]))

@@ -502,7 +502,7 @@ def _replay(
                 return breach, j
 
         machine = machines[w]
-        before = machine.held
+        gone = machine.held
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             i = evicted[p]
             breach = Breach(BAD_REQUEST, i, float(i), float(n - 1))
@@ -511,6 +511,7 @@ def _replay(
             if breach.rule != OK:
                 return breach, j
 
+        gone -= machine.held
         e = extremes[w]
         sums = EMPTY
         latest, largest = 0.0, 0
@@ -563,8 +564,12 @@ def _replay(
             if begin < machine.began:
                 return Breach(MOVE_FIRST, -1, begin, machine.began), j
 
-        if machine.came and before > machine.kv_capacity and machine.began < begin:
-            return Breach(TAKES_IN, -1, float(before), float(machine.kv_capacity)), j
+        idle = max(machine.began, machine.clock)
+        if machine.came and idle < begin:  # what the batch evicts is still there
+            leave(machine, moves, idle)
+            held = machine.held + gone
+            if held > machine.kv_capacity:
+                return Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity)), j
 
         leave(machine, moves, begin)
         end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)

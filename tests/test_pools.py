@@ -1,0 +1,269 @@
+"""Pools: machines with roles, between which the KV of requests moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from slow_judge import CONSTANT, corrupted_moves, random_moves, slow_judge
+from test_fleet import each_batch
+
+import optsched
+from optsched.costs.machine import Link, Machine, Pools
+from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
+from optsched.files.read_write import read_schedule, write_schedule
+from optsched.judge.evaluate import evaluate
+from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, from_batches
+
+MODEL = "llama2-7b-a100-infermax"
+ONE = each_batch(1.0)
+
+
+def pair(**options) -> Instance:
+    """Two requests at 0, of 4 + 3 and 2 + 2 tokens."""
+    return Instance(
+        [0, 0], [4, 2], [3, 2], 20, time_unit="second", kv_accounting="cached", **options
+    )
+
+
+SOME = Link(0.5, 0.25)
+
+
+def pools(link: Link = SOME, receiver: int = 20, deflect_below: int = 0) -> Pools:
+    """A prefill and a decode machine. Moves of 4 and 2 tokens take 0.5 + 1 s and 0.5 + 0.5 s."""
+    machines = Machine(20, ONE, role="prefill"), Machine(receiver, ONE, role="decode")
+    return Pools(machines, link, deflect_below)
+
+
+def handed(instance: Instance, **changes) -> Schedule:
+    """Both prompts on worker 0 until 1, both moves to worker 1, and there two batches."""
+    columns = {
+        "batch_offsets": [0, 2, 4, 5],
+        "request": [0, 1, 0, 1, 0],
+        "tokens": [4, 2, 1, 1, 1],
+        "worker": [0, 1, 1],
+        "moved_offsets": [0, 0, 2, 2],
+        "moved": [0, 1],
+        "moved_to": [1, 1],
+        **changes,
+    }
+    return from_batches(**columns, instance=instance)
+
+
+def test_a_request_goes_on_where_its_kv_is_once_the_move_is_over() -> None:
+    found = evaluate(pair(), handed(pair()), pools())
+    assert found.first_token.tolist() == [1.0, 1.0]  # of the prefill machine
+    assert found.moves is not None
+    assert found.moves.start.tolist() == [1.0, 1.0]
+    assert found.moves.end.tolist() == [2.5, 2.0]
+    assert found.finish.tolist() == [4.5, 3.5]  # the batch waits for the longer move
+    assert (found.metrics["moves"], found.metrics["move_time"]) == (2, 2.5)
+    assert found.batch_kv.tolist() == [6, 8, 6]
+    assert found.pauses.tolist() == [0, 0]
+
+
+def test_the_last_prompt_token_is_computed_again_where_an_engine_does_so() -> None:
+    again = handed(
+        pair(),
+        batch_offsets=[0, 2, 4, 6, 7],
+        request=[0, 1, 0, 1, 0, 1, 0],
+        tokens=[4, 2, 1, 1, 1, 1, 1],
+        worker=[0, 1, 1, 1],
+        moved_offsets=[0, 0, 2, 2, 2],
+    )
+    found = evaluate(pair(), again, pools(Link(0.5, 0.25, recompute_last=True)))
+    assert found.first_token.tolist() == [2.25 + 1, 2.25 + 1]  # 3 and 1 tokens: 1.25 s and 0.75 s
+    assert found.finish.tolist() == [5.25, 4.25]
+    with pytest.raises(ViolationError, match=r"finished|is processed after its last token"):
+        evaluate(pair(), again, pools())
+
+
+def test_both_ends_hold_the_kv_of_a_move_until_it_is_over() -> None:
+    one = Instance([0, 0], [4, 4], [2, 1], 20, time_unit="second", kv_accounting="cached")
+    two = from_batches(  # the second prompt is prefilled while the first moves, then the decode
+        [0, 1, 2, 3], [0, 1, 0], [4, 4, 1], instance=one, worker=[0, 0, 1],
+        moved_offsets=[0, 0, 1, 1], moved=[0], moved_to=[1],
+    )  # fmt: skip
+    slow, fast = pools(Link(1.25)), pools(Link(0.75))
+    assert evaluate(one, two, slow).batch_kv.tolist() == [4, 8, 5]
+    assert evaluate(one, two, fast).batch_kv.tolist() == [4, 8, 5]  # begins before it is over
+    later = from_batches(
+        [0, 1, 2, 3], [0, 1, 0], [4, 4, 1], instance=one, worker=[0, 0, 1], start=[0, 2, 3],
+        moved_offsets=[0, 0, 1, 1], moved=[0], moved_to=[1],
+    )  # fmt: skip
+    assert evaluate(one, later, slow).batch_kv.tolist() == [4, 8, 5]
+    assert evaluate(one, later, fast).batch_kv.tolist() == [4, 4, 5]
+
+
+def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
+    one = Instance([0, 0], [4, 2], [2, 1], 20, time_unit="second", kv_accounting="cached")
+    columns = {
+        "batch_offsets": [0, 1, 2, 3], "request": [0, 1, 0], "tokens": [4, 2, 1],
+        "worker": [0, 1, 1], "start": [0, 0.5, 2], "moved_offsets": [0, 0, 0, 1], "moved": [0],
+        "moved_to": [1], "instance": one,
+    }  # fmt: skip
+    two = from_batches(**columns)
+    # Worker 1 prefills 2 tokens from 0.5 to 1.5. At 1 another 4 begin to come.
+    assert evaluate(one, two, pools(Link(), deflect_below=3)).batch_kv.tolist() == [4, 6, 5]
+    with pytest.raises(ViolationError, match="6 KV tokens are held while KV comes in; expected at"):
+        evaluate(one, two, pools(Link(), receiver=5, deflect_below=3))
+    after = from_batches(**columns, moved_start=[1.5])
+    found = evaluate(one, after, pools(Link(), receiver=5, deflect_below=3))
+    assert found.batch_kv.tolist() == [4, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "link", "message"),
+    [
+        ({"moved_start": [0.5, 1]}, Link(), "request 0: moves at 0.5; expected 1 or later"),
+        ({"moved_to": [0, 1]}, Link(), "moves to worker 0, which holds its KV"),
+        ({"moved_to": [2, 1]}, Link(), "request 0: worker 2 does not exist; expected 0 to 1"),
+        ({"moved": [2, 1]}, Link(), "request 2: does not exist; expected 0 to 1"),
+        ({"moved_offsets": [0, 2, 2, 2]}, Link(), "request 0: moves, but no worker holds its KV"),
+        ({"start": [0, 2, 3]}, Link(0.5, 0.25), "at 2, but a batch or a move holds it until 2.5"),
+        ({"start": [0, 1, 2], "moved_start": [1.5, 1.5]}, Link(), "the move to its worker that st"),
+        ({"worker": [0, 0, 0], "moved": [], "moved_to": [], "moved_offsets": [0] * 4}, Link(),
+         "request 0: produces token 2 on worker 0, a prefill machine; expected the first one only"),
+        ({"worker": [1, 0, 0], "moved_to": [0, 0]}, Link(),
+         "request 0: is prefilled on worker 1, a decode machine; expected its KV from a prefill"),
+    ],
+)  # fmt: skip
+def test_each_rule_of_moves_is_named(changes: dict, link: Link, message: str) -> None:
+    with pytest.raises(ViolationError, match=message):
+        evaluate(pair(), handed(pair(), **changes), pools(link))
+
+
+def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> None:
+    lost = handed(
+        pair(),
+        batch_offsets=[0, 2, 4, 5, 6],
+        request=[0, 1, 0, 1, 0, 0],
+        tokens=[4, 2, 1, 1, 6, 1],
+        worker=[0, 1, 1, 1],
+        moved_offsets=[0, 0, 2, 2, 2],
+        evicted_offsets=[0, 0, 0, 1, 1],
+        evicted=[0],
+    )
+    with pytest.raises(ViolationError, match="processed after its last token 3"):
+        evaluate(pair(), lost, pools())  # 4 prompt tokens and 2 produced make the third
+    assert evaluate(pair(), handed(pair(), **{
+        "request": lost.request[:5], "tokens": lost.tokens[:5],
+        "evicted_offsets": [0, 0, 0, 1], "evicted": [0],
+    }), pools()).finish.tolist() == [4.5, 3.5]  # fmt: skip
+    alone = from_batches([0, 1, 2], [0, 0], [2, 1], instance=pair().subset([1]), worker=[1, 1])
+    with pytest.raises(ViolationError, match="is prefilled on worker 1"):
+        evaluate(pair().subset([1]), alone, pools(deflect_below=2))
+    assert evaluate(pair().subset([1]), alone, pools(deflect_below=3)).finish.tolist() == [2.0]
+
+
+def test_moves_need_pools_and_whole_columns() -> None:
+    mixed = (Machine(20, ONE), Machine(20, ONE))
+    with pytest.raises(
+        InputError, match=r"found moves of KV without pools; expected optsched.Pools"
+    ):
+        evaluate(pair(), handed(pair()), mixed)
+    for changes, message in (
+        ({"moved": None}, "moved: found nothing; expected the columns moved_offsets, moved, moved"),
+        ({"moved_to": [1]}, "moved_to: found 1 values; expected 2"),
+        ({"moved_start": [1.0]}, "moved_start: found 1 values; expected 2"),
+        ({"moved_offsets": [0, 0, 1, 1]}, "moved_offsets: found .* expected offsets that rise"),
+        ({"moved_offsets": [0, 2]}, "moved_offsets: found 2 values; expected 4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            handed(pair(), **changes)
+
+
+@pytest.mark.parametrize("columns", ["json", "parquet"])
+def test_moves_are_read_as_they_were_written(tmp_path: Path, columns) -> None:
+    schedule = handed(pair(), moved_start=[1.0, 1.25])
+    write_schedule(schedule, tmp_path / "moves.json", columns=columns)
+    again = read_schedule(tmp_path / "moves.json", pair())
+    for name in ("moved_offsets", "moved", "moved_to", "moved_start"):
+        assert getattr(again, name).tolist() == getattr(schedule, name).tolist()
+    assert "moved" not in from_batches([0, 1], [0], [4], instance=pair()).to_dict()
+
+
+def _agree(seed: int, changes: int) -> tuple[int, int]:
+    """Hold both judges against each other; return whether one is good, and how many refused."""
+    rng = Random(seed)
+    instance, there, schedule = random_moves(rng)
+    if not schedule.batches:
+        return 0, 0
+    refused, good = 0, 0
+    cases = [schedule, *(corrupted_moves(rng, instance, there, schedule) for _ in range(changes))]
+    for k, case in enumerate(cases):
+        slow = slow_judge(instance, case, layers=1, coefficients=CONSTANT, pools=there)
+        try:
+            fast = evaluate(instance, case, there)
+        except ViolationError as error:
+            assert error.rule in slow.broken, (seed, k)
+            refused += k > 0
+            continue
+        assert not slow.broken, (seed, k)
+        good += k == 0
+        for exact, found in ((slow.finish, fast.finish), (slow.first_token, fast.first_token)):
+            np.testing.assert_allclose(found, [float(t) for t in exact], atol=1e-9)
+        assert [slow.kv[j] for j in sorted(slow.kv)] == fast.batch_kv.tolist(), (seed, k)
+    return good, refused
+
+
+def test_both_judges_agree_on_moves() -> None:
+    found = np.array([_agree(seed, 2) for seed in range(120)])
+    assert found[:, 0].sum() > 0.8 * len(found)
+    assert found[:, 1].sum() > 0.8 * len(found)
+
+
+@pytest.mark.slow
+def test_both_judges_refuse_ten_thousand_corrupted_schedules() -> None:
+    refused, seed = 0, 1000
+    while refused < 10_000:
+        refused += _agree(seed, 10)[1]
+        seed += 1
+
+
+def test_pools_and_links_are_read_from_texts() -> None:
+    assert roles_of("2p1d") == ["prefill", "prefill", "decode"]
+    made = make_pools("2p6d", pair(), MODEL, "latency=50us,bandwidth=50GB/s")
+    assert (made.workers("prefill"), len(made.workers("decode", "mixed"))) == ([0, 1], 6)
+    # 32 layers x 2 x 4096 x 2 bytes are 524,288 bytes for a token of Llama-2-7B.
+    assert made.link == Link(50e-6, 524_288 / 50e9) == kv_link("llama2-7b", 50.0, 50e-6)
+    assert parse_link("latency=1ms,token=2us,recompute_last=true") == Link(0.001, 2e-6, True)
+    assert made.machines[0].limits == pair().limits
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bandwidth=50", "bandwidth: found '50'; expected a number with one of KB/s, MB/s"),
+        ("latency=soon", "latency: found 'soon'; expected a number with one of s, ms, us"),
+        ("token=1us,bandwidth=1GB/s", "token: found beside bandwidth; expected one of both"),
+        ("speed=1", "parameter 'speed' is unknown; known are latency, token, bandwidth"),
+        ("bandwidth=0GB/s,model=llama2-7b", "found 0.0; expected a number > 0"),
+        ("bandwidth=1GB/s", "model: found nothing; expected a model, whose KV moves"),
+    ],
+)
+def test_a_wrong_link_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_link(text, "my-own")
+
+
+def test_wrong_pools_are_refused() -> None:
+    for text in ("2", "p", "0m", "2x", "3p1"):
+        with pytest.raises(InputError, match="pools"):
+            roles_of(text)
+    with pytest.raises(UsageError, match="found only prefill machines; expected both kinds"):
+        make_pools("2p", pair(), MODEL)
+    with pytest.raises(
+        UsageError, match=r"found role 'prefill'; expected 'mixed', or optsched.Poo"
+    ):
+        evaluate(pair(), handed(pair()), pools().machines)
+    rounds = optsched.Instance([0], [2], [2], 10)
+    with pytest.raises(UsageError, match=r"latency_s: found 0.5; expected whole rounds"):
+        evaluate(rounds, from_batches([0, 1], [0], [2], instance=rounds),
+                 make_pools("1p1d", rounds, link=Link(0.5)))  # fmt: skip
+    with pytest.raises(InputError, match="seconds_per_token: found -1; expected a number >= 0"):
+        Link(0.0, -1)
