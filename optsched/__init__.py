@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
     from optsched.analysis.compare import Comparison as Comparison, compare as compare
     from optsched.analysis.score import Score as Score, score as score
+    from optsched.analysis.splits import Splits as Splits, splits as splits
     from optsched.analysis.warm import warm_up as warm_up
     from optsched.analysis.why import Why as Why, why as why
     from optsched.costs.cost import (
@@ -79,6 +80,7 @@ _PUBLIC = {
     "analysis.capacity": "Capacity capacity",
     "analysis.compare": "Comparison compare",
     "analysis.score": "Score score",
+    "analysis.splits": "Splits splits",
     "analysis.warm": "warm_up",
     "analysis.why": "Why why",
     "costs.cost": "BatchCost UnitCost load_cost_model shipped_models",

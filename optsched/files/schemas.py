@@ -311,6 +311,19 @@ class CapacityFile(_Answer):
     )
 
 
+class SplitsFile(_Answer):
+    """What `splits` writes; further fields may appear."""
+
+    format: Literal["optsched-splits"]
+    link: dict[str, float | bool] = Field(description="what a move of KV takes")
+    metrics: list[str]
+    slos: dict[str, float]
+    splits: list[dict[str, Any]] = Field(
+        description="each split's pools, and by metric its bound, found, policy and verdict"
+    )
+    interrupted: bool
+
+
 class TradeoffBound(_Open):
     """A bound on the weighted sum of mean latency and mean TTFT."""
 
@@ -454,6 +467,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "measured": MeasuredFile,
     "tradeoff": TradeoffFile,
     "capacity": CapacityFile,
+    "splits": SplitsFile,
     "library": LibraryFile,
     "score": ScoreFile,
 }

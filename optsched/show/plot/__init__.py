@@ -11,6 +11,7 @@ from optsched.show.plot.curves import (
     plot_load,
     plot_progress,
     plot_shadow_prices,
+    plot_splits,
     plot_tradeoff,
 )
 from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap
@@ -40,6 +41,7 @@ __all__ = [
     "plot_load",
     "plot_progress",
     "plot_shadow_prices",
+    "plot_splits",
     "plot_states",
     "plot_tradeoff",
 ]
