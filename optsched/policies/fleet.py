@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
-from optsched.costs.machine import Machine, digest_of
+from optsched.costs.machine import Link, Machine, Pools, digest_of
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
 
 
@@ -39,6 +39,8 @@ class Job:
         Once it is over, the run ends with an `OutOfTimeError`.
     machines : tuple of Machine
         The machine of each worker. Empty: each has the instance's capacity and limits and ``cost``.
+    pools : Pools, optional
+        What they form, if KV moves between them.
     """
 
     instance: Instance
@@ -48,6 +50,7 @@ class Job:
     name: str = "policy"
     budget: Budget = NO_LIMIT
     machines: tuple[Machine, ...] = ()
+    pools: Pools | None = None
 
     def on(self, worker: int) -> Job:
         """Return the job of one of the workers, whose machine is that of its instances.
@@ -69,9 +72,8 @@ class Job:
         if isinstance(seed, int) and len(self.machines) > 1:
             seed = [seed, worker]
 
-        return replace(
-            self, instance=instance, problem=problem, cost=machine.cost, seed=seed, machines=()
-        )
+        own = replace(self, instance=instance, problem=problem, cost=machine.cost, seed=seed)
+        return replace(own, machines=(), pools=None)
 
 
 class Part(NamedTuple):
@@ -102,10 +104,12 @@ class Watch(IntFlag):
     NONE = 0
     FIRST_TOKEN = 1
     FINISH = 2
+    MOVE = 4
 
 
 class Event(NamedTuple):
-    """A token that a simulation was watched for, at the end of a batch since the first arrival."""
+    """What a simulation was watched for, since the first arrival: a token at the end of a batch, or
+    a request whose KV is elsewhere and that has just been given room."""
 
     request: int
     kind: Watch
@@ -125,6 +129,29 @@ class Fleet:
         self.job, self.workers = job, workers
         self._events: list[tuple[float, int, Event]] = []  # a heap of those that lie ahead
         self._count = 0
+        self.kept = (0, 0)
+
+    def keep(self, worker: int, request: int, sign: int, at: float) -> None:
+        """Keep the room of a request that has finished here and moves elsewhere; -1: free it.
+
+        `kept` is the KV and the number of such requests, of a fleet of one worker.
+        """
+        instance = self.job.instance
+        size = int(instance.prompt_tokens[request]) + instance.kv_offset
+        kv = int(whole_blocks(size, instance.kv_block_tokens))
+        self.kept = self.kept[0] + sign * kv, self.kept[1] + sign
+
+    def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
+        """Hand over a request that is prefilled elsewhere, as `assign` does.
+
+        When it has been given room, its KV comes within the time that it `takes`. If this is
+        infinite, `land` says when it is there.
+        """
+        raise NotImplementedError
+
+    def land(self, worker: int, request: int, at: float) -> None:
+        """Say when the KV of a request that has room will be there."""
+        raise NotImplementedError
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """Hand a request to a worker. Requests come in the order of their releases.
@@ -215,6 +242,18 @@ class MixedFleet(Fleet):
         events = self.fleets[worker].step(0, until, watch)
         np.minimum(self.finish, self.fleets[worker].finish, out=self.finish)
         return events
+
+    def keep(self, worker: int, request: int, sign: int, at: float) -> None:
+        """See `Fleet.keep`."""
+        self.fleets[worker].keep(0, request, sign, at)
+
+    def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
+        """See `Fleet.receive`."""
+        self.fleets[worker].receive(0, request, at, link, takes)
+
+    def land(self, worker: int, request: int, at: float) -> None:
+        """See `Fleet.land`."""
+        self.fleets[worker].land(0, request, at)
 
     def parts(self) -> list[Part]:
         """See `Fleet.parts`."""

@@ -104,6 +104,49 @@ class Router:
         homes = [crc32(str(i).partition("/")[0].encode()) % workers for i in instance.id]
         return lambda request, now: homes[request]
 
+    def place_in(self, job: Job, finish: NDArray[np.float64], workers: int) -> Place:
+        """Return who sends each request to a worker when it arrives: by turn, key or least load.
+
+        `finish`: when each request has left the workers, as far as it is known.
+        """
+        if self.fixed:
+            return self.by_turn(job.instance, workers)
+
+        weights, choices = self.weights(job), self.choices
+        generator = np.random.default_rng([job.seed, workers])
+        alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
+        at = np.zeros(job.instance.n, dtype=np.int64)
+        held = self.held(job.instance)
+        count = 0
+
+        def place(i: int, now: float) -> int:
+            nonlocal count
+            left = alive[:count]
+            left = left[finish[left] > now]
+            count = len(left)
+            alive[:count] = left
+            own = weights[at[left] % len(weights), left]
+            loads = np.bincount(at[left], own, workers).astype(np.float64)
+            if held is not None:
+                gains = np.zeros(workers)
+                for j, tokens in held(i):
+                    gains[at[j]] = max(gains[at[j]], tokens)
+
+                loads = loads - gains
+
+            if choices is None or choices >= workers:
+                chosen = int(loads.argmin())
+            else:
+                drawn = np.sort(generator.choice(workers, choices, replace=False))
+                chosen = int(drawn[loads[drawn].argmin()])
+
+            at[i] = chosen
+            alive[count] = i
+            count += 1
+            return chosen
+
+        return place
+
 
 ROUTERS: dict[str, Router] = {
     router.name: router
@@ -142,18 +185,33 @@ class Routed(Runner):
     """Workers behind a router, each of which runs one scheduler.
 
     `workers`: number of workers. With one, schedules are those of the scheduler itself.
+
+    In pools, `decode_router` sends prefilled requests to decode machines; without it `router` does.
+    With `reserve` a request is prefilled only once it has room on its decode machine.
     """
 
-    def __init__(self, inner: Runner, workers: int, router: str = DEFAULT) -> None:
-        self.inner, self.workers = inner, check_workers(workers)
-        if router not in ROUTERS:
-            raise InputError(f"router {router!r} is unknown; known are {', '.join(ROUTERS)}")
+    def __init__(
+        self,
+        inner: Runner,
+        workers: int,
+        router: str = DEFAULT,
+        decode_router: str | None = None,
+        reserve: bool = False,
+    ) -> None:
+        self.inner, self.workers, self.reserve = inner, check_workers(workers), reserve
+        for name in (router, decode_router or router):
+            if name not in ROUTERS:
+                raise InputError(f"router {name!r} is unknown; known are {', '.join(ROUTERS)}")
 
-        self.router = ROUTERS[router]
+        self.router, self.decode_router = ROUTERS[router], ROUTERS[decode_router or router]
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. Routers see which requests have finished when one arrives."""
+        if job.pools is not None:
+            from optsched.policies.pools import run_pools
+
+            return run_pools(self, job, job.pools)
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
@@ -162,7 +220,6 @@ class Routed(Runner):
                 self.inner, job, self.router.by_turn(job.instance, self.workers), self.workers
             )
 
-        weights = self.router.weights(job)
         fleet = begin_on(self.inner, job, self.workers)
         if fleet is None:
             names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
@@ -172,44 +229,7 @@ class Routed(Runner):
                 "Routed(policy, workers, router)"
             )
 
-        return hand_out(fleet, job, self._by_load(job, fleet, weights))
-
-    def _by_load(self, job: Job, fleet: Fleet, weights: NDArray[np.float64]) -> Place:
-        """Return who sends each request to the worker of the least load when it arrives."""
-        workers, choices = self.workers, self.router.choices
-        generator = np.random.default_rng([job.seed, workers])
-        alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
-        at = np.empty(job.instance.n, dtype=np.int64)
-        held = self.router.held(job.instance)
-        count = 0
-
-        def place(i: int, now: float) -> int:
-            nonlocal count
-            left = alive[:count]
-            left = left[fleet.finish[left] > now]
-            count = len(left)
-            alive[:count] = left
-            own = weights[at[left] % len(weights), left]
-            loads = np.bincount(at[left], own, workers).astype(np.float64)
-            if held is not None:
-                gains = np.zeros(workers)
-                for j, tokens in held(i):
-                    gains[at[j]] = max(gains[at[j]], tokens)
-
-                loads = loads - gains
-
-            if choices is None or choices >= workers:
-                chosen = int(loads.argmin())
-            else:
-                drawn = np.sort(generator.choice(workers, choices, replace=False))
-                chosen = int(drawn[loads[drawn].argmin()])
-
-            at[i] = chosen
-            alive[count] = i
-            count += 1
-            return chosen
-
-        return place
+        return hand_out(fleet, job, self.router.place_in(job, fleet.finish, self.workers))
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`."""
@@ -236,6 +256,18 @@ def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
     fleets = [deepcopy(inner).begin(job.on(w), 1) for w in range(workers)]
     known = [fleet for fleet in fleets if fleet is not None]
     return MixedFleet(job, known) if len(known) == workers else None
+
+
+def begin_alone(inner: Runner, job: Job) -> Fleet:
+    """Return one worker that runs a scheduler in steps; refuse those that cannot."""
+    fleet = deepcopy(inner).begin(job, 1)
+    if fleet is None:
+        raise UsageError(
+            f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected one "
+            "that decides batch by batch"
+        )
+
+    return fleet
 
 
 def run_on(inner: Runner, job: Job, place: Place, workers: int) -> Schedule:

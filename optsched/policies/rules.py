@@ -376,7 +376,8 @@ class Rules(Runner):
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
             kept = (columns, generators[w], lines[w], usage[w])
-            columns, usage[w] = run(requests, state, settings, cost, queue, span, *kept, until)
+            now = fleet.left(settings)
+            columns, usage[w] = run(requests, state, now, cost, queue, span, *kept, until)
             return columns
 
         states = [self.new_state(job) for _ in range(workers)]
@@ -390,7 +391,8 @@ class Rules(Runner):
                 requests["order"][request] = attained(job, requests["finish"], request, at)
 
         split = settings.limits.chunked
-        return common.Compiled(job, mode, requests, states, step, split, released)
+        fleet = common.Compiled(job, mode, requests, states, step, split, released)
+        return fleet
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

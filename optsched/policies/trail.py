@@ -135,10 +135,12 @@ class Trail(Runner):
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
             inputs = (job.cost.array, queue, forecast.offsets, forecast.remaining)
-            return loop.run(requests, state, settings, *inputs, columns, lines[w], until)
+            now = fleet.left(settings)
+            return loop.run(requests, state, now, *inputs, columns, lines[w], until)
 
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        return common.Compiled(job, mode, requests, states, step, limits.chunked)
+        fleet = common.Compiled(job, mode, requests, states, step, limits.chunked)
+        return fleet
 
 
 @policy(

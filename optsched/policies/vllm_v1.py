@@ -129,7 +129,7 @@ class VllmV1(Runner):
 
         def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
             work = (job.cost.array, queue, columns, lines[w], caches[w], until)
-            return loop.run(requests, state, settings, *work)
+            return loop.run(requests, state, fleet.left(settings), *work)
 
         fleet = common.Compiled(job, mode, requests, states, step, limits.chunked)
         if caching:

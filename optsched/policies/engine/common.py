@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.costs.machine import Link
 from optsched.judge import life
 from optsched.judge.life import Ints, record
 from optsched.judge.replay import read_start
@@ -53,6 +54,10 @@ FIELDS = (
     ("gone", np.bool_),  # leaves the running requests: evicted or finished
     ("first_at", np.float64),  # time of its first token
     ("finish", np.float64),  # time of its last token; infinite while it is unknown
+    ("away", np.bool_),  # its KV is on another machine, and comes once there is room
+    ("takes", np.float64),  # how long that takes
+    ("moved_at", np.float64),  # when it began
+    ("ready", np.float64),  # when it is over; 0: nothing comes
 )
 """The fields of a request that every loop has beside those of its life."""
 
@@ -71,6 +76,10 @@ STATE = (
     ("longest", np.int64),  # output
     ("turns", np.int64),  # turns of the loop until it returns to look at the clock
     ("watch", np.int64),  # kinds of events after which the loop returns (`Watch`)
+    ("moving", np.int64),  # running requests whose KV comes, and
+    ("landing", np.float64),  # when the first of them is there
+    ("pulled", np.int64),  # how many began to come in the last turn, after which the loop returns
+    ("wake", np.float64),  # until when there is nothing to decide, unless a request comes
     ("outcome", np.int64),
     ("about", np.int64),  # request that the outcome is about, or -1
     ("off_default", np.bool_),  # some batch does not start at the default time
@@ -108,6 +117,7 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
     """Return the state before any arrival: an array of one record, which is changed in place."""
     state = np.zeros(1, dtype=record(*STATE, *fields))
     state["longest"], state["about"] = instance.output_tokens.max(), -1
+    state["landing"] = np.inf
     return state
 
 
@@ -237,6 +247,42 @@ class Compiled(Fleet):
         self.columns = [new_columns(job.instance) for _ in states]
         self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
         self.counts = [0] * len(states)
+        self.away = set[int]()
+
+    def left(self, settings: Any) -> Any:
+        """Return a loop's settings with the limits that KV on its way elsewhere leaves."""
+        kv, seats = self.kept
+        if seats == 0:
+            return settings
+
+        limits = settings.limits
+        less = {"kv_capacity": limits.kv_capacity - kv, "max_running": limits.max_running - seats}
+        return settings._replace(limits=limits._replace(**less))
+
+    def keep(self, worker: int, request: int, sign: int, at: float) -> None:
+        """See `Fleet.keep`."""
+        super().keep(worker, request, sign, at)
+        self.now[worker][0] = max(self.now[worker][0], at)
+
+    def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
+        """See `Fleet.receive`."""
+        r = self.requests[request]
+        r.cached = link.moved(int(r.prompt))
+        r.produced = int(r.cached == r.prompt)
+        r.away, r.takes, r.moved_at = True, takes, np.inf
+        r.first_at = at if r.produced else np.inf
+        if "estimate" in self.requests.dtype.names:
+            r.estimate = max(r.estimate, r.produced + 1)
+
+        self.away.add(request)
+        self.assign(worker, request, at)
+
+    def land(self, worker: int, request: int, at: float) -> None:
+        """See `Fleet.land`."""
+        r, state = self.requests[request], self.states[worker][0]
+        r.ready = r.first_at = at
+        state.landing = min(state.landing, at)
+        state.wake = 0.0
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """See `Fleet.assign`."""
@@ -249,13 +295,17 @@ class Compiled(Fleet):
                 self.assigned += 1
                 self.released(request, at)
 
+        if at is not None:
+            self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
+
         self.queues[worker, self.counts[worker]] = request
         self.counts[worker] += 1
 
     def clock(self, worker: int) -> float:
         """See `Fleet.clock`."""
         open_requests = self.done[worker][0] < self.counts[worker]
-        return float(self.now[worker][0]) if open_requests else math.inf
+        wake = self.states[worker]["wake"][0]
+        return float(max(self.now[worker][0], wake)) if open_requests else math.inf
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         """See `Fleet.step`."""
@@ -268,14 +318,19 @@ class Compiled(Fleet):
             in_turns(self.job, state, run)
             return []
 
-        state["watch"] = watch
+        state["watch"], state["pulled"], state["wake"] = watch, 0, 0.0
         in_turns(self.job, state, run)
         state["watch"] = Watch.NONE
-        if state[0].outcome != EVENT:
-            return []
+        found = []
+        if state[0].pulled > 0:
+            for i in [i for i in self.away if self.requests["moved_at"][i] < np.inf]:
+                self.away.remove(i)
+                found.append(Event(i, Watch.MOVE, float(self.requests["moved_at"][i])))
+        if state[0].outcome == EVENT:
+            state["outcome"] = DONE
+            found += self._last_events(worker, watch)
 
-        state["outcome"] = DONE
-        return self._last_events(worker, watch)
+        return found
 
     def _last_events(self, worker: int, watch: Watch) -> list[Event]:
         """Return what has happened at the end of the last batch of a worker."""
@@ -374,6 +429,7 @@ def ahead(a: Any, b: Any) -> bool:
 def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
     """Add a request to the queue, a heap. Its key must not change while it is there."""
     r = requests[i]
+    r.ready = 0.0
     k = s.waiting
     while k > 0:
         parent = (k - 1) // 2
@@ -426,13 +482,50 @@ def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
 
 
 @njit
-def idle(requests: Any, s: Any, by_arrival: Ints) -> bool:
-    """Move the clock to the next arrival; return whether there is one."""
-    if s.arrived == by_arrival.shape[0]:
+def idle(requests: Any, s: Any, by_arrival: Ints, until: float) -> bool:
+    """Move the clock to the next arrival, or of KV by a time; return whether there is one."""
+    at = np.inf
+    if s.arrived < by_arrival.shape[0]:
+        at = requests[by_arrival[s.arrived]].release
+    if s.landing < at:
+        at = s.landing
+        if at >= until:  # a request may come before it
+            s.wake = at
+            return False
+    if at == np.inf:
         return False
 
-    s.now = requests[by_arrival[s.arrived]].release
+    s.now = max(s.now, at)
     return True
+
+
+@njit(allocates=False)
+def pull(r: Any, s: Any) -> None:
+    """Let the KV of a request come, which has just been given room and is in no batch yet."""
+    r.away = False
+    r.moved_at = s.now
+    r.ready = s.now + r.takes
+    s.moving += 1
+    s.pulled += 1
+    s.landing = min(s.landing, r.ready)
+
+
+@njit(allocates=False)
+def landed(requests: Any, running: Ints, s: Any) -> int:
+    """Let requests whose KV is there go on; return how many of them decode next."""
+    decoding = s.moving = 0
+    s.landing = np.inf
+    for k in range(s.running):
+        r = requests[running[k]]
+        if 0.0 < r.ready <= s.now:
+            r.ready = 0.0
+            r.decoding = r.produced > 0
+            decoding += r.decoding
+        elif r.ready > 0.0:
+            s.moving += 1
+            s.landing = min(s.landing, r.ready)
+
+    return decoding
 
 
 @njit

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
+from optsched.costs.machine import Link
 from optsched.policies.base import Batch, Policy, View
 from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Part, Watch
 from optsched.policies.runner import (
@@ -105,30 +107,69 @@ class _Loop(Fleet):
         self.now = self.end = 0.0
         self.done = self.arrived = self.since = 0
         self.off_default = False
+        self.away: dict[int, float] = {}  # how long the KV of each takes to come
+        self.ready: dict[int, float] = {}  # when it is there, of those that have room
+        self.moved_at = np.full(n, np.inf)
+        self.wake = 0.0
+
+    def keep(self, worker: int, request: int, sign: int, at: float) -> None:
+        super().keep(worker, request, sign, at)
+        self.now = max(self.now, at)
+
+    def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
+        prompt = int(self.job.instance.prompt_tokens[request])
+        self.cached[request] = link.moved(prompt)
+        self.generated[request] = int(link.moved(prompt) == prompt)
+        self.away[request] = takes
+        self.assign(worker, request, at)
+
+    def land(self, worker: int, request: int, at: float) -> None:
+        self.ready[request], self.wake = at, 0.0
+
+    def come(self, batch: Batch) -> Batch:
+        """Let KV come of requests that the policy admits, and leave those out that wait for it."""
+        for i in self.away.keys() & batch.tokens.keys():
+            self.ready[i] = self.now + self.away.pop(i)
+            self.moved_at[i] = self.now
+            self.waiting.remove(i)
+            self.running.append(i)
+            self.events.append(Event(i, Watch.MOVE, self.now))
+
+        self.running.sort(key=self.place.__getitem__)
+        tokens = {i: c for i, c in batch.tokens.items() if i not in self.ready}
+        return replace(batch, tokens=tokens, evict=[i for i in batch.evict if i not in self.ready])
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         if at is not None:
             self.release[request] = at
             self.off_default = self.off_default or self.job.instance.after is None
 
+        self.wake = min(self.wake, at or 0.0)
         self.place[request] = len(self.by_arrival)
         self.by_arrival.append(request)
 
     def clock(self, worker: int) -> float:
-        return self.now if self.done < len(self.by_arrival) else math.inf
+        return max(self.now, self.wake) if self.done < len(self.by_arrival) else math.inf
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         longest = int(self.job.instance.output_tokens.max())
-        self.watch, self.events = watch, []
+        self.watch, self.events, self.wake = watch, [], 0.0
         while self.done < len(self.by_arrival) and self.now < until and not self.events:
             self.job.budget.check(f"policy {self.job.name!r} ran")
             self.arrive()
+            for i in [i for i, at in self.ready.items() if at <= self.now]:
+                del self.ready[i]
+                self.decoding[i] = self.generated[i] > 0
+
             if not self.running and not self.waiting:
                 self.now = float(self.release[self.by_arrival[self.arrived]])
                 continue
 
             batch = self.ask()
             self.check(batch)
+            if self.away or self.ready:
+                batch = self.come(batch)
+
             self.evict(batch.evict)
             self.since += 1
             if self.since > MAX_STALLED_BATCHES + longest:
@@ -143,14 +184,25 @@ class _Loop(Fleet):
                 self.now += batch_time(self.job.cost.array, sums)
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
-            elif self.arrived < len(self.by_arrival):
-                self.now = float(self.release[self.by_arrival[self.arrived]])
+            elif (at := self.next()) < math.inf:
+                if at >= until and at == min(self.ready.values(), default=math.inf):
+                    self.wake = at  # a request may come before it
+                    break
+
+                self.now = max(self.now, at)
             elif until < math.inf:  # the next request may change that
                 break
             else:
                 self.stuck()
 
         return self.events
+
+    def next(self) -> float:
+        """Return when the next request arrives, or KV that is on its way."""
+        coming = self.by_arrival[self.arrived : self.arrived + 1]
+        return min(
+            [*(float(self.release[i]) for i in coming), *self.ready.values()], default=math.inf
+        )
 
     def parts(self) -> list[Part]:
         def columns(*values: list[int]) -> list[NDArray[np.int64]]:
@@ -198,7 +250,7 @@ class _Loop(Fleet):
             now=instance.first_arrival + self.now,
             waiting=list(self.waiting),
             running=list(self.running),
-            kv_capacity=instance.kv_capacity,
+            kv_capacity=instance.kv_capacity - self.kept[0],
             kv_offset=instance.kv_offset,
             kv_block_tokens=instance.kv_block_tokens,
             limits=instance.limits,

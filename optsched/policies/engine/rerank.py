@@ -96,7 +96,7 @@ def _shares(
 
     s.front, first = front, requests[front]
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
-    need = 0 if first.decoding else life.rest_of(first)
+    need = 0 if first.decoding or first.ready > 0.0 else life.rest_of(first)
 
     if limits.chunked:
         need = min(need, 1)
@@ -125,7 +125,10 @@ def _choose(
     alone, front, decodes, prefills = s.alone, s.front, s.decodes, s.prefills
     latest = 0.0
     used = kept = lost = admitted = position = 0
-    refused = False
+    refused, moving = False, s.moving  # those whose KV comes and that are not counted yet
+    for k in range(s.running if moving > 0 else 0):
+        r = requests[running[k]]
+        used += kv_of(r.cached, limits) if r.ready > 0.0 else 0
 
     while True:
         fresh = (
@@ -142,6 +145,12 @@ def _choose(
             break
 
         r = requests[i]
+        if r.ready > 0.0:
+            moving -= 1
+            running[kept] = i
+            kept += 1
+            continue
+
         work = 0
         if r.decoding:
             work = 1 if sums.decode_requests < decodes else 0
@@ -151,8 +160,10 @@ def _choose(
             if not alone or i == front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
+            if r.away:
+                work, kv = 1, kv_of(r.cached, limits)
 
-        seated = kept + admitted < settings.seats and used + kv <= limits.kv_capacity
+        seated = kept + admitted + moving < settings.seats and used + kv <= limits.kv_capacity
         if not seated or (fresh and work == 0):
             refused = True
             if not fresh:
@@ -170,6 +181,9 @@ def _choose(
             running[kept] = i
             kept += 1
 
+        if r.away:
+            common.pull(r, s)
+            work = 0
         if work == 0:
             continue
         if r.decoding:
@@ -227,7 +241,7 @@ def decide(
     """
     _shares(requests, s, lines, _sort_line(requests, s, lines[1]), settings)
     sums = _choose(requests, s, lines, columns.entries, settings)
-    if sums.tokens > 0:
+    if sums.tokens > 0 or s.admitted > 0:
         _give_up(requests, s, lines, columns.evicted, settings)
     else:  # nobody loses a seat
         for k in range(s.lost):
@@ -284,7 +298,13 @@ def run(
     heap, running = lines[0], lines[1]
 
     while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
+        if s.pulled > 0:
+            break
+
         s.turns -= 1
+        if s.moving > 0:
+            common.landed(requests, running, s)
+
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
             _rank(requests[i], i, settings, offsets, remaining)
@@ -293,7 +313,7 @@ def run(
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            common.idle(requests, s, by_arrival)
+            common.idle(requests, s, by_arrival, until)
             continue
 
         if common.full(columns, s, s.running + s.waiting, s.running):
@@ -301,21 +321,21 @@ def run(
 
         first, first_evicted = s.entries, s.evicted
         sums = decide(requests, s, lines, columns, settings)
-        if sums.tokens == 0:
-            if not common.idle(requests, s, by_arrival):
-                if until < np.inf:  # the next request may change that
-                    break
-
-                s.outcome, s.about = common.STUCK, s.front
-
-            continue
-
         for k in range(first_evicted, s.evicted):
             i = columns.evicted[k]
             if settings.limits.restart:
                 _rank(requests[i], i, settings, offsets, remaining)
 
             push(requests, heap, s, i)
+
+        if sums.tokens == 0:
+            if not common.idle(requests, s, by_arrival, until):
+                if until < np.inf:  # the next request may change that
+                    break
+
+                s.outcome, s.about = common.STUCK, s.front
+
+            continue
 
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings, offsets, remaining)

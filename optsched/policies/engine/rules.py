@@ -175,7 +175,11 @@ def _evict_shortest(
         victim = -1
         for k in range(s.running):
             r = requests[running[k]]
-            if r.gone or (next_kv <= limits.kv_capacity and r.produced < r.estimate):
+            if (
+                r.gone
+                or r.ready > 0.0
+                or (next_kv <= limits.kv_capacity and r.produced < r.estimate)
+            ):
                 continue  # to make room for others only a request past its estimate is evicted
             if victim >= 0:
                 best = requests[running[victim]]
@@ -239,6 +243,8 @@ def _leave(
     clearing = settings.overflow == CLEAR and next_kv > limits.kv_capacity
     if clearing:
         for k in range(s.running):
+            if requests[running[k]].ready > 0.0:
+                continue
             if settings.beta >= 1.0 or random.random() < settings.beta:
                 requests[running[k]].gone = True
                 add_eviction(evicted, s, running[k])
@@ -314,7 +320,7 @@ def _make_room(
         while victim >= 0:
             v = running[victim]
             r = requests[v]
-            if v != i and not r.gone and r.in_batch != s.batches + 1:
+            if v != i and not r.gone and r.ready == 0.0 and r.in_batch != s.batches + 1:
                 break
 
             victim -= 1
@@ -454,7 +460,7 @@ def _next_prefill(
     found, least, alone = -2, np.inf, np.inf
     for k in range(s.running if s.partial > 0 else 0):
         r = requests[running[k]]
-        if r.decoding or r.gone or r.in_batch == s.batches + 1:
+        if r.decoding or r.gone or r.ready > 0.0 or r.in_batch == s.batches + 1:
             continue
 
         rest = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
@@ -505,8 +511,10 @@ def _admit(
 
     running[s.running + s.admitted] = i
     s.admitted += 1
-    take(s, r, r.prompt + r.produced, settings.limits)
+    take(s, r, r.prompt if r.away else r.prompt + r.produced, settings.limits)
     s.reserved += r.peak
+    if r.away:
+        common.pull(r, s)
 
     if settings.admission == LOOKAHEAD:
         steps = r.estimate - r.produced
@@ -575,7 +583,11 @@ def _form(
 
             r = requests[i]
             c = 1
-            if r.gone or group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE):
+            if (
+                r.gone
+                or r.ready > 0.0
+                or group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE)
+            ):
                 continue
             if r.decoding:
                 if _held(r, s, settings) or (sums.prefill_requests > 0 and not limits.hybrid):
@@ -590,7 +602,7 @@ def _form(
                 sums = add_decode(sums, r.cached)
                 take(s, r, c, limits)
             else:
-                c = _prefill_size(r, s, sums, settings, cost)
+                c = 1 if r.away else _prefill_size(r, s, sums, settings, cost)
                 if c > 0 and fresh and not _admissible(r, s, usage, settings):
                     c = REFUSED
                 if c <= 0:
@@ -604,6 +616,8 @@ def _form(
 
                 if fresh:
                     _admit(requests, s, heap, running, usage, settings)
+                if r.ready > 0.0:
+                    continue
 
                 sums = add_prefill(sums, c, r.cached)
                 closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
@@ -780,14 +794,20 @@ def run(
     entries, evicted = columns.entries, columns.evicted
 
     while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
+        if s.pulled > 0:
+            break
+
         s.turns -= 1
+        if s.moving > 0:
+            s.partial -= common.landed(requests, running, s)
+
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
             _queue(requests, s, heap, i, settings, random)
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            common.idle(requests, s, by_arrival)
+            common.idle(requests, s, by_arrival, until)
             continue
 
         if common.full(columns, s, s.running + s.waiting, s.running):
@@ -810,7 +830,7 @@ def run(
         if s.admitted + s.lost > 0:
             _settle(requests, s, lines, evicted, settings, random)
         if sums.tokens == 0:
-            if not common.idle(requests, s, by_arrival):
+            if not common.idle(requests, s, by_arrival, until):
                 if until < np.inf:  # the next request may change that
                     break
 

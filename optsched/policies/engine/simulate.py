@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost
-from optsched.costs.machine import Hardware, are_machines, machines_of
+from optsched.costs.machine import Hardware, Pools, are_machines, machines_of
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
@@ -42,9 +42,9 @@ def simulate(
     policy : str, Rules, Windows or Policy
         A specification (``"mc-sf"``, ``"vllm:eviction_free=true"``, ``"mine.py:MyPolicy"``), a
         scheduler as data (compiled), or an object with ``batch(view) -> Batch``.
-    cost_model : BatchCost, str, path or sequence of Machine, optional
+    cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         The batch times. An instance in seconds needs one. Or the machine of each worker behind the
-        policy's router, in place of the instance's KV capacity and limits.
+        policy's router, in place of the instance's KV capacity and limits; or pools of them.
     seed : int
         Seed of policies and predictors that draw at random.
     predictor : str, callable or array_like, optional
@@ -116,7 +116,8 @@ def simulate(
             "each machine"
         )
 
-    return runner.run(replace(job, machines=machines))
+    pools = cost_model if isinstance(cost_model, Pools) else None
+    return runner.run(replace(job, machines=machines, pools=pools))
 
 
 def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | None:

@@ -212,9 +212,13 @@ def _preempt(
     """Preempt the last running request, or the one of lowest priority; return its position."""
     running = lines[1]
     at = s.running - 1
+    while requests[running[at]].ready > 0.0:  # KV on its way is not sent back
+        at -= 1
     if settings.order == BY_PRIORITY:
         for k in range(s.running):
-            if common.ahead(requests[running[at]], requests[running[k]]):
+            if requests[running[k]].ready == 0.0 and common.ahead(
+                requests[running[at]], requests[running[k]]
+            ):
                 at = k
 
     i = running[at]
@@ -242,7 +246,8 @@ def _schedule_running(
     at = 0
     while at < s.running and s.left > 0:
         r = requests[running[at]]
-        tokens = 0 if s.defer and not r.decoding else _share(r, s, settings)
+        waits = r.ready > 0.0 or (s.defer and not r.decoding)
+        tokens = 0 if waits else _share(r, s, settings)
         if tokens == 0:
             at += 1
             continue
@@ -273,18 +278,26 @@ def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings, cac
 
         size = life.rest_of(r)
         tokens = 0 if s.defer and size > 1 else _share(r, s, settings)
+        if r.away:
+            tokens = 1
         needed = kv_of(r.cached + (size if settings.reserve else tokens), limits)
         if cache is not None:
             needed += blocks.extra(s, cache, i, found)
         if s.running > 0:
             needed += settings.watermark
         if tokens == 0 or not room(s, needed, limits):
-            r.cached = 0
+            if cache is not None:
+                r.cached = 0
             break
 
         common.pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
+        if r.away:
+            take(s, r, r.cached, limits)
+            common.pull(r, s)
+            continue
+
         _give(r, s, tokens, 1)
         if cache is not None:
             r.reused = r.cached
@@ -364,7 +377,12 @@ def run(
     heap, running = lines[0], lines[1]
 
     while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
+        if s.pulled > 0:
+            break
+
         s.turns -= 1
+        if s.moving > 0:
+            common.landed(requests, running, s)
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
             s.steps = 0
 
@@ -377,7 +395,7 @@ def run(
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            common.idle(requests, s, by_arrival)
+            common.idle(requests, s, by_arrival, until)
             continue
 
         if common.full(columns, s, s.running + s.waiting, s.running):
@@ -397,7 +415,7 @@ def run(
         s.steps += 1
         sums = _entries(requests, s, running, columns.entries, cache)
         if sums.tokens == 0:
-            if s.evicted == before and not common.idle(requests, s, by_arrival):
+            if s.evicted == before and not common.idle(requests, s, by_arrival, until):
                 if until < np.inf:  # the next request may change that
                     break
 
