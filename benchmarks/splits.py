@@ -67,9 +67,10 @@ def main() -> None:
 
     instance, (ttft, tpot) = trace(options.trace, options.rate), SLOS[options.trace]
     wall, cpu = time.perf_counter(), time.process_time()
+    specs = options.policy or ["vllm"]
     found = optsched.splits(
-        instance, options.workers, options.policy or ["vllm"], cost_model=MODEL, link=LINK,
-        slo_ttft=ttft, slo_tpot=tpot, progress=lambda name: print(name, file=sys.stderr, flush=True),
+        instance, options.workers, specs, cost_model=MODEL, link=LINK, slo_ttft=ttft, slo_tpot=tpot,
+        progress=lambda name: print(name, file=sys.stderr, flush=True),
     )  # fmt: skip
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     for metric in found.metrics:
