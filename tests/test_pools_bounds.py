@@ -12,6 +12,7 @@ from exhaustive_pools import Best, Case
 from optsched import BatchCost, Instance, Link, Machine, Pools
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
+from optsched.bounds.certificate import verify_certificate
 from optsched.bounds.checker.check import digest
 from optsched.bounds.pools import certify_pools, pools_bound, verify_pools
 from optsched.costs.pools import make_pools
@@ -136,6 +137,15 @@ def test_a_certificate_proves_what_the_bound_says(text: str, objective: str) -> 
         value = verify_pools(stream(), certificate, make_pools(text, stream(), MODEL, link))
         assert value == pytest.approx(proof.value, rel=1e-6)
         assert certificate["pools"][next(iter(certificate["pools"]))]["machines"] == int(text[0])
+
+
+def test_a_certificate_about_pools_is_none_about_one_worker() -> None:
+    certificate, _ = proved("2p2d", "tel")
+    with pytest.raises(ViolationError, match="expected one about one worker"):
+        verify_certificate(stream(), certificate)
+    others = make_pools("3p1d", stream(), MODEL, LINK)
+    with pytest.raises(ViolationError, match="pools: found other ones"):
+        verify_pools(stream(), certificate, others)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -77,7 +77,9 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
     assert Path("found.png").stat().st_size > 1000
     assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
-    assert run("verify", "stream.json", "proofs/1p1d-mean_ttft.json").exit_code == 0
+    shown = run("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
+    assert shown.exit_code == 0, shown.stderr
+    assert "on pools of 1 prefill, 1 decode" in shown.stdout
 
 
 @pytest.mark.parametrize(

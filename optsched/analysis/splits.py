@@ -227,7 +227,7 @@ def splits(
     cost = cost_for(limited, cost_model)
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
     pools = {name: make_pools(name, limited, cost, link) for name in names}
-    ask = _Ask(limited, cost, specs, router, seed, bool(limited.slos), certify)
+    ask = _Ask(instance, limited, cost, specs, router, seed, certify)
     ask.check(pools[names[0]])
     budget, rows, interrupted = Budget(time_limit_s, stop=stop), list[Split](), False
 
@@ -256,20 +256,21 @@ class _Ask:
     """What is asked of every split."""
 
     instance: Instance
+    limited: Instance  # with SLOs as columns
     cost: CostModel
     specs: Sequence[str]
     router: str
     seed: int
-    served: bool
     certify: bool
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return ("mean_latency", "mean_ttft", *(("slo_goodput",) if self.served else ()))
+        return ("mean_latency", "mean_ttft", *(("slo_goodput",) if self.limited.slos else ()))
 
     def task(self, name: str, pools: Pools) -> BoundTask:
         objective = Objective("tel" if name == "mean_latency" else name)
-        return BoundTask(self.instance, self.cost, objective, pools=pools)
+        instance = self.limited if name == "slo_goodput" else self.instance
+        return BoundTask(instance, self.cost, objective, pools=pools)
 
     def check(self, pools: Pools) -> None:
         """Raise UsageError if the bounds are not proved for the instance."""
@@ -307,8 +308,8 @@ class _Ask:
 
     def _run(self, row: Split, spec: str, pools: Pools, budget: Budget) -> None:
         scheduler = on_workers(spec, len(pools.machines), self.router)
-        schedule = simulate(self.instance, scheduler, pools, seed=self.seed, budget=budget)
-        judged = evaluate(self.instance, schedule, pools)
+        schedule = simulate(self.limited, scheduler, pools, seed=self.seed, budget=budget)
+        judged = evaluate(self.limited, schedule, pools)
         for name in self.metrics:
             value, known = judged.metrics[name], row.found.get(name)
             if value is not None and (known is None or Objective(name).better(value, known)):

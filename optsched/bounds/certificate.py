@@ -111,7 +111,11 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
 
 
 def verify_certificate(
-    instance: Instance, certificate: dict[str, Any], cost_model: CostModel | None = None
+    instance: Instance,
+    certificate: dict[str, Any],
+    cost_model: CostModel | None = None,
+    *,
+    on_pools: bool = False,
 ) -> int | float:
     """Return the value, in rounds or seconds, that a certificate proves, once it is checked.
 
@@ -123,6 +127,8 @@ def verify_certificate(
     cost_model : BatchCost, optional
         The cost model that a certificate in seconds must be about. By default any is accepted:
         the proof is for the one that stands in the certificate.
+    on_pools : bool
+        Whether it may be about several machines (`optsched.bounds.pools.verify_pools`).
 
     Raises
     ------
@@ -139,6 +145,12 @@ def verify_certificate(
     except Rejected as error:
         rule = "certificate_size" if isinstance(error, TooLarge) else "certificate"
         raise ViolationError(f"certificate: {error}", rule=rule) from None
+
+    if "pools" in certificate and not on_pools:
+        raise ViolationError(
+            "certificate: found one about pools of machines; expected one about one worker",
+            rule="certificate",
+        )
 
     if isinstance(cost_model, BatchCost) and not same_cost_model(certificate, cost_model):
         raise ViolationError(

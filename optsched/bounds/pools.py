@@ -385,7 +385,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
     ViolationError
         If it proves nothing, or something of other pools.
     """
-    value = verify_certificate(instance, certificate)
+    value = verify_certificate(instance, certificate, on_pools=True)
     if certificate.get("pools") not in [stated(pools, costs) for costs in minorants_of(pools)]:
         raise ViolationError("certificate: pools: found other ones", rule="certificate")
 
@@ -408,3 +408,9 @@ POOLED_IN_TIME = Bound(
     _PROVED,
     needs=POOLS,
 )
+
+
+def words_of(certificate: Mapping[str, Any]) -> str:
+    """Return the pools of a valid certificate in words, such as ``on pools of 2 prefill, ...``."""
+    counts = {k: one["machines"] for k, one in certificate["pools"].items() if k != "link"}
+    return "on pools of " + ", ".join(f"{count} {name}" for name, count in counts.items())

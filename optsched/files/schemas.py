@@ -374,6 +374,9 @@ class CertificateFile(_Open):
     ticks_per_second: Annotated[int, Field(ge=1)] | None = _null(
         "in seconds: the value is an integer number of ticks"
     )
+    pools: SkipValidation[dict[str, Any] | None] = _null(
+        "several machines: how many prefill and decode, or are mixed, and what moves take"
+    )
     tree: SkipValidation[dict[str, Any]] = Field(description="a leaf, which names its relaxation")
     schedule: SkipValidation[dict[str, Any] | None] = _null(
         "a schedule file with that value, if the claim is optimal"
