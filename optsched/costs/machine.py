@@ -91,7 +91,7 @@ class Link:
         ----------
         prompt_tokens : int
         """
-        return prompt_tokens - self.recompute_last
+        return prompt_tokens - int(self.recompute_last and prompt_tokens > 1)
 
     def time(self, tokens: int) -> float:
         """Return how long the KV of so many tokens moves.

@@ -130,7 +130,7 @@ def make_policy(spec: str) -> tuple[Scheduler, PolicyInfo]:
     info = _from_file(name) if is_file(name) else _REGISTRY.get(name)
     predictor = _predictor(spec, texts)
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
-    for_router = {"workers", "router"} - set(info.parameters)
+    for_router = {"workers", "router", "decode_router", "reserve"} - set(info.parameters)
     routing = {key: settings.pop(key) for key in settings.keys() & for_router}
     values = convert_all(settings, info.parameters, f"policy {name!r}")
 
@@ -165,10 +165,13 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
     if "workers" not in texts:
         raise InputError(f"{where}: found a router alone; expected workers=N with it")
 
-    allowed = {"workers": Parameter(int, False, None), "router": Parameter(str, False, None)}
-    values = convert_all(texts, allowed, where)
+    allowed = {"workers": Parameter(int, False, None), "router": Parameter(str, False, DEFAULT)}
+    allowed["decode_router"] = Parameter(str, False, None)
+    allowed["reserve"] = Parameter(bool, False, False)
+    values = {name: one.default for name, one in allowed.items()}
+    values |= convert_all(texts, allowed, where)
     try:
-        return Routed(runner_of(made), values["workers"], values.get("router", DEFAULT))
+        return Routed(runner_of(made), **values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -83,7 +83,7 @@ class _Hand:
     def __init__(self, routed: Routed, job: Job, pools: Pools, fleet: PoolFleet) -> None:
         self.job, self.fleet, self.link, self.reserve = job, fleet, pools.link, routed.reserve
         self.first = pools.workers("prefill", "mixed")
-        self.second = pools.workers("decode") or self.first
+        self.second = pools.workers("decode") or pools.workers("mixed")
         self.below = pools.deflect_below if pools.workers("decode") else 0
         self.begin = self._place(routed.router, fleet.left, self.first)
         self.go_on = self._place(routed.decode_router, fleet.finish, self.second)

@@ -543,7 +543,9 @@ def _form(
         s.time_left = _time_left(requests, s, running, settings)
 
     closed = False  # by a prefill beyond the scheduler's own limit
-    for group in settings.groups:
+    # The last prompt tokens of those whose KV came stand before decodes that would shut them out.
+    begun = s.partial > 0 and not (limits.hybrid or limits.chunked)
+    for group in (RUNNING_PREFILL if begun else NO_GROUP, *settings.groups):
         # Nearly all batches only decode. Where every running request can, none need be looked at.
         if (
             group in (RUNNING, RUNNING_DECODE)
