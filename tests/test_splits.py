@@ -68,14 +68,14 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     monkeypatch.chdir(tmp_path)
     write_instance(stream(), "stream.json")
     words = ("stream.json", "--workers", 2, "--policy", "vllm", "--cost-model", MODEL)
-    shown = run("splits", *words, "--link", LINK, "--json", "found.json", "-o", "found.png",
-                "--certificates", "proofs")  # fmt: skip
+    shown = run(
+        "splits", *words, "--link", LINK, "--json", "found.json", "--certificates", "proofs"
+    )
     assert shown.exit_code == 0, shown.stderr
     assert "1p1d" in shown.stdout
     data = json.loads(Path("found.json").read_text(encoding="utf-8"))
     check_shape("splits", data)
     assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
-    assert Path("found.png").stat().st_size > 1000
     assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
     shown = run("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
     assert shown.exit_code == 0, shown.stderr

@@ -27,7 +27,6 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
-from optsched.problem.metrics import TABLE
 from optsched.problem.objective import Objective
 
 POLICIES = ("vllm", "least-work")
@@ -35,6 +34,7 @@ POLICIES = ("vllm", "least-work")
 BEST, POSSIBLE, WORSE = "best", "possible", "proved worse than the best found"
 """The verdicts on a split."""
 _MAX = 64
+_COLUMNS = ("bound", "found", "policy", "verdict")
 _BOUND_S = 20.0
 """Seconds for each bound on a split, at most."""
 
@@ -65,6 +65,15 @@ class Split:
     policies: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+
+    def interval(self, metric: str) -> tuple[float | None, float | None, str | None]:
+        """Return the bound on a metric, the best value found, and the policy that has it.
+
+        Parameters
+        ----------
+        metric : str
+        """
+        return self.bounds.get(metric), self.found.get(metric), self.policies.get(metric)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +110,7 @@ class Splits:
         metric : str
         """
         known = [row for row in self.rows if metric in row.found]
-        sign = -1 if TABLE[metric].sense == "max" else 1
-        return min(known, key=lambda row: sign * row.found[metric], default=None)
+        return min(known, key=lambda row: Objective(metric).signed(row.found[metric]), default=None)
 
     def verdict(self, row: Split, metric: str) -> str:
         """Return whether a split is the best found, possible, or proved worse, by a metric.
@@ -113,13 +121,12 @@ class Splits:
         metric : str
         """
         best = self.best(metric)
-        if best is None or metric not in row.bounds:
-            return POSSIBLE
         if row is best:
             return BEST
 
-        sign = -1 if TABLE[metric].sense == "max" else 1
-        return WORSE if sign * row.bounds[metric] > sign * best.found[metric] else POSSIBLE
+        known = best is not None and metric in row.bounds
+        worse = known and Objective(metric).better(best.found[metric], row.bounds[metric])  # type: ignore[union-attr]
+        return WORSE if worse else POSSIBLE
 
     def worse(self, metric: str) -> list[str]:
         """Return the splits that are proved worse than the best found.
@@ -134,16 +141,11 @@ class Splits:
         """Return the JSON object of a splits file."""
         rows = []
         for row in self.rows:
-            intervals = {
-                name: {
-                    "bound": row.bounds.get(name),
-                    "found": row.found.get(name),
-                    "policy": row.policies.get(name),
-                    "verdict": self.verdict(row, name),
-                }
-                for name in self.metrics
+            columns = {
+                name: (*row.interval(name), self.verdict(row, name)) for name in self.metrics
             }
-            rows.append({"pools": row.pools, **intervals, "errors": row.errors})
+            shown = {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in columns.items()}
+            rows.append({"pools": row.pools, **shown, "errors": row.errors})
 
         link = {name: getattr(self.link, name) for name in Link.__dataclass_fields__}
         return {

@@ -181,15 +181,8 @@ def lower_bound(
 
     goal = parse_objective(objective)
     cost_model = cost_model or (UnitCost() if pools is None else pools.machines[0].cost)
-    task = BoundTask(
-        instance,
-        cost_model,
-        goal,
-        workers=workers,
-        completions=completions,
-        found_tokens=found_tokens,
-        pools=pools,
-    )
+    further = completions, found_tokens
+    task = BoundTask(instance, cost_model, goal, None, 0, workers, *further, pools=pools)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

@@ -154,8 +154,7 @@ def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) 
 
 def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
     """Return the machines that prefill, those that decode, and whether none does both."""
-    machines = [pools.machines[w] for w in range(len(pools.machines))]
-    deflects = pools.deflect_below > 0
+    machines, deflects = pools.machines, pools.deflect_below > 0
     prefill = [m for m in machines if m.role != "decode" or deflects]
     decode = [m for m in machines if m.role != "prefill"]
     return prefill, decode, not deflects and all(m.role != "mixed" for m in machines)
@@ -229,16 +228,9 @@ def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, 
     def value(priced: Priced, caps: tuple[float, float], chords: int = _COARSE) -> float:
         one, two = priced.parts(caps)
         split = Split(priced.weights, stages.moved, two, stages.decode)
-        return late + value_at(
-            stages.tokens,
-            one.width,
-            one.p1,
-            one.p2,
-            chords=chords,
-            ttft_weight=weight,
-            machines=stages.prefill,
-            split=split if stages.split else None,
-        )
+        more: dict[str, Any] = {"chords": chords, "ttft_weight": weight}
+        more |= {"machines": stages.prefill, "split": split if stages.split else None}
+        return late + value_at(stages.tokens, one.width, one.p1, one.p2, **more)
 
     def in_time() -> bool:
         return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
@@ -268,8 +260,8 @@ def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, 
     leaf = busy_time_leaf(first.width, first.p1, first.p2)
     if stages.split:
         after = busy_time_leaf(later.width, later.p1, later.p2)
-        leaf |= {"first": round(best.share * 2**30), "later": {**after}}
-        del leaf["later"]["relaxation"]
+        del after["relaxation"]
+        leaf |= {"first": round(best.share * 2**30), "later": after}
 
     return value(best, caps, chords), leaf
 
@@ -309,19 +301,19 @@ def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]
     last = np.minimum(limits["slo_latency"], first + later)
     early, since, rest = stages.before_first, stages.since, stages.rest
     able = (stages.tokens.first + early <= first) & (since + rest <= last)
-    able &= rest + (stages.moved - early) * (1 - _SAFETY) <= later
+    able &= rest <= later  # a request that restarts there has its first token behind the move
     slack = CLOCK * (1 + instance.release)
     begin, end = np.maximum(instance.release - slack, 0.0), instance.release + slack
     windows = [(begin, end + first - early, stages.work, stages.prefill)]
 
-    if stages.split:
-        windows.append((begin + since * (1 - _SAFETY), end + last, stages.later, stages.decode))
-    else:
-        windows.append((begin, end + last, stages.work + stages.later, stages.decode))
+    ready, work = begin + since * (1 - _SAFETY), stages.later
+    if not stages.split:
+        ready, work = begin, stages.work + stages.later
 
+    windows.append((ready, end + last, work, stages.decode))
     counts = (
-        count_in_windows(since[able], until[able], work[able] * (1 - MARGIN), machines)
-        for since, until, work, machines in windows
+        count_in_windows(after[able], until[able], done[able] * (1 - MARGIN), machines)
+        for after, until, done, machines in windows
     )
     return min(int(able.sum()), *counts)
 
@@ -396,18 +388,11 @@ _WORDS = "work, and prices of machine time, of pools that prefill and that decod
 _IN_TIME = "work of pools in the windows of SLOs"
 _METRICS = ("tel", "latency_and_ttft", "mean_ttft")
 _PROVED = PROVED_FOR | POOLS | MINORANTS
+_SERVED = ("slo_attainment", "slo_goodput")
 POOLED = Bound(
     "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS
 )
-POOLED_IN_TIME = Bound(
-    "slo-pools",
-    _IN_TIME,
-    "second",
-    ("slo_attainment", "slo_goodput"),
-    within_pools,
-    _PROVED,
-    needs=POOLS,
-)
+POOLED_IN_TIME = Bound("slo-pools", _IN_TIME, "second", _SERVED, within_pools, _PROVED, needs=POOLS)
 
 
 def words_of(certificate: Mapping[str, Any]) -> str:

@@ -91,15 +91,13 @@ def plot_splits(
     ax : Axes, optional
     """
     ax = axes(ax, (8.0, 4.5))
-    colours = {"best": GREEN, "possible": BLUE}
     for k, (_, bound, found, verdict) in enumerate(rows):
-        colour = colours.get(verdict, RED)
-        if bound is not None:
-            ends = [bound, bound if found is None else found]
-            ax.vlines(k, min(ends), max(ends), color=colour, lw=6, alpha=0.35)
-            ax.plot(k, bound, marker="_", ms=18, mew=2, color=colour)
-        if found is not None:
-            ax.plot(k, found, marker="o", ms=6, color=colour)
+        colour = {"best": GREEN, "possible": BLUE}.get(verdict, RED)
+        ends = [value for value in (bound, found) if value is not None]
+        ax.plot([k] * len(ends), ends, color=colour, lw=6, alpha=0.35)
+        for end, marker in ((bound, "_"), (found, "o")):
+            if end is not None:
+                ax.plot(k, end, marker=marker, ms=12, mew=2, color=colour)
 
     best = [found for _, _, found, verdict in rows if verdict == "best" and found is not None]
     if best:
