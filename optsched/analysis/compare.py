@@ -15,6 +15,7 @@ from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.analysis.losses import Ladder, Ladders
 from optsched.bounds import BoundTask, usable
 from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.machine import Pools
 from optsched.files.measured import Measured, read_measured
 from optsched.judge.evaluate import evaluate
 from optsched.optimize import strategies
@@ -51,6 +52,7 @@ def compare(
     policies: Iterable[str] | None = None,
     *,
     cost_model: CostModel | str | Path | None = None,
+    pools: Pools | None = None,
     bound: bool = True,
     time_limit_s: float = 60.0,
     slo_ttft: float | None = None,
@@ -73,6 +75,8 @@ def compare(
         is asked for and not allowed, or that loops, gets a row without metrics that says why.
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. An instance in seconds needs one.
+    pools : Pools, optional
+        The machines that policies run on. Bounds and searches are left out, which know one machine.
     bound : bool
         Whether to look for a bound and a better schedule after the policies. The bounds of
         `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
@@ -131,6 +135,10 @@ def compare(
     limits |= {"slo_gap": slo_gap, "slo_latency": slo_latency}
     rows: list[PolicyRow] = []
     interrupted = False
+    notes: tuple[str, ...] = ()
+    if pools is not None and bound:
+        bound, notes = False, ("bounds and searches are left out, since they do not know pools",)
+
     specs = _specs(strategies.with_limits(instance, limits), policies)
     _load_engine(specs)
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
@@ -146,7 +154,7 @@ def compare(
                 progress("policy", spec)
 
             part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
-            row = _run(interval, spec, seed, part, limits)
+            row = _run(interval, spec, seed, part, limits, pools)
             rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
         interrupted = True
@@ -157,7 +165,6 @@ def compare(
     if measured is not None:
         rows.append(_measured_row(instance, measured, limits))
 
-    notes: tuple[str, ...] = ()
     ladders: Ladders | None = None
     if bound and not interrupted:
         loss_s = max(_LOSS_SHARE * time_limit_s, _MIN_LOSS_S) if time_limit_s > 0 else 0.0
@@ -260,7 +267,12 @@ def _load_engine(specs: Iterable[str]) -> None:
 
 
 def _run(
-    interval: Interval, spec: str, seed: int, budget: Budget, limits: dict[str, float | None]
+    interval: Interval,
+    spec: str,
+    seed: int,
+    budget: Budget,
+    limits: dict[str, float | None],
+    pools: Pools | None,
 ) -> PolicyRow:
     """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
     instance, cost = interval.task.instance, interval.task.cost_model
@@ -274,12 +286,14 @@ def _run(
 
     try:
         schedule, evaluation, wall_s = strategies.run_policy(
-            instance, spec, cost, seed=seed, budget=budget, **limits
+            instance, spec, pools or cost, seed=seed, budget=budget, **limits
         )
     except strategies.NO_SCHEDULE as error:
         return replace(row, error=str(error))
 
     outside = strategies.outside_reason(evaluation)
+    if pools is not None:
+        outside = "it runs in pools"
     if outside is None:
         interval.take(schedule, evaluation, spec)
 

@@ -16,6 +16,7 @@ from optsched.cli.options import (
     Slos,
     check_outputs,
     check_requests_out,
+    in_pools,
     read_checked,
 )
 from optsched.cli.output import emit_json, number, tell, unit
@@ -34,6 +35,9 @@ def simulate(
     instance_file: str,
     policy: str,
     cost_model: str | None = None,
+    pools: str | None = None,
+    link: str | None = None,
+    deflect_below: Annotated[int, {"min": 0}] = 0,
     seed: Seed = 0,
     slos: Slos = NO_SLOS,
     ttft_weight: float | None = None,
@@ -53,10 +57,11 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
+    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
     begin = work_time()
-    schedule = run(instance, policy, cost, seed=seed, slos=slos)
+    schedule = run(instance, policy, machines, seed=seed, slos=slos)
     wall_s = work_time() - begin
-    evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, machines, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
 
@@ -80,6 +85,9 @@ def evaluate(
     instance_file: str,
     schedule_file: str,
     cost_model: str | None = None,
+    pools: str | None = None,
+    link: str | None = None,
+    deflect_below: Annotated[int, {"min": 0}] = 0,
     slos: Slos = NO_SLOS,
     ttft_weight: float | None = None,
     requests_out: str | None = None,
@@ -91,8 +99,9 @@ def evaluate(
     from optsched.judge.evaluate import evaluate as judge
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
+    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, cost, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, machines, **slos, ttft_weight=ttft_weight)
     output.write_requests(evaluation, requests_out)
     _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
 

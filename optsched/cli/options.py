@@ -21,6 +21,7 @@ from optsched.problem.text_files import parse_json
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
+    from optsched.costs.machine import Pools
     from optsched.problem.instance import Instance
 
 
@@ -83,6 +84,11 @@ _SHARED = """
     lists names.
   policies --policy SPEC: A policy to run (repeatable). By default all run that the instance
     allows. `optsched policies` lists them.
+  pools POOLS: The machines, as in 2p6d: 2 prefill and 6 decode machines. m stands for mixed
+    ones.
+  link LINK: What a move of KV takes between pools, as in latency=50us,bandwidth=50GB/s or
+    latency=1ms,token=2us. By default it takes nothing.
+  deflect_below N: Decode machines prefill requests with fewer prompt tokens.
   time_limit S: The time limit in seconds.
   seed N: The seed of all random choices.
   json_out --json FILE|-: Write the result as JSON. With - nothing else is printed.
@@ -200,6 +206,24 @@ def read_checked(
     check_rounds(instance, formulation)
     cost = cost_for(instance, cost_model or cost_model_of(instance_file))
     return instance, None if instance.in_rounds else cost
+
+
+def in_pools(
+    instance: Instance,
+    cost: CostModel | None,
+    pools: str | None,
+    link: str | None,
+    deflect_below: int = 0,
+) -> Pools | None:
+    """Return the pools that a command's options describe, or None if they name none."""
+    from optsched.costs.pools import make_pools
+
+    if pools is not None:
+        return make_pools(pools, instance, cost, link, deflect_below)
+    if link is not None or deflect_below:
+        raise UsageError("--link, --deflect-below: found without --pools; expected both")
+
+    return None
 
 
 def check_outputs(*paths: str | None) -> None:

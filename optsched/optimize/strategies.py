@@ -9,7 +9,7 @@ from typing import Any
 
 from optsched.bounds import bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
-from optsched.costs.cost import CostModel
+from optsched.costs.machine import Hardware
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.interval import Interval
 from optsched.policies import allows, policies as registry
@@ -99,7 +99,7 @@ def allowed_policies(instance: Instance) -> list[str]:
 def run_policy(
     instance: Instance,
     spec: str,
-    cost: CostModel,
+    cost: Hardware,
     *,
     seed: int = 0,
     budget: Budget = NO_LIMIT,

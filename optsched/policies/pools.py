@@ -61,8 +61,8 @@ def run_pools(routed: Routed, job: Job, pools: Pools) -> Schedule:
     for w in range(len(pools.machines)):
         own = job.on(w)
         if w in prefill:
-            first = (_first_tokens(one) for one in (own.instance, own.problem))
-            own = replace(own, **dict(zip(("instance", "problem"), first, strict=True)))
+            told, problem = _first_tokens(own.instance), _first_tokens(own.problem)
+            own = replace(own, instance=told, problem=problem)
 
         fleets.append(begin_alone(routed.inner, own))
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from optsched.policies.base import Fleet, Job, Runner, own_work
 from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
 from optsched.workloads.predict import estimates
@@ -262,7 +262,7 @@ def begin_alone(inner: Runner, job: Job) -> Fleet:
     """Return one worker that runs a scheduler in steps; refuse those that cannot."""
     fleet = deepcopy(inner).begin(job, 1)
     if fleet is None:
-        raise UsageError(
+        raise PolicyError(
             f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected one "
             "that decides batch by batch"
         )
