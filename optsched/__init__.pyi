@@ -4,6 +4,7 @@ from optsched.analysis import library as library
 from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
 from optsched.analysis.compare import Comparison as Comparison, compare as compare
 from optsched.analysis.score import Score as Score, score as score
+from optsched.analysis.splits import Splits as Splits, splits as splits
 from optsched.analysis.warm import warm_up as warm_up
 from optsched.analysis.why import Why as Why, why as why
 from optsched.costs.cost import (

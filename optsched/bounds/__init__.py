@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from optsched.bounds.base import REGISTRY, Bound, BoundTask, Completions, Proof, features_of
 from optsched.bounds.relaxations import relax
 from optsched.costs.cost import CostModel, UnitCost
+from optsched.costs.machine import Pools
 from optsched.problem.budget import Budget
 from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
@@ -116,6 +117,7 @@ def lower_bound(
     workers: int = 1,
     found_tokens: int = 0,
     completions: Completions | None = None,
+    pools: Pools | None = None,
 ) -> tuple[float | None, str | None]:
     """Return the largest of the bounds that apply, and its name.
 
@@ -146,6 +148,8 @@ def lower_bound(
         Prompt tokens that requests may find in a prefix cache, as in `BoundTask`.
     completions : callable, optional
         Where some bounds start, as in `BoundTask`.
+    pools : Pools, optional
+        Machines with roles, instead of ``workers`` and ``cost_model`` (`optsched.bounds.pools`).
 
     Returns
     -------
@@ -164,9 +168,9 @@ def lower_bound(
                 progress(name, proof.value)
 
     goal = parse_objective(objective)
-    task = BoundTask(
-        instance, cost_model or UnitCost(), goal, None, 0, workers, completions, found_tokens
-    )
+    cost_model = cost_model or (UnitCost() if pools is None else pools.machines[0].cost)
+    further = completions, found_tokens
+    task = BoundTask(instance, cost_model, goal, None, 0, workers, *further, pools=pools)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

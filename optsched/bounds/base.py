@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, SESSION_FIELDS, further_fields
 from optsched.bounds.checker.prefixes import Charge
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
+from optsched.costs.machine import Pools
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
@@ -50,6 +51,8 @@ class BoundTask:
         without prefixes, and requests arrive when they are released.
     within_s : int
         Seconds after a block's first user within which others pay as well.
+    pools : Pools, optional
+        Machines with roles, instead of equal workers. ``cost_model`` is that of any of them.
     """
 
     instance: Instance
@@ -62,12 +65,16 @@ class BoundTask:
     found_tokens: int = 0
     charged: Sequence[Charge] | None = None
     within_s: int = 0
+    pools: Pools | None = None
 
     @property
     def features(self) -> frozenset[str]:
         """The features that a proof must allow for, see `features_of`."""
         found = features_of(self.instance, self.cost_model, self.workers)
         found |= PREFIX_CACHE if self.found_tokens else frozenset()
+        for one in () if self.pools is None else self.pools.machines:
+            found |= features_of(self.instance, one.cost) | POOLS
+
         return found if self.charged is None else found | CHARGES
 
     def part(self, who: NDArray[np.int64]) -> BoundTask:
@@ -219,6 +226,9 @@ CHARGES = frozenset({"charges"})
 """The feature of work that is paid once (`BoundTask.charged`). A bound that is proved for it gets
 an instance whose requests share KV (`PREFIX_FIELDS`) so. Others, which count whole prompts, are
 wrong for schedules that claim KV (`optsched.problem.prefixes`)."""
+
+POOLS = frozenset({"pools"})
+"""The feature of machines with roles, between which KV moves (`BoundTask.pools`)."""
 
 AFTER = frozenset({"after"})
 """The feature of requests that are released when others end (`optsched.problem.sessions`)."""

@@ -244,16 +244,16 @@ def _ticks(values: Floats) -> list[int]:
     return [int(tick) for tick in ticks.tolist()]
 
 
-def _on_one_machine(instance: Instance, length: Floats, alone: Floats) -> float:
-    """Return a bound on the sum of (time - arrival), as `optsched.bounds.simple.srpt` does."""
-    release = _ticks(instance.release)
+def sum_on_machine(since: Floats, length: Floats, alone: Floats) -> float:
+    """Return a bound on the sum of (time - release), as `optsched.bounds.simple.srpt` does."""
+    release = _ticks(since)
     earliest = sorted(map(add, release, _ticks(alone)))
     total = 0
     completions = srpt_completions(release, _ticks(length))
     for completion, floor in zip(completions, earliest, strict=True):
         total += max(completion, floor)
 
-    total -= sum(release) + instance.n  # arrivals were rounded down
+    total -= sum(release) + len(release)  # releases were rounded down
     return total / _TICKS
 
 
@@ -271,7 +271,7 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
     weight = task.objective.ttft_weight
     work = unavoidable_work(task.instance, task.batch_cost, task.charged)
     length = work.total / task.workers
-    total = max(_on_one_machine(task.instance, length, work.chain), float(work.chain.sum()))
+    total = max(sum_on_machine(task.instance.release, length, work.chain), float(work.chain.sum()))
     if task.objective == TOTAL_LATENCY:
         return Proof(total, tree=_leaf(task))
     if weight > 0:
@@ -284,7 +284,7 @@ def work_tel(task: BoundTask, budget: Budget) -> Proof:
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on mean TTFT in seconds, for which only prefills count."""
     work = unavoidable_work(task.instance, task.batch_cost, task.charged)
-    total = _on_one_machine(task.instance, work.prefill / task.workers, work.first)
+    total = sum_on_machine(task.instance.release, work.prefill / task.workers, work.first)
     value = max(total, float(work.first.sum())) / task.instance.n
     return Proof(value, tree=_leaf(task))
 

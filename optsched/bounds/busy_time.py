@@ -44,13 +44,13 @@ same floats that represent its ends, so that every moment belongs to exactly one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof, only_by_name
+from optsched.bounds.base import CHARGES, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import (
     PROVED_FOR,
     SUMS,
@@ -195,6 +195,19 @@ def cell_at(moment: float, width: float) -> int:
     return c
 
 
+class Split(NamedTuple):
+    """Pools of machines that share no work: some make first tokens, others all later ones.
+
+    ``weights`` has theta_1 of each request, ``moved`` the least time from its first token until it
+    can decode, ``prices`` are those of ``machines`` that decode.
+    """
+
+    weights: Floats
+    moved: Floats
+    prices: Prices
+    machines: int
+
+
 class Token(NamedTuple):
     """What one token pays: ``paid`` times p1, and the least over its batch's own work for p2.
 
@@ -246,8 +259,19 @@ def _least(theta: float, earliest: float, token: Token, prices: Prices) -> float
 
 
 @njit(nogil=True)
-def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: float) -> float:
-    """Return sum_i sum_k min F_k by chords over the decode steps (module's text)."""
+def costs_at_prices(
+    tokens: Tokens,
+    chords: int,
+    prices: tuple[Prices, Prices],
+    weights: Floats,
+    moved: Floats,
+    ttft_weight: float,
+) -> float:
+    """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
+
+    ``prices`` are those of prefills and of decodes. ``weights`` has theta_1 of each request, and
+    ``moved`` the least time from its first token to its first decode step.
+    """
     arrival, prefill, prefill_paid = tokens.arrival, tokens.prefill, tokens.prefill_paid
     first, steps, work, paid = tokens.first, tokens.steps, tokens.work, tokens.paid
     work_slope, paid_slope = tokens.work_slope, tokens.paid_slope
@@ -255,23 +279,21 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
     total = 0.0
 
     for i in range(arrival.shape[0]):
-        a, m = arrival[i], steps[i]
-        rest = m * paid[i] + paid_slope * m * (m - 1) / 2
-        whole = prefill_paid[i] + rest
-        theta = prefill_paid[i] / whole if m > 0 and whole > 0 else 1.0
-        theta = max(theta, ttft_weight)
+        a, m, theta = arrival[i], steps[i], weights[i]
         token = token_of(prefill_paid[i], prefill[i], prefill_fixed, theta / 2, prefill[i])
         total += theta / 2 * prefill_fixed
         for q in range(_PIECES * chords):
             ahead = q / (_PIECES * chords) * (prefill[i] + prefill_fixed)
-            value = theta * ahead + _least(theta, a + ahead, token, prices)
+            value = theta * ahead + _least(theta, a + ahead, token, prices[0])
             total += value / (_PIECES * chords)
 
         each = (1 - theta) / m if m > 0 else 0.0
+        before = theta - ttft_weight
+        total += before * moved[i]
         if each == 0:
+            total += before * (m * alone[i] + work_slope * m * (m - 1) / 2)
             continue
 
-        before = theta - ttft_weight
         low = 0.0
         for b in range(chords):
             high = np.floor(m * (b + 1) / chords)
@@ -279,12 +301,12 @@ def costs_at_prices(tokens: Tokens, chords: int, prices: Prices, ttft_weight: fl
                 continue
 
             least = work[i] + work_slope * low
-            ahead = first[i] + low * alone[i] + work_slope * low * (low - 1) / 2
+            ahead = first[i] + moved[i] + low * alone[i] + work_slope * low * (low - 1) / 2
             for k in (low, high - 1):
                 later = before + each * (k + 0.5)
                 w = work[i] + work_slope * k
                 token = token_of(paid[i] + paid_slope * k, w, decode, later, least)
-                value = each * ahead + later * decode + _least(each, a + ahead, token, prices)
+                value = each * ahead + later * decode + _least(each, a + ahead, token, prices[1])
                 total += (high - low) / 2 * value
 
             low = high
@@ -325,8 +347,13 @@ def schedule_prices(
     return np.maximum(np.diff(upto) / width, 0.0), width
 
 
-def prices_of(tokens: Tokens, cells: int, ttft_weight: float = 0.0) -> tuple[Floats, float]:
-    """Return the prices of the schedule in which the first token of each request has a weight."""
+def prices_of(
+    tokens: Tokens, cells: int, ttft_weight: float = 0.0, machines: int = 1
+) -> tuple[Floats, float]:
+    """Return the prices of the schedule in which the first token of each request has a weight.
+
+    Of several machines each has the price over their number of one machine that is as fast as all.
+    """
     whole, prefill = tokens.machine, tokens.prefill_paid
     first = np.flatnonzero((tokens.steps > 0) & (prefill < ttft_weight * whole))
     length, weight = whole.copy(), np.ones(len(whole))
@@ -338,7 +365,16 @@ def prices_of(tokens: Tokens, cells: int, ttft_weight: float = 0.0) -> tuple[Flo
         length = np.concatenate([length, whole[first] - prefill[first]])
         weight = np.concatenate([weight, np.full(len(first), 1 - ttft_weight)])
 
-    return schedule_prices(release, length, cells, weight)
+    price, width = schedule_prices(release, length / machines, cells, weight)
+    return price / machines, width
+
+
+def first_weights(tokens: Tokens, ttft_weight: float) -> Floats:
+    """Return theta_1 of each request (module's text, Weights used)."""
+    whole, alone = tokens.machine, np.ones(len(tokens.steps))
+    some = (tokens.steps > 0) & (whole > 0)
+    theta = np.divide(tokens.prefill_paid, whole, out=alone, where=some)
+    return np.maximum(theta, ttft_weight)
 
 
 def value_at(
@@ -349,56 +385,79 @@ def value_at(
     *,
     chords: int = _FINE,
     ttft_weight: float = 0.0,
+    machines: int = 1,
+    split: Split | None = None,
 ) -> float:
     """Return the bound on total latency, or on its weighted sum, that prices prove."""
-    prices = Prices(width, p1, p2, np.sqrt(p2))
-    total = float(costs_at_prices(tokens, chords, prices, ttft_weight))
-    paid = (float(p1.sum()) + float(p2.sum())) * width
-    safe = margin(((2 + _PIECES) * chords + 2) * len(tokens.arrival) + len(p1))
+    prices, cells = Prices(width, p1, p2, np.sqrt(p2)), len(p1)
+    paid = machines * (float(p1.sum()) + float(p2.sum())) * width
+    weights, later = first_weights(tokens, ttft_weight), prices
+    moved = np.zeros(len(weights))
+
+    if split is not None:
+        weights, moved, later = split.weights, split.moved, split.prices
+        paid += split.machines * (float(later.p1.sum()) + float(later.p2.sum())) * later.width
+        cells += len(later.p1)
+
+    total = float(costs_at_prices(tokens, chords, (prices, later), weights, moved, ttft_weight))
+    safe = margin(((2 + _PIECES) * chords + 2) * len(tokens.arrival) + cells)
 
     return total * (1 - safe) - paid * (1 + safe)
 
 
-def busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
-    tokens = tokens_of(task.instance, task.batch_cost, task.charged)
-    weight, per = task.objective.ttft_weight, scale_of(task)
-    price, width = prices_of(tokens, _CELLS, weight)
-
-    def at(cap: float, chords: int = _COARSE) -> float:
-        p2 = np.minimum(price, cap)
-        return value_at(tokens, width, price - p2, p2, chords=chords, ttft_weight=weight)
-
-    def in_time() -> bool:
-        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
-
-    found = {_CAPS[0]: at(_CAPS[0])}
-    for cap in _CAPS[1:]:
+def best_caps(
+    value: Callable[[float], float], in_time: Callable[[], bool], caps: Sequence[float] = _CAPS
+) -> float:
+    """Return the cap of p2 with the largest value among some and among others close to the best."""
+    found = {caps[0]: value(caps[0])}
+    for cap in caps[1:]:
         if in_time():
-            found[cap] = at(cap)
+            found[cap] = value(cap)
 
     for ratio in (1.6, 1.25):
         best = max(found, key=found.__getitem__)
         for cap in (best / ratio, best * ratio):
             if in_time():
-                found[cap] = at(cap)
+                found[cap] = value(cap)
 
-    best = max(found, key=found.__getitem__)
-    value = found[best]
-    value = max(0.0, value, at(best, _FINE) if in_time() else value)
+    return max(found, key=found.__getitem__)
+
+
+def busy_time(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
+    tokens = tokens_of(task.instance, task.batch_cost, task.charged)
+    weight, per, machines = task.objective.ttft_weight, scale_of(task), task.workers
+    price, width = prices_of(tokens, _CELLS, weight, machines)
+
+    def at(cap: float, chords: int = _COARSE) -> float:
+        p2 = np.minimum(price, cap)
+        return value_at(
+            tokens, width, price - p2, p2, chords=chords, ttft_weight=weight, machines=machines
+        )
+
+    def in_time() -> bool:
+        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
+
+    best = best_caps(at, in_time)
+    value = max(0.0, at(best), at(best, _FINE) if in_time() else 0.0)
     cells = min(_FINER * task.instance.n, _MOST // task.instance.n)
     if cells > _CELLS and in_time():
-        finer, narrow = prices_of(tokens, cells, weight)
+        finer, narrow = prices_of(tokens, cells, weight, machines)
         p2 = np.minimum(finer, best)
-        found_fine = value_at(tokens, narrow, finer - p2, p2, ttft_weight=weight)
+        found_fine = value_at(tokens, narrow, finer - p2, p2, ttft_weight=weight, machines=machines)
         if found_fine > value:
             value, price, width = found_fine, finer, narrow
 
-    if task.objective != TOTAL_LATENCY:
+    if task.objective != TOTAL_LATENCY or machines > 1:
         return Proof(value / per)
 
     p2 = np.minimum(price, best)
     return Proof(value, tree=busy_time_leaf(width, price - p2, p2))
+
+
+def _on_several(task: BoundTask) -> bool:
+    """Return whether there are several workers: for one, `pieces` has this bound as a part."""
+    return task.workers > 1
 
 
 BUSY_TIME = Bound(
@@ -407,8 +466,8 @@ BUSY_TIME = Bound(
     "second",
     SUMS,
     busy_time,
-    PROVED_FOR | CHARGES,
+    PROVED_FOR | CHARGES | WORKERS,
     searches=True,
-    suits=only_by_name,
+    suits=_on_several,
     certifies=True,
 )

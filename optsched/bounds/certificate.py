@@ -59,9 +59,13 @@ def make_certificate(
 
 
 def certify(
-    instance: Instance, cost: BatchCost, objective: str, tree: Mapping[str, Any]
+    instance: Instance,
+    cost: BatchCost,
+    objective: str,
+    tree: Mapping[str, Any],
+    pools: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object of a certificate file in seconds."""
+    """Return the JSON object of a certificate file in seconds, about pools of machines if given."""
     from optsched.bounds.checker.parts import Budget, Rejected
     from optsched.bounds.checker.seconds import proved_ticks
 
@@ -71,6 +75,7 @@ def certify(
         "claim": "bound",
         "ticks_per_second": TICKS_PER_SECOND,
         "tree": dict(tree),
+        **({} if pools is None else {"pools": dict(pools)}),
     }
     try:
         fields["value"] = proved_ticks(instance, fields, Budget())
@@ -112,7 +117,11 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
 
 
 def verify_certificate(
-    instance: Instance, certificate: dict[str, Any], cost_model: CostModel | None = None
+    instance: Instance,
+    certificate: dict[str, Any],
+    cost_model: CostModel | None = None,
+    *,
+    on_pools: bool = False,
 ) -> int | float:
     """Return the value, in rounds or seconds, that a certificate proves, once it is checked.
 
@@ -124,6 +133,8 @@ def verify_certificate(
     cost_model : BatchCost, optional
         The cost model that a certificate in seconds must be about. By default any is accepted:
         the proof is for the one that stands in the certificate.
+    on_pools : bool
+        Whether it may be about several machines (`optsched.bounds.pools.verify_pools`).
 
     Raises
     ------
@@ -140,6 +151,12 @@ def verify_certificate(
     except Rejected as error:
         rule = "certificate_size" if isinstance(error, TooLarge) else "certificate"
         raise ViolationError(f"certificate: {error}", rule=rule) from None
+
+    if "pools" in certificate and not on_pools:
+        raise ViolationError(
+            "certificate: found one about pools of machines; expected one about one worker",
+            rule="certificate",
+        )
 
     if isinstance(cost_model, BatchCost) and not same_cost_model(certificate, cost_model):
         raise ViolationError(

@@ -72,7 +72,7 @@ from optsched.problem.service import with_spare
 Floats = NDArray[np.float64]
 Later = tuple[NDArray[np.int64], Floats, Floats, Floats]
 
-_MARGIN, _CLOCK = 1e-7, 1e-9
+MARGIN, CLOCK = 1e-7, 1e-9
 
 
 def most_within(
@@ -112,10 +112,10 @@ def _in_seconds(
     limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
-    later = _later(instance, step)
+    later = longest_later(instance, step)
     last = np.minimum(limits["slo_latency"], first + later)
     able = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
-    slack = _CLOCK * (1 + instance.release)
+    slack = CLOCK * (1 + instance.release)
     best = int(able.sum())
 
     # Whatever is within its limits does this work in its window, and so do all of them together.
@@ -123,12 +123,12 @@ def _in_seconds(
     for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
         begin = np.maximum(instance.release - slack, 0.0)[able]
         end = (instance.release + length + slack)[able]
-        best = min(best, _count(begin, end, amount[able] * (1 - _MARGIN), workers))
+        best = min(best, count_in_windows(begin, end, amount[able] * (1 - MARGIN), workers))
 
     return best
 
 
-def _later(instance: Instance, step: Floats) -> Floats:
+def longest_later(instance: Instance, step: Floats) -> Floats:
     """Return the longest time from the first token to the last; 0 for a single token."""
     steps = instance.output_tokens - 1.0
     return np.where(steps > 0, step * np.maximum(steps, 1.0), 0.0)
@@ -162,7 +162,7 @@ def _priced(work: Work, tokens: Later, cost: BatchCost, step: Floats) -> Floats:
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
     first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"]))
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
-    later = np.floor(_later(instance, step) * (1 + _CLOCK))
+    later = np.floor(longest_later(instance, step) * (1 + CLOCK))
     last = np.minimum(np.floor(limits["slo_latency"]), first + later)
     o = instance.output_tokens
     able = (first >= 1) & (last >= o) & (later >= o - 1)
@@ -170,7 +170,9 @@ def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -
 
     for length, amount, capacity in _loads(instance, first, last):
         begin, end = instance.release[able], (instance.release + length)[able]
-        best = min(best, _count(begin, end, amount[able].astype(np.float64), workers * capacity))
+        best = min(
+            best, count_in_windows(begin, end, amount[able].astype(np.float64), workers * capacity)
+        )
 
     return best
 
@@ -193,7 +195,7 @@ def _loads(
         yield last, o, limits.max_running
 
 
-def _count(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
+def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     """Return how many jobs at most fit into their windows, each by its share that fits."""
     tight = np.isfinite(end) & (work > 0)
     free = int((~tight).sum())
@@ -226,7 +228,7 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     done = fill(begins[some], ends[some], amount[some], order)
     shares = (done / amount[some]).sum()
 
-    return int(np.floor(shares * (1 + _CLOCK) + 1e-6)) + int((~some).sum())
+    return int(np.floor(shares * (1 + CLOCK) + 1e-6)) + int((~some).sum())
 
 
 def within_share(task: BoundTask, budget: Budget) -> Proof:
@@ -244,7 +246,7 @@ def within_rate(task: BoundTask, budget: Budget) -> Proof:
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
         work = unavoidable_work(instance, task.batch_cost, task.charged)
-        alone = work.chain * (1 - _MARGIN)
+        alone = work.chain * (1 - MARGIN)
 
     return Proof(largest / float((instance.release + alone).max()))
 

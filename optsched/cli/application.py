@@ -34,6 +34,7 @@ from optsched.cli import (
     profiling,
     replaying,
     solving,
+    splitting,
 )
 from optsched.cli.options import command
 from optsched.cli.output import only_json, only_tables, tell
@@ -189,7 +190,7 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(solving.solve, capacity.capacity, comparing.compare, solving.bound),
-    *(diagnosing.diagnose, demo.demo),
+    *(splitting.splits, diagnosing.diagnose, demo.demo),
     *(judging.simulate, judging.evaluate, judging.why, judging.hits, judging.verify),
     *(predicting.predict, files.generate, files.import_trace, files.export, fitting.fit),
     *(fitting.roofline, fitting.kv_capacity, profiling.profile, replaying.replay),

@@ -329,11 +329,16 @@ def _verify_certificate(
     from optsched.bounds.certificate import verify_certificate
 
     try:
-        value = verify_certificate(instance, certificate, cost)
+        value = verify_certificate(instance, certificate, cost, on_pools=True)
     except ViolationError as error:
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
 
     words = f"or more in {ONE_WORKER}"
+    if "pools" in certificate:
+        from optsched.bounds.pools import words_of
+
+        words = f"or more in any schedule {words_of(certificate)}"
+
     if certificate["claim"] == "optimal":
         words = f"is optimal {ONE_WORKER.machines}"
 

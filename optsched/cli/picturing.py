@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.cli.options import check_outputs, check_suffix
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.metrics import time_words
+from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def plot(
     """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
     Parameters:
-      source RESULT|SCHEDULE|COMPARISON|CAPACITY|CERTIFICATE|RATIOS|EXPERIMENT-DIR: The file or
-        folder to draw. Its format says what it is.
+      source RESULT|SCHEDULE|COMPARISON|CAPACITY|SPLITS|CERTIFICATE|RATIOS|EXPERIMENT-DIR: The
+        file or folder to draw. Its format says what it is.
       out -o --out FILE: Write the figure to this .png, .svg or .pdf file.
       instance_file --instance FILE: The instance that the schedules were made for.
       kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
         schedule, gap for one --against another, progress for a result, policies for a comparison,
-        attainment for a capacity, prices for a certificate, ratios for ratios, or the name of an
-        experiment's figure.
+        attainment for a capacity, a metric for splits, prices for a certificate, ratios for
+        ratios, or the name of an experiment's figure.
       against SCHEDULE: For the kind gap, the schedule to hold against: who loses and gains.
     """
     from optsched.show.plot import style
@@ -255,6 +255,25 @@ def _capacity(source: _Source) -> Figure:
     return _picture("capacity", title=source.data["instance"]["name"], **capacity_of(source.data))
 
 
+def _splits(source: _Source) -> Figure:
+    data = source.data
+    name = source.pick(tuple(data["metrics"]), "splits")
+    try:
+        rows = [
+            (row["pools"], *(row[name][key] for key in ("bound", "found", "verdict")))
+            for row in data["splits"]
+        ]
+    except (KeyError, TypeError):
+        raise InputError(
+            f"{source.path}: splits: found a row without {name}; expected its interval"
+        ) from None
+
+    metric = TABLE[name]
+    more: dict[str, Any] = {"more_is_better": metric.sense == "max"}
+    more["ylabel"] = metric.header("second", " ")
+    return _picture("splits", rows, title=data["instance"]["name"], **more)
+
+
 def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
     from optsched.judge.evaluate import evaluate
@@ -310,6 +329,7 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "schedule": _schedule,
     "result": _result,
     "capacity": _capacity,
+    "splits": _splits,
     "comparison": _comparison,
     "certificate": _certificate,
     "ratios": _ratios,

@@ -313,6 +313,19 @@ class CapacityFile(_Answer):
     )
 
 
+class SplitsFile(_Answer):
+    """What `splits` writes; further fields may appear."""
+
+    format: Literal["optsched-splits"]
+    link: dict[str, float | bool] = Field(description="what a move of KV takes")
+    metrics: list[str]
+    slos: dict[str, float]
+    splits: list[dict[str, Any]] = Field(
+        description="each split's pools, and by metric its bound, found, policy and verdict"
+    )
+    interrupted: bool
+
+
 class CertificateFile(_Open):
     """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
 
@@ -329,6 +342,9 @@ class CertificateFile(_Open):
     )
     ticks_per_second: Annotated[int, Field(ge=1)] | None = _null(
         "in seconds: the value is an integer number of ticks"
+    )
+    pools: SkipValidation[dict[str, Any] | None] = _null(
+        "several machines: how many prefill and decode, or are mixed, and what moves take"
     )
     tree: SkipValidation[dict[str, Any]] = Field(description="a leaf, which names its relaxation")
     schedule: SkipValidation[dict[str, Any] | None] = _null(
@@ -463,6 +479,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "certificate": CertificateFile,
     "measured": MeasuredFile,
     "capacity": CapacityFile,
+    "splits": SplitsFile,
     "library": LibraryFile,
     "score": ScoreFile,
     "hits": HitsFile,

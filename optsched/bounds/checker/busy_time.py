@@ -10,7 +10,9 @@ tau, which is no earlier than a_i + pre_k, of
 Its batch lasts f + x, and x >= w. The min is at x = w_0 up to the price p2 = Theta_k w_0^2 / (w f),
 and 2 sqrt(p2 w f Theta_k) beyond. H is concave in p2, and at least Theta_k w_0. Prices p1, p2 >= 0
 are constant on cells of ``width`` ticks from the first arrival of the range on, and 0 afterwards.
-Least machine times are those of `optsched.bounds.checker.requests`.
+Least machine times are those of `optsched.bounds.checker.requests`. N equal machines cost N times
+the integral; where ``later`` has prices of those that decode, the weight of first tokens is that of
+the leaf, and the rest is in `optsched.bounds.pools`.
 
 *Chunks.* A prefill in chunks splits theta in proportion to own work: chunk q has r_q of both, a
 batch f + x_q with x_q >= r_q w_0, and Theta_q >= B + theta (R_q + r_q / 2), where B is the weight
@@ -135,8 +137,8 @@ def chunk_share(rates: Rates, request: Request) -> int:
     return request.own * share // largest if largest > 0 else 0
 
 
-def _read(leaf: dict[str, Any]) -> Prices:
-    expect_fields(leaf, "busy-time", ("relaxation", "width", "denominator", "p1", "p2"))
+def _read(leaf: Any, others: tuple[str, ...]) -> Prices:
+    expect_fields(leaf, "busy-time", ("width", "denominator", "p1", "p2", *others))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
     p1, p2 = (integers(leaf[name], f"busy-time: {name}") for name in ("p1", "p2"))
@@ -230,49 +232,80 @@ class _Ends:
 
 
 def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
-    expect(objective == "tel", f"busy-time: found the objective {objective!r}; expected 'tel'")
+    """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text)."""
+    known = ("tel",) if part.machines == 1 and part.decodes is None else ("tel", "mean_ttft")
+    expect(objective in known, f"busy-time: found the objective {objective!r}; expected 'tel'")
+    firsts, decodes = objective == "mean_ttft", part.decodes
     budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
-    prices = _read(leaf)
-    cells = len(prices.p1)
+    prices = later = _read(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))
+    rates, one, after = part.rates, 1 << _WEIGHT, part.rates
+    moved, share = [0] * len(part.requests), None
+
+    if decodes is not None:
+        later, after = _read(leaf["later"], ()), decodes.rates
+        share = integer(leaf["first"], "busy-time: first")
+        expect(0 <= share <= one, f"busy-time: first: found {share}; expected 0 to {one}")
+        moved = decodes.before_first if firsts else decodes.moved
+
+    cells = len(prices.p1) + len(later.p1)
     budget.spend((2 * CHORDS + (1 << _PIECES)) * len(part.requests) * (20 + cells // 1000))
-    rates, one, ends = part.rates, 1 << _WEIGHT, _Ends(part, prices)
-    decode, refill = min(rates.decode, rates.refill), rates.refill
+    ends = _Ends(part, prices)
+    ends_later = _Ends(part, later) if decodes else ends
+    decode, refill = min(after.decode, after.refill), rates.refill
     waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
 
-    for arrival, request in zip(part.arrival, part.requests, strict=True):
-        m, own, line = request.steps, request.own, line_of(rates, request)
+    for arrival, request, move in zip(part.arrival, part.requests, moved, strict=True):
+        m, own, line = 0 if firsts else request.steps, request.own, line_of(after, request)
         paid = own + chunk_share(rates, request)
         whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
         theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
+        theta = share if share is not None and m > 0 else theta
         end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
-        for q in range(1 << _PIECES):
+        for q in range(1 << _PIECES) if theta > 0 else ():
             ahead = part.floor((own + refill) * q >> _PIECES)
             ends.add(2, arrival + ahead, end, _PIECES)
             waits += theta * ahead >> _PIECES
 
         fixed += theta * refill
+        waits += theta * move
         if m == 0:
             continue
 
+        alone = alone_of(after, request.prompt)
+        if theta == one:  # the others come behind it, alone
+            waits += one * part.floor(m * alone + line.work_slope * (m * (m - 1) // 2))
+            continue
+
         fixed += (one + theta) * m * decode
-        alone = alone_of(rates, request.prompt)
 
         # F is concave in k: so many tokens cost at least as often the mean of those at the ends.
         for b in range(CHORDS):
             low, high = m * b // CHORDS, m * (b + 1) // CHORDS
             chain = low * alone + line.work_slope * (low * (low - 1) // 2)
-            ahead = part.floor(request.first + chain)
+            ahead = part.floor(request.first + chain) + move
             waits += (one - theta) * (high - low) * ahead // m
             for k in {low, high - 1} if high > low else ():
-                later = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
+                weight = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
                 costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
-                end = _End((one - theta, m * one), later, *costs, line.work + low * line.work_slope)
-                ends.add(high - low if high - low > 1 else 2, arrival + ahead, end)
+                end = _End(
+                    (one - theta, m * one), weight, *costs, line.work + low * line.work_slope
+                )
+                ends_later.add(high - low if high - low > 1 else 2, arrival + ahead, end)
 
     ends.find()
     fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
-    total = (ends.total + fixed + (waits << _COST) // one) >> _COST
-    spent = (int(prices.p1.sum()) + int(prices.p2.sum())) * prices.width
+    total = ends.total + fixed + (waits << _COST) // one
+    spent = _spent(prices, part.machines)
+    if decodes is not None:
+        ends_later.find()
+        total += ends_later.total
+        spent += _spent(later, decodes.machines)
 
-    return total - len(part.requests) + (-spent // prices.unit)
+    return (total >> _COST) - len(part.requests) - spent
+
+
+def _spent(prices: Prices, machines: int) -> int:
+    """Return what prices on so many machines cost at most, in ticks."""
+    return -(
+        -machines * (int(prices.p1.sum()) + int(prices.p2.sum())) * prices.width // prices.unit
+    )

@@ -61,7 +61,7 @@ def _check(instance: Any, certificate: Any, budget: Budget) -> int:
     right = claim in ("bound", "optimal")
     expect(right, f"claim: found {claim!r:.60}; expected 'bound' or 'optimal'")
     seconds = certificate.get("model") == "seconds"
-    fields = FIELDS if seconds else _FIELDS
+    fields = FIELDS | ({"pools"} & {*certificate}) if seconds else _FIELDS
     fields = fields if seconds or claim != "optimal" else fields | {"schedule"}
     wrong = ", ".join(sorted(map(repr, fields ^ set(certificate))))
     expect(not wrong, f"fields: found missing or unknown {wrong:.200}; expected none")

@@ -86,12 +86,27 @@ class Request:
     chain: int
 
 
+class Decodes(NamedTuple):
+    """What tokens after the first cost on machines of their own (`optsched.bounds.checker.pools`).
+
+    ``moved`` has the ticks between a request's prefill and its decodes, and ``before_first`` the
+    same where they come before its first token, else 0.
+    """
+
+    rates: Rates
+    requests: list[Request]
+    moved: list[int]
+    before_first: list[int]
+    machines: int
+
+
 class Part(NamedTuple):
     """The requests of a leaf in order of arrival, in ticks from the first one of the range.
 
     ``first`` has the least time until each request's first token, in ticks, where there are several
     rates: then ``requests`` are those of the first ones. ``machine`` has the instance and the cost
-    model, for leaves that look at batches.
+    model, for leaves that look at batches. There are so many equal ``machines``, or they prefill
+    only and ``decodes`` has the others.
     """
 
     arrival: list[int]
@@ -100,6 +115,8 @@ class Part(NamedTuple):
     ticks: int
     first: list[int]
     machine: tuple[Any, Any]
+    machines: int = 1
+    decodes: Decodes | None = None
 
     def floor(self, time: int) -> int:
         """Return a time in units of 1 / scale seconds as ticks, rounded down."""

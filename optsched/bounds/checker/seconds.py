@@ -27,6 +27,8 @@ subtracted from a sum. The leaves are work, busy-time and shares.
 
 *Sessions.* The tree of an instance that has them is one leaf ``sessions``, which proves sums over
 sessions, too (`optsched.bounds.checker.sessions`).
+
+*Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from typing import Any
 
 from optsched.bounds.checker import sessions
 from optsched.bounds.checker.fields import PREFIX_FIELDS, SESSION_FIELDS, further_fields
-from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
+from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, same
+from optsched.bounds.checker.pools import check_work, part_of
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Part,
@@ -66,11 +69,15 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     model, tree = certificate["cost_model"], certificate["tree"]
     p, q = float(instance.first_arrival).as_integer_ratio()
     begin = p * ticks // q if objective == "makespan" else 0
-    if further_fields(instance) & SESSION_FIELDS:
+    pools = "pools" in certificate
+    if further_fields(instance) & SESSION_FIELDS and not pools:
         return begin + sessions.sessions_ticks(instance, model, ticks, tree, objective, budget)
 
     right = objective not in sessions.SUMS
     expect(right, f"objective: found {objective}, and no sessions; expected some")
+    if pools:
+        return _on_pools(instance, certificate, ticks, budget)
+
     arrival, charges = instance.release_times.tolist(), None
     budget.spend(50 * len(arrival))
     if further_fields(instance) & PREFIX_FIELDS:
@@ -168,6 +175,25 @@ def parts_of(
         ]
         arrival = [release[i] - begin for i in some]
         yield begin, Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+
+
+def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Budget) -> int:
+    """Return what a certificate's only leaf proves of several machines."""
+    pools, leaf, objective = certificate["pools"], certificate["tree"], certificate["objective"]
+    expect(objective != "makespan", "objective: found makespan; expected tel or mean_ttft")
+    expect(isinstance(pools, dict), "pools: found no JSON object; expected one")
+    part = part_of(instance, pools, ticks, budget)
+    any_pool = next(iter(pools.values()))
+    same(certificate["cost_model"], any_pool["cost_model"], "cost_model")
+    expect(isinstance(leaf, dict), "tree: found no JSON object; expected a leaf")
+    if leaf.get("relaxation") == "work":
+        expect_fields(leaf, "work", ("relaxation",))
+        return check_work(part, objective)
+
+    kind = leaf.get("relaxation")
+    right = kind == "busy-time"
+    expect(right, f"tree: relaxation: found {kind!r:.60}; expected work or busy-time")
+    return _leaf(leaf)(part, leaf, objective, budget)
 
 
 Leaf = Callable[[Part, dict[str, Any], str, Budget], int]

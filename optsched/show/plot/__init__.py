@@ -11,6 +11,7 @@ from optsched.show.plot.curves import (
     plot_load,
     plot_progress,
     plot_shadow_prices,
+    plot_splits,
 )
 from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap, plot_ratios
 from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from optsched.show.plot import style
-from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, curves, legend
+from optsched.show.plot.style import BLACK, BLUE, GREEN, GREY, RED, axes, curves, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +78,48 @@ def plot_capacity(
     ax.grid(alpha=0.3)
     legend(ax)
 
+    return ax
+
+
+def plot_splits(
+    rows: Sequence[tuple[str, float | None, float | None, str]],
+    *,
+    more_is_better: bool = False,
+    ylabel: str = "mean latency [s]",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw an interval for each split of machines into pools, and who is proved worse.
+
+    Parameters
+    ----------
+    rows : sequence of (str, float, float, str)
+        The split's name, the bound, the best value found, and the verdict. None: not known.
+    more_is_better : bool
+        Whether the metric is maximized, so that bounds lie above.
+    ylabel : str
+        The words at the axis, which is logarithmic unless more is better.
+    ax : Axes, optional
+    """
+    ax = axes(ax, (8.0, 4.5))
+    for k, (_, bound, found, verdict) in enumerate(rows):
+        colour = {"best": GREEN, "possible": BLUE}.get(verdict, RED)
+        ends = [value for value in (bound, found) if value is not None]
+        ax.plot([k] * len(ends), ends, color=colour, lw=6, alpha=0.35)
+        for end, marker in ((bound, "_"), (found, "o")):
+            if end is not None:
+                ax.plot(k, end, marker=marker, ms=12, mew=2, color=colour)
+
+    best = [found for _, _, found, verdict in rows if verdict == "best" and found is not None]
+    if best:
+        ax.axhline(best[0], color=BLACK, lw=0.9, ls=":", label=f"best found: {best[0]:.4g}")
+        legend(ax)
+
+    if not more_is_better:
+        ax.set_yscale("log")
+
+    ax.set_xticks(range(len(rows)), [name for name, *_ in rows])
+    ax.set(xlabel="prefill and decode machines", ylabel=ylabel)
+    ax.grid(alpha=0.3, axis="y")
     return ax
 
 

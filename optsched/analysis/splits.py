@@ -1,0 +1,318 @@
+"""Which splits of machines into prefill and decode pools can be best, and which are proved not to.
+
+Each split has an interval for every metric: the bound of `optsched.bounds.pools`, which no schedule
+on it beats, and the best value of the policies that ran on it. Where no schedule of a split is as
+good as one that was found on another, the split is proved worse.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optsched.bounds.base import BoundTask
+from optsched.bounds.pools import certify_pools, pools_bound, within_pools
+from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.machine import Link, Pools
+from optsched.costs.pools import make_pools
+from optsched.files.results import cost_model_reference, head
+from optsched.judge.evaluate import evaluate
+from optsched.policies import make_policy, on_workers
+from optsched.policies.engine.simulate import simulate
+from optsched.policies.routers import DEFAULT as ROUTER
+from optsched.problem.budget import Budget
+from optsched.problem.errors import InputError, LoopError, OutOfTimeError, PolicyError, UsageError
+from optsched.problem.instance import Instance
+from optsched.problem.limits import with_slos
+from optsched.problem.objective import Objective
+
+POLICIES = ("vllm", "least-work")
+"""The policies that run if none is asked for."""
+BEST, POSSIBLE, WORSE = "best", "possible", "proved worse than the best found"
+"""The verdicts on a split."""
+_MAX = 64
+_COLUMNS = ("bound", "found", "policy", "verdict")
+_BOUND_S = 20.0
+"""Seconds for each bound on a split, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """What is known of one split.
+
+    Parameters
+    ----------
+    pools : str
+        How many machines prefill, decode or are mixed: ``2p6d`` or ``8m``.
+    bounds : dict of str to float
+        By metric, what no schedule on the split beats.
+    found : dict of str to float
+        By metric, the best value of the policies that ran.
+    policies : dict of str to str
+        By metric, the policy with that value.
+    certificates : dict of str to dict
+        By metric, a certificate of the bound (`optsched.bounds.pools.verify_pools`), where asked.
+    errors : list of str
+        Why policies have no schedule.
+    """
+
+    pools: str
+    bounds: dict[str, float] = field(default_factory=dict)
+    found: dict[str, float] = field(default_factory=dict)
+    policies: dict[str, str] = field(default_factory=dict)
+    certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    def interval(self, metric: str) -> tuple[float | None, float | None, str | None]:
+        """Return the bound on a metric, the best value found, and the policy that has it.
+
+        Parameters
+        ----------
+        metric : str
+        """
+        return self.bounds.get(metric), self.found.get(metric), self.policies.get(metric)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Every split of some machines, with intervals and verdicts.
+
+    Parameters
+    ----------
+    instance : Instance
+    cost_model : CostModel
+    link : Link
+    slos : dict of str to float
+    metrics : tuple of str
+        ``mean_latency``, ``mean_ttft``, and ``slo_goodput`` where there are SLOs.
+    rows : tuple of Split
+        The splits, as far as the work went.
+    interrupted : bool
+        Whether the work was stopped early.
+    """
+
+    instance: Instance
+    cost_model: CostModel
+    link: Link
+    slos: dict[str, float]
+    metrics: tuple[str, ...]
+    rows: tuple[Split, ...]
+    interrupted: bool = False
+
+    def best(self, metric: str) -> Split | None:
+        """Return the split with the best value found of a metric, or None if none has one.
+
+        Parameters
+        ----------
+        metric : str
+        """
+        known = [row for row in self.rows if metric in row.found]
+        return min(known, key=lambda row: Objective(metric).signed(row.found[metric]), default=None)
+
+    def verdict(self, row: Split, metric: str) -> str:
+        """Return whether a split is the best found, possible, or proved worse, by a metric.
+
+        Parameters
+        ----------
+        row : Split
+        metric : str
+        """
+        best = self.best(metric)
+        if row is best:
+            return BEST
+
+        known = best is not None and metric in row.bounds
+        worse = known and Objective(metric).better(best.found[metric], row.bounds[metric])  # type: ignore[union-attr]
+        return WORSE if worse else POSSIBLE
+
+    def worse(self, metric: str) -> list[str]:
+        """Return the splits that are proved worse than the best found.
+
+        Parameters
+        ----------
+        metric : str
+        """
+        return [row.pools for row in self.rows if self.verdict(row, metric) == WORSE]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a splits file."""
+        rows = []
+        for row in self.rows:
+            columns = {
+                name: (*row.interval(name), self.verdict(row, name)) for name in self.metrics
+            }
+            shown = {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in columns.items()}
+            rows.append({"pools": row.pools, **shown, "errors": row.errors})
+
+        link = {name: getattr(self.link, name) for name in Link.__dataclass_fields__}
+        return {
+            **head("optsched-splits", "splits", self.instance),
+            "cost_model": cost_model_reference(self.instance, self.cost_model),
+            "link": link,
+            "slos": self.slos,
+            "metrics": list(self.metrics),
+            "splits": rows,
+            "interrupted": self.interrupted,
+        }
+
+    def __repr__(self) -> str:
+        worse = {name: self.worse(name) for name in self.metrics}
+        return f"<Splits of {self.instance.name!r}: {len(self.rows)} splits, proved worse: {worse}>"
+
+
+def splits(
+    instance: Instance,
+    workers: int = 8,
+    policies: Iterable[str] | None = None,
+    *,
+    cost_model: CostModel | str | Path | None = None,
+    link: Link | str | None = None,
+    router: str = ROUTER,
+    time_limit_s: float | None = None,
+    seed: int = 0,
+    certify: bool = False,
+    progress: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+    **slos: float | None,
+) -> Splits:
+    """Return what each split of machines into prefill and decode pools can reach, with proofs.
+
+    Parameters
+    ----------
+    instance : Instance
+        One in seconds.
+    workers : int
+        Number of machines, from 2 to 64. Each has the KV capacity and the limits of the instance.
+    policies : iterable of str, optional
+        Policies that run on every split (default: `POLICIES`).
+    cost_model : BatchCost, str or path
+    link : Link or str, optional
+        What a move of KV takes (`optsched.costs.pools.parse_link`); default: nothing.
+    router : str
+        The router in front of both pools.
+    time_limit_s : float, optional
+        Seconds for all of the work. Each split has an equal share of what is left.
+    seed : int
+    certify : bool
+        Whether to make certificates of the bounds on mean latency and mean TTFT.
+    progress : callable, optional
+        Called with the name of each split before its work begins.
+    stop : threading.Event, optional
+        When it is set, the work ends, as with Ctrl-C. What was found until then is kept.
+    **slos : float
+        SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``).
+
+    Returns
+    -------
+    Splits
+
+    Raises
+    ------
+    InputError, UsageError
+        The instance is in rounds, a value is out of its range, a policy is unknown, or the bounds
+        are not proved for a feature of the instance, such as sessions or shared prefixes.
+    """
+    if instance.in_rounds:
+        raise InputError("time_unit: found 'round'; expected 'second' for splits")
+    if not 2 <= workers <= _MAX:
+        raise InputError(f"workers: found {workers!r}; expected an integer from 2 to {_MAX}")
+
+    given = {name: float(limit) for name, limit in slos.items() if limit is not None}
+    limited = with_slos(instance, given) if given else instance
+    specs = list(POLICIES if policies is None else policies)
+    for spec in specs:
+        make_policy(spec)
+
+    cost = cost_for(limited, cost_model)
+    names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
+    pools = {name: make_pools(name, limited, cost, link) for name in names}
+    ask = _Ask(instance, limited, cost, specs, router, seed, certify)
+    ask.check(pools[names[0]])
+    budget, rows, interrupted = Budget(time_limit_s, stop=stop), list[Split](), False
+
+    try:
+        for place, name in enumerate(names):
+            if budget.over:
+                interrupted = True
+                break
+            if progress is not None:
+                progress(name)
+
+            row = Split(name)
+            rows.append(row)
+            ask.fill(row, pools[name], budget.part(1 / (len(names) - place)), rows[0])
+    except KeyboardInterrupt:
+        interrupted = True
+
+    rows = [*rows[1:], *rows[:1]]
+    moved = pools[names[-1]].link
+    stopped = interrupted or budget.stopped
+    return Splits(instance, cost, moved, given, ask.metrics, tuple(rows), stopped)
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What is asked of every split."""
+
+    instance: Instance
+    limited: Instance  # with SLOs as columns
+    cost: CostModel
+    specs: Sequence[str]
+    router: str
+    seed: int
+    certify: bool
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("mean_latency", "mean_ttft", *(("slo_goodput",) if self.limited.slos else ()))
+
+    def task(self, name: str, pools: Pools) -> BoundTask:
+        objective = Objective("tel" if name == "mean_latency" else name)
+        instance = self.limited if name == "slo_goodput" else self.instance
+        return BoundTask(instance, self.cost, objective, pools=pools)
+
+    def check(self, pools: Pools) -> None:
+        """Raise UsageError if the bounds are not proved for the instance."""
+        from optsched.bounds.pools import POOLED
+
+        lacks = POOLED.lacks(self.task("mean_latency", pools))
+        if lacks:
+            raise UsageError(f"splits: found {', '.join(lacks)}, for which no bound is proved")
+
+    def fill(self, row: Split, pools: Pools, budget: Budget, mixed: Split) -> None:
+        """Find the bounds of a split, and then its policies' values."""
+        for name in self.metrics:
+            self._bound(row, name, pools, Budget(min(_BOUND_S, budget.left_s)), mixed)
+
+        for spec in self.specs:
+            try:
+                self._run(row, spec, pools, budget)
+            except (LoopError, OutOfTimeError, PolicyError) as error:
+                row.errors.append(f"{spec}: {error}")
+
+    def _bound(self, row: Split, name: str, pools: Pools, budget: Budget, mixed: Split) -> None:
+        task = self.task(name, pools)
+        if name == "slo_goodput":
+            proof = within_pools(task, budget)
+            row.bounds[name] = min(proof.value, mixed.bounds.get(name, proof.value))
+            return
+
+        proof = pools_bound(task, budget)
+        value = proof.value / (self.instance.n if name == "mean_latency" else 1)
+        # With no link and no roles the machines can do whatever they do in a split.
+        row.bounds[name] = max(value, mixed.bounds.get(name, value))
+        if self.certify:
+            made = certify_pools(self.instance, pools, task.objective.name, proof)
+            row.certificates[name] = made
+
+    def _run(self, row: Split, spec: str, pools: Pools, budget: Budget) -> None:
+        scheduler = on_workers(spec, len(pools.machines), self.router)
+        schedule = simulate(self.limited, scheduler, pools, seed=self.seed, budget=budget)
+        judged = evaluate(self.limited, schedule, pools)
+        for name in self.metrics:
+            value, known = judged.metrics[name], row.found.get(name)
+            if value is not None and (known is None or Objective(name).better(value, known)):
+                row.found[name], row.policies[name] = value, spec

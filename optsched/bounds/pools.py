@@ -1,0 +1,401 @@
+r"""Bounds for pools of machines with roles, between which the KV of requests moves.
+
+*What is claimed.* The bounds hold for every schedule on the given machines (`Pools`) that keeps
+three rules: a request's first token, or under ``recompute_last`` all its KV but that of the last
+prompt token, comes from batches of a machine that may prefill it; every later token comes from a
+batch of a machine that decodes; and between the two lies the move, of the link's time. Evictions,
+pauses, chunks and any choice of machines are allowed. What moves occupy and the prompt token that
+is computed again only add to this, and are left out. So is what a decode machine computes again.
+
+*Stages.* Where no machine may both prefill and decode (a *split*), let P machines prefill and D
+decode. What one batch takes is as in `optsched.bounds.checker.requests`, under the machine's own
+cost model and capacity; where machines of a stage differ, each number is the smallest of any. A
+request that restarts on a decode machine had its prefill before: token 1 is that of the run that
+moved, which is no later than the one that counts.
+
+*Work.* The batches of a machine are disjoint, and one of length T has room for T of own work and
+shares. So P machines are one that is P times as fast, on which the k-th first token is no earlier
+than under shortest remaining processing time (Schrage 1968); and the decode machines are one of D
+times the speed, on which request i, released at a_i + its prefill and move alone, has received its
+decode work by C_i. The second gives a bound on the sum of C_i. So does the first: C_i is at least
+the first token's time plus the move and all later batches alone.
+
+*Prices.* Let pi and rho be prices of time on prefill and on decode machines. Then, with the
+notation of docs/formulations.md, "Prices of machine time",
+
+    TEL >= sum_i (C_i - a_i) + sum_B int_B (pi or rho) - P int pi - D int rho,
+
+since at most P batches prefill at any moment, and at most D decode. Token 1 pays out of batches at
+pi, and later ones at rho, each as there. The chain has the move of time h_i:
+
+    C_i >= sum_k theta_k tau_k + sum_k Theta_k T_k + theta_1 h_i,
+
+as C_i >= tau_1 + T_1 / 2 + h_i + sum_{l > 1} T_l, and a later token begins no earlier than a_i plus
+the prefill, the move and the batches before it, alone. Nothing else changes. theta_1 is any number
+from 0 to 1: 1 where prefills are scarce, 0 where decodes are. A first token counts in the mean TTFT
+or with weight a as in `optsched.bounds.busy_time`, after h_i under ``recompute_last``.
+
+*Pooled.* For any mixture of roles, deflection included, one price of time on all N machines and the
+smallest number of any machine give the bounds for N equal workers, without moves: N int pi is what
+all machines can be paid. Where no machine is in both stages the better of both is taken.
+
+*SLOs.* The count of `optsched.bounds.service` holds for each stage alone: what is prefilled in
+[a_i, d1] fits on P machines, and what is decoded in [a_i + prefill and move alone, d2] on D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds.base import MINORANTS, POOLS, Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR, sum_on_machine, unavoidable_work
+from optsched.bounds.busy_time import (
+    Floats,
+    Prices,
+    Split,
+    Tokens,
+    best_caps,
+    first_weights,
+    prices_of,
+    schedule_prices,
+    tokens_of,
+    value_at,
+)
+from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
+from optsched.bounds.leaves import busy_time_leaf, work_leaf
+from optsched.bounds.service import CLOCK, MARGIN, count_in_windows, longest_later
+from optsched.costs.cost import BatchCost
+from optsched.costs.machine import Machine, Pools
+from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits
+from optsched.problem.service import with_spare
+
+_LINK = ("latency_s", "seconds_per_token")
+_OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
+_SAFETY = 1e-9
+_CELLS, _FINE_CELLS, _MOST = 8_000, 40_000, 200_000_000
+_COARSE, _FINE = 2, 8
+_SHARES = (0.0, 0.5, 1.0)
+"""The values of theta_1 that are tried, of latency's weight."""
+_FIRST_CAP = 50.0
+_CAPS = (200.0, 50.0, 5.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """What requests cost at least in both stages, in seconds; columns have the shape (n,).
+
+    ``tokens`` has first tokens on `prefill` machines and later ones on `decode` machines. ``moved``
+    is what the move takes, ``work`` that of prefills and ``later`` that of all other tokens, and
+    ``rest`` the time of later batches alone. Without a `split` both stages have all machines.
+    ``before_first`` is the move where it comes before the first token, else 0.
+    """
+
+    tokens: Tokens
+    moved: Floats
+    work: Floats
+    later: Floats
+    rest: Floats
+    prefill: int
+    decode: int
+    split: bool
+    before_first: Floats
+
+    @property
+    def since(self) -> Floats:
+        """The time from the arrival of a request until it can decode, alone."""
+        return self.tokens.first + self.moved
+
+
+def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) -> Stages:
+    """Return what requests cost on pools, under cost models by digest of those of the machines."""
+    n_all, again = len(pools.machines), pools.link.recompute_last
+    prefill, decode, split = roles_of(pools)
+    peak = int((instance.prompt_tokens + instance.output_tokens).max())
+
+    def least(machines: Sequence[Machine]) -> tuple[Tokens, list[Floats]]:
+        kinds = {(m.kv_capacity, m.limits, m.cost.sha256): m for m in machines}
+        tokens, works = [], []
+        for m in kinds.values():
+            room = max(m.kv_capacity, peak)  # more room only lowers shares
+            seen = replace(instance, kv_capacity=room, limits=m.limits, known=None)
+            cost = costs[str(m.cost.sha256)]
+            work = unavoidable_work(seen, cost)
+            later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
+            works.append([work.prefill, later, np.maximum(work.chain - work.first, 0.0)])
+            tokens.append(tokens_of(seen, cost))
+
+        columns = (reduce(np.minimum, column) for column in zip(*tokens, strict=True))
+        return Tokens(*columns), [reduce(np.minimum, c) for c in zip(*works, strict=True)]
+
+    first, (work, _, _) = least(prefill)
+    if not split:
+        tokens, (work, later, rest) = least(pools.machines)
+        moved = np.zeros(instance.n)
+        return Stages(tokens, moved, work, later, rest, n_all, n_all, False, moved)
+
+    after, (_, later, rest) = least(decode)
+    own = {name: getattr(first, name) for name in _OF_PREFILLS}
+    link, held = pools.link, instance.prompt_tokens - int(again)
+    lasts = link.latency_s + held * link.seconds_per_token
+    moved = np.where(instance.output_tokens > 1, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
+    early = np.where(again & (instance.prompt_tokens > 1), moved, 0.0).astype(np.float64)
+    tokens, (p, d) = after._replace(**own), (len(prefill), len(decode))
+    return Stages(tokens, moved, work, later, rest, p, d, True, early)
+
+
+def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
+    """Return the machines that prefill, those that decode, and whether none does both."""
+    machines, deflects = pools.machines, pools.deflect_below > 0
+    prefill = [m for m in machines if m.role != "decode" or deflects]
+    decode = [m for m in machines if m.role != "prefill"]
+    return prefill, decode, not deflects and all(m.role != "mixed" for m in machines)
+
+
+def _from_work(stages: Stages, weight: float) -> float:
+    """Return the bound on the weighted sum of latencies and TTFTs from work (module's text)."""
+    arrival, first = stages.tokens.arrival, stages.tokens.first
+    work, later, moved = stages.work / stages.prefill, stages.later / stages.decode, stages.moved
+    firsts = max(sum_on_machine(arrival, work, first), float(first.sum()))
+    if stages.split:
+        total = firsts + float((moved + stages.rest).sum())
+        decoded = sum_on_machine(arrival + stages.since, later, stages.rest)
+        total = max(total, decoded + float(stages.since.sum()))
+    else:
+        whole = sum_on_machine(arrival, work + later, first + stages.rest)
+        total = max(whole, float((first + stages.rest).sum()))
+
+    firsts += float(stages.before_first.sum())
+    return ((1 - weight) * total + weight * firsts) * (1 - _SAFETY)
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """Prices of both stages, before p2 is cut off, with the weights of first tokens.
+
+    They are the same where ``later`` is None.
+    """
+
+    share: float
+    weights: Floats
+    first: tuple[Floats, float]
+    later: tuple[Floats, float] | None
+
+    def parts(self, caps: tuple[float, float]) -> list[Prices]:
+        """Return p1 and p2 of both stages, under caps of p2."""
+        found = []
+        for (price, width), cap in zip((self.first, self.later or self.first), caps, strict=True):
+            p2 = np.minimum(price, cap)
+            found.append(Prices(width, price - p2, p2, np.sqrt(p2)))
+
+        return found
+
+
+def _priced(stages: Stages, weight: float, share: float, cells: int) -> Priced:
+    tokens = stages.tokens
+    if not stages.split:
+        found = prices_of(tokens, cells, weight, stages.decode)
+        return Priced(share, first_weights(tokens, weight), found, None)
+
+    theta = np.where(tokens.steps > 0, weight + (1 - weight) * share, 1.0)
+
+    def prices(release: Floats, length: Floats, of: Floats, machines: int) -> tuple[Floats, float]:
+        some = (of > 0) & (length > 0)
+        if not some.any():
+            return np.zeros(1), 1.0
+
+        price, width = schedule_prices(release[some], length[some] / machines, cells, of[some])
+        return price / machines, width
+
+    first = prices(tokens.arrival, tokens.prefill_paid, theta, stages.prefill)
+    rest = tokens.machine - tokens.prefill_paid
+    later = prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)
+    return Priced(share, theta, first, later)
+
+
+def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, dict[str, Any]]:
+    """Return the bound of prices on the weighted sum (module's text), and its leaf."""
+    late = weight * float(stages.before_first.sum()) * (1 - _SAFETY)
+
+    def value(priced: Priced, caps: tuple[float, float], chords: int = _COARSE) -> float:
+        one, two = priced.parts(caps)
+        split = Split(priced.weights, stages.moved, two, stages.decode)
+        more: dict[str, Any] = {"chords": chords, "ttft_weight": weight}
+        more |= {"machines": stages.prefill, "split": split if stages.split else None}
+        return late + value_at(stages.tokens, one.width, one.p1, one.p2, **more)
+
+    def in_time() -> bool:
+        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
+
+    def better(one: Priced, other: Priced, caps: tuple[float, float], chords: int) -> Priced:
+        return max((one, other), key=lambda priced: value(priced, caps, chords))
+
+    shares = _SHARES if stages.split and weight < 1 else (1.0,)
+    best, caps = _priced(stages, weight, shares[0], _CELLS), (_FIRST_CAP, _FIRST_CAP)
+    for share in shares[1:]:
+        if in_time():
+            best = better(best, _priced(stages, weight, share, _CELLS), caps, _COARSE)
+
+    if not stages.split:
+        cap = best_caps(lambda cap: value(best, (cap, cap)), in_time, _CAPS)
+        caps = cap, cap
+    if stages.split and (best.share > 0 or weight > 0):
+        caps = best_caps(lambda cap: value(best, (cap, caps[1])), in_time, _CAPS), caps[1]
+    if stages.split and best.share < 1:
+        caps = caps[0], best_caps(lambda cap: value(best, (caps[0], cap)), in_time, _CAPS)
+
+    chords, cells = _FINE if in_time() else _COARSE, min(_FINE_CELLS, _MOST // len(stages.moved))
+    if cells > _CELLS and in_time():
+        best = better(best, _priced(stages, weight, best.share, cells), caps, chords)
+
+    first, later = best.parts(caps)
+    leaf = busy_time_leaf(first.width, first.p1, first.p2)
+    if stages.split:
+        after = busy_time_leaf(later.width, later.p1, later.p2)
+        del after["relaxation"]
+        leaf |= {"first": round(best.share * 2**30), "later": after}
+
+    return value(best, caps, chords), leaf
+
+
+def pools_bound(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound on total latency, on mean TTFT or on a weighted mean of both, in seconds."""
+    pools, n, name = task.pools, task.instance.n, task.objective.name
+    assert pools is not None
+    weight = 1.0 if name == "mean_ttft" else task.objective.ttft_weight
+    found: list[tuple[float, dict[str, Any], dict[str, BatchCost]]] = []
+    choices = list(minorants_of(pools))
+
+    for place, costs in enumerate(choices):
+        stages = stages_of(task.instance, pools, costs)
+        found.append((_from_work(stages, weight), work_leaf(), costs))
+        if place == 0 or not budget.over:
+            part = budget.part(1 / (len(choices) - place))
+            found.append((*_from_prices(stages, weight, part), costs))
+
+    value, leaf, costs = max(found, key=lambda one: one[0])
+    per = 1 if name == "tel" else n
+    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "costs": costs})
+
+
+def minorants_of(pools: Pools) -> list[dict[str, BatchCost]]:
+    """Return each choice of minorants of the machines' cost models, by these models' digests."""
+    costs = {str(m.cost.sha256): m.cost for m in pools.machines if isinstance(m.cost, BatchCost)}
+    ways = product(*(cost.minorants for cost in costs.values()))
+    return [dict(zip(costs, way, strict=True)) for way in ways]
+
+
+def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
+    """Return how many requests can be within their SLOs at most (module's text, SLOs)."""
+    limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
+    first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
+    later = longest_later(instance, np.minimum(limits["slo_tpot"], limits["slo_gap"]))
+    last = np.minimum(limits["slo_latency"], first + later)
+    early, since, rest = stages.before_first, stages.since, stages.rest
+    able = (stages.tokens.first + early <= first) & (since + rest <= last)
+    able &= rest <= later  # a request that restarts there has its first token behind the move
+    slack = CLOCK * (1 + instance.release)
+    begin, end = np.maximum(instance.release - slack, 0.0), instance.release + slack
+    windows = [(begin, end + first - early, stages.work, stages.prefill)]
+
+    ready, work = begin + since * (1 - _SAFETY), stages.later
+    if not stages.split:
+        ready, work = begin, stages.work + stages.later
+
+    windows.append((ready, end + last, work, stages.decode))
+    counts = (
+        count_in_windows(after[able], until[able], done[able] * (1 - MARGIN), machines)
+        for after, until, done, machines in windows
+    )
+    return min(int(able.sum()), *counts)
+
+
+def within_pools(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on SLO attainment, or on SLO goodput: the most over the shortest span."""
+    assert task.pools is not None
+    limits = all_limits(task.instance, dict(task.objective.parameters))
+    found, n = list[float](), task.instance.n
+    for costs in minorants_of(task.pools):
+        stages = stages_of(task.instance, task.pools, costs)
+        span: float = n
+        if task.objective.name == "slo_goodput":
+            span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
+
+        found.append(_max_within(stages, task.instance, limits) / span)
+
+    return Proof(min(found))
+
+
+def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
+    """Return pools as a certificate states them, under cost models by digest of the machines'."""
+    prefill, decode, split = roles_of(pools)
+    named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
+    found: dict[str, Any] = {}
+    for name, machines in named.items():
+        kinds = {(m.kv_capacity, m.limits, str(m.cost.sha256)) for m in machines}
+        if len(kinds) > 1:
+            raise UsageError("certificate: found different machines in a pool; expected equal ones")
+
+        ((capacity, limits, digest),) = kinds
+        machine = {"machines": len(machines), "kv_capacity": capacity, "limits": limits.as_dict()}
+        found[name] = {**machine, "cost_model": cost_model_dict(costs[digest])}
+
+    if split:
+        times = {name: repr(float(getattr(pools.link, name))) for name in _LINK}
+        found["link"] = {**times, "recompute_last": pools.link.recompute_last}
+
+    return found
+
+
+def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
+    """Return the certificate of a proof of `pools_bound` on ``tel`` or ``mean_ttft``."""
+    assert proof.tree is not None
+    costs = proof.tree["costs"]
+    model = costs[str(roles_of(pools)[0][0].cost.sha256)]
+    return certify(instance, model, objective, proof.tree["leaf"], stated(pools, costs))
+
+
+def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:
+    """Return the value that a certificate proves of pools, once it is checked.
+
+    Parameters
+    ----------
+    instance : Instance
+    certificate : dict
+    pools : Pools
+
+    Raises
+    ------
+    ViolationError
+        If it proves nothing, or something of other pools.
+    """
+    value = verify_certificate(instance, certificate, on_pools=True)
+    if certificate.get("pools") not in [stated(pools, costs) for costs in minorants_of(pools)]:
+        raise ViolationError("certificate: pools: found other ones", rule="certificate")
+
+    return value
+
+
+_WORDS = "work, and prices of machine time, of pools that prefill and that decode"
+_IN_TIME = "work of pools in the windows of SLOs"
+_METRICS = ("tel", "latency_and_ttft", "mean_ttft")
+_PROVED = PROVED_FOR | POOLS | MINORANTS
+_SERVED = ("slo_attainment", "slo_goodput")
+POOLED = Bound(
+    "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS
+)
+POOLED_IN_TIME = Bound("slo-pools", _IN_TIME, "second", _SERVED, within_pools, _PROVED, needs=POOLS)
+
+
+def words_of(certificate: Mapping[str, Any]) -> str:
+    """Return the pools of a valid certificate in words, such as ``on pools of 2 prefill, ...``."""
+    counts = {k: one["machines"] for k, one in certificate["pools"].items() if k != "link"}
+    return "on pools of " + ", ".join(f"{count} {name}" for name, count in counts.items())

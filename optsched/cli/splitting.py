@@ -1,0 +1,73 @@
+"""``splits``: which splits into prefill and decode machines can be best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, read_checked
+from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
+from optsched.problem.errors import NoIncumbentError
+from optsched.problem.metrics import TABLE
+
+if TYPE_CHECKING:
+    from optsched.analysis.splits import Splits
+
+
+def splits(
+    instance_file: str,
+    workers: int = 8,
+    policies: list[str] | None = None,
+    cost_model: str | None = None,
+    link: str | None = None,
+    router: str = "least-requests",
+    slos: Slos = NO_SLOS,
+    time_limit: Annotated[float | None, ABOVE_0] = None,
+    seed: Seed = 0,
+    certificates: str | None = None,
+    json_out: str | None = None,
+) -> None:
+    """Find which splits of machines into prefill and decode pools can be best, with proofs.
+
+    Parameters:
+      workers N: The number of machines, from 2 to 64.
+      policies --policy SPEC: A policy to run on every split (repeatable).
+      link TEXT: What a move of KV takes, such as latency=50us,bandwidth=50GB/s,model=llama3-8b.
+      router NAME: The router in front of both pools.
+      certificates DIR: Write certificates of the bounds into this folder.
+    """
+    instance, cost = read_checked(instance_file, cost_model, json_out, folder=certificates)
+    from optsched.analysis.splits import splits as run
+    from optsched.files.outputs import make_folder
+    from optsched.files.read_write import write_json
+
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        more: dict[str, Any] = {"cost_model": cost, "link": link, "router": router, "seed": seed}
+        more |= {"time_limit_s": time_limit, "certify": certificates is not None, "stop": stop}
+        more["progress"] = lambda name: line.show(f"split {name}")
+        found = run(instance, workers, policies or None, **{**more, **slos})
+
+    if certificates is not None:
+        folder = make_folder(certificates)
+        for row in found.rows:
+            for name, certificate in row.certificates.items():
+                write_json(certificate, folder / f"{row.pools}-{name}.json")
+
+    if not emit_json(found.to_dict(), json_out):
+        _show(found)
+    if not any(row.bounds for row in found.rows):
+        raise NoIncumbentError("the work was stopped before anything was proved")
+
+
+def _show(found: Splits) -> None:
+    for name in found.metrics:
+        rows = [(row.pools, *(row.interval(name)), found.verdict(row, name)) for row in found.rows]
+        print(TABLE[name].header("second", " "))
+        headers = ("split", "bound", "found", "policy", "verdict")
+        show_table(headers, rows, text_columns=(0, 3, 4), drop=["policy"])
+        print()
+
+    for row in found.rows:
+        for error in row.errors:
+            tell(f"{row.pools}: {error}")
+    if found.interrupted:
+        print("interrupted: the values above are those found until then")

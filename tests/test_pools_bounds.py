@@ -1,0 +1,229 @@
+"""Bounds for pools: against all schedules of few requests, and certificates against forgers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from exhaustive_pools import Best, Case
+
+from optsched import BatchCost, Instance, Link, Machine, Pools
+from optsched.bounds import lower_bound
+from optsched.bounds.base import BoundTask, Proof
+from optsched.bounds.certificate import verify_certificate
+from optsched.bounds.checker.check import digest
+from optsched.bounds.pools import certify_pools, pools_bound, verify_pools
+from optsched.costs.pools import make_pools
+from optsched.problem.budget import Budget
+from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.objective import parse_objective
+
+ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
+NAMES = (
+    "base", "token", "decode_base", "prefill_base", "decode_request", "decode_kv",
+    "prefill_token", "prefill_request", "prefill_square", "prefill_cross", "prefill_kv",
+)  # fmt: skip
+LARGE = 1000
+"""A KV capacity that holds everybody."""
+
+
+def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Pools]:
+    """Return two to four requests on two or three machines."""
+    roles = str(generator.choice(["pd", "ppd", "pdd", "mm", "mmm", "pd", "pdm"]))
+    n = int(generator.integers(2, 5 if len(roles) == 2 else 4))
+    prompt = generator.integers(1, 5, n)
+    output = generator.integers(1, 3 if n == 4 else 4, n)
+    scale = 10.0 ** generator.integers(-4, 0, len(NAMES))
+    values = np.round(
+        generator.random(len(NAMES)) * scale * (generator.random(len(NAMES)) < 0.7), 6
+    )
+    cost = dict(zip(NAMES, values.tolist(), strict=True))
+    cost["base"] += 0.001
+    texts = {name: repr(1000 * value) for name, value in cost.items() if value}
+    # Texts are what is meant, to the last digit.
+    cost = {name: float(texts.get(name, 0)) / 1000 for name in cost}
+    arrival = np.round(generator.random(n) * generator.choice([0.0, 0.01, 0.3]), 4)
+    link = Link(
+        float(generator.choice([0.0, 0.01])), float(generator.choice([0.0, 0.002])),
+        bool(generator.random() < 0.3),
+    )  # fmt: skip
+    case = Case(
+        tuple(arrival.tolist()), tuple(prompt.tolist()), tuple(output.tolist()), roles, cost,
+        link.latency_s, link.seconds_per_token, link.recompute_last,
+    )  # fmt: skip
+    instance = Instance(
+        arrival, prompt, output, kv_capacity=LARGE, time_unit="second", kv_accounting="cached",
+    )  # fmt: skip
+    model = BatchCost("tiny", 1, texts)
+    machines = [Machine(LARGE, model, role=ROLES[role]) for role in roles]  # type: ignore[arg-type]
+    return case, instance, Pools(machines, link)
+
+
+def task_of(instance: Instance, pools: Pools, objective: str) -> BoundTask:
+    cost = pools.machines[0].cost
+    return BoundTask(instance, cost, parse_objective(objective), pools=pools)
+
+
+def check_many(seed: int, count: int, factor: float = 1.0) -> tuple[int, int, int]:
+    """Return on how many instances bounds exceed the optimum, meet it, and are certified."""
+    generator = np.random.default_rng(seed)
+    wrong = met = certified = 0
+    for _ in range(count):
+        case, instance, pools = tiny(generator)
+        sums = {"tel": Best(case, "tel").best, "mean_ttft": Best(case, "ttft").best}
+        exceeded = False
+        for name, best in sums.items():
+            proof = pools_bound(task_of(instance, pools, name), Budget(0.05))
+            value = proof.value * (instance.n if name == "mean_ttft" else 1) * factor
+            exceeded |= value > best * (1 + 1e-9) + 1e-12
+            met += value >= best * (1 - 1e-6)
+            if generator.random() < 0.3:
+                proved = certify_pools(instance, pools, name, proof)["value"] * 1e-12
+                exceeded |= proved * factor > best * (1 + 1e-9) + 1e-12
+                certified += proved >= value / factor * (1 - 1e-6)
+
+        slos = tuple((generator.random(2) * (0.3, 0.05) + 0.002).tolist())
+        late = Best(case, "late", slos).best
+        share, _ = lower_bound(
+            instance, pools=pools, objective=f"slo_attainment:slo_ttft={slos[0]},slo_tpot={slos[1]}"
+        )
+        exceeded |= round(share * instance.n) < instance.n - late
+        wrong += exceeded
+    return wrong, met, certified
+
+
+def test_no_bound_for_pools_exceeds_the_best_of_all_schedules() -> None:
+    wrong, met, certified = check_many(1, 30)
+    assert wrong == 0
+    assert met > 5
+    assert certified > 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_no_bound_for_pools_exceeds_the_best_on_two_thousand(seed: int) -> None:
+    assert check_many(seed, 500)[0] == 0
+
+
+def test_a_bound_that_is_one_percent_too_large_is_noticed() -> None:
+    assert check_many(1, 10, 1.01)[0] > 0
+
+
+def stream(n: int = 40) -> Instance:
+    generator = np.random.default_rng(5)
+    return Instance(
+        np.cumsum(generator.exponential(1 / 20, n)), generator.integers(50, 1500, n),
+        generator.integers(1, 60, n), kv_capacity=60_000, time_unit="second", name="stream",
+    )  # fmt: skip
+
+
+MODEL = "llama2-7b-a100-infermax"
+LINK = "latency=1ms,bandwidth=25GB/s,model=llama2-7b"
+
+
+def proved(text: str, objective: str, link: str = LINK) -> tuple[dict[str, Any], Proof]:
+    instance, pools = stream(), make_pools(text, stream(), MODEL, link)
+    proof = pools_bound(task_of(instance, pools, objective), Budget(1.0))
+    return certify_pools(instance, pools, objective, proof), proof
+
+
+@pytest.mark.parametrize("text", ["2p2d", "1p3d", "3p1d", "4m"])
+@pytest.mark.parametrize("objective", ["tel", "mean_ttft"])
+def test_a_certificate_proves_what_the_bound_says(text: str, objective: str) -> None:
+    for link in (LINK, f"{LINK},recompute_last=true"):
+        certificate, proof = proved(text, objective, link)
+        value = verify_pools(stream(), certificate, make_pools(text, stream(), MODEL, link))
+        assert value == pytest.approx(proof.value, rel=1e-6)
+        assert certificate["pools"][next(iter(certificate["pools"]))]["machines"] == int(text[0])
+
+
+def test_a_certificate_about_pools_is_none_about_one_worker() -> None:
+    certificate, _ = proved("2p2d", "tel")
+    with pytest.raises(ViolationError, match="expected one about one worker"):
+        verify_certificate(stream(), certificate)
+    others = make_pools("3p1d", stream(), MODEL, LINK)
+    with pytest.raises(ViolationError, match="pools: found other ones"):
+        verify_pools(stream(), certificate, others)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths to every number, text and truth value."""
+    if isinstance(value, dict):
+        return [one for key in value for one in places(value[key], (*path, key))]
+    if isinstance(value, list):
+        return [one for key in range(len(value)) for one in places(value[key], (*path, key))]
+    return [path]
+
+
+def corrupted(generator: np.random.Generator, certificate: dict[str, Any]) -> dict[str, Any]:
+    """Return the certificate with something changed, and sealed again."""
+    forged = copy.deepcopy(certificate)
+    kind = generator.random()
+    known = places(forged) if kind < 0.3 else places(forged["pools"], ("pools",))
+    if 0.5 < kind < 0.7:
+        known = [("value",), ("tree", "first"), ("tree", "width"), ("ticks_per_second",)]
+    path = known[int(generator.integers(len(known)))]
+    at = forged
+    for key in path[:-1]:
+        at = at[key]
+    old = at.get(path[-1], 0) if isinstance(at, dict) else at[path[-1]]
+    new: Any = None
+    if isinstance(old, bool):
+        new = not old
+    elif isinstance(old, int):
+        step = int(generator.choice([1, -1, 1 + abs(old), 7, 1 << 40]))
+        new = old + step if generator.random() < 0.8 else [str(old), 1.5 * old, None][step % 3]
+    elif path[-1] in ("sha256", "instance_sha256") or not str(old)[:1].isdigit():
+        new = f"{old}x"
+    else:
+        new = [f"{2 * float(old) + 1e-6:.9f}", "-1", "x", 3][int(generator.integers(4))]
+    at[path[-1]] = new
+    if generator.random() < 0.1:
+        del at[path[-1]]
+    if path[-1] != "sha256":
+        forged["sha256"] = digest(forged)
+    return forged
+
+
+def check_corruptions(seed: int, count: int) -> None:
+    generator = np.random.default_rng(seed)
+    ways = [("2p2d", "tel"), ("3p1d", "tel"), ("2p2d", "mean_ttft"), ("4m", "tel")]
+    known, accepted = [proved(*way)[0] for way in ways], []
+    pools = [make_pools(text, stream(), MODEL, LINK) for text, _ in ways]
+    for k in range(count):
+        forged = corrupted(generator, known[k % len(known)])
+        if forged == known[k % len(known)]:
+            continue
+        try:
+            verify_pools(stream(), forged, pools[k % len(known)])
+        except ViolationError:
+            continue
+        accepted.append(forged)
+    assert accepted == []
+
+
+def test_no_corrupted_certificate_is_accepted() -> None:
+    check_corruptions(1, 150)
+
+
+@pytest.mark.slow
+def test_none_of_ten_thousand_corrupted_certificates_is_accepted() -> None:
+    check_corruptions(2, 10_000)
+
+
+def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:
+    pools = make_pools("1p1d", stream(), MODEL)
+    sessions = Instance(
+        [0.0, None], [5, 5], [2, 2], kv_capacity=100, time_unit="second", after=[[], [0]]
+    )
+    with pytest.raises(UsageError, match="not proved for after"):
+        lower_bound(sessions, pools=pools, method="pools")
+    slow = Machine(60_000, MODEL, role="decode")
+    fast = Machine(50_000, MODEL, role="decode")
+    mixed = Pools([Machine(60_000, MODEL, role="prefill"), slow, fast])
+    proof = pools_bound(task_of(stream(), mixed, "tel"), Budget(0.1))
+    assert proof.value > 0
+    with pytest.raises(UsageError, match="found different machines in a pool"):
+        certify_pools(stream(), mixed, "tel", proof)

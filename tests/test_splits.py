@@ -1,0 +1,109 @@
+"""`splits`: intervals and verdicts of each split into prefill and decode machines."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from command_line import invoke as run, one_line_error
+from test_pools_bounds import LINK, MODEL, stream
+
+from optsched import Instance, splits, write_instance
+from optsched.bounds.pools import verify_pools
+from optsched.costs.pools import make_pools
+from optsched.files.schemas import check_shape
+from optsched.problem.errors import InputError, UsageError
+
+
+def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
+    found = splits(
+        stream(),
+        3,
+        ["vllm"],
+        cost_model=MODEL,
+        link=LINK,
+        slo_ttft=0.3,
+        slo_tpot=0.05,
+        certify=True,
+    )
+    assert [row.pools for row in found.rows] == ["1p2d", "2p1d", "3m"]
+    assert found.metrics == ("mean_latency", "mean_ttft", "slo_goodput")
+    for row in found.rows:
+        assert row.errors == []
+        assert all(row.bounds[name] <= row.found[name] for name in found.metrics[:2])
+        assert row.bounds["slo_goodput"] >= row.found["slo_goodput"]
+        pools = make_pools(row.pools, stream(), MODEL, LINK)
+        proved = verify_pools(stream(), row.certificates["mean_ttft"], pools)
+        assert proved <= row.found["mean_ttft"]
+
+    best = found.best("mean_ttft")
+    assert best is not None
+    assert found.verdict(best, "mean_ttft") == "best"
+    # A single prefill machine has more work of prefills than time: it is struck out.
+    assert "1p2d" in found.worse("mean_ttft")
+    for row in found.rows:
+        worse = row.bounds["mean_latency"] > found.best("mean_latency").found["mean_latency"]
+        assert worse == (row.pools in found.worse("mean_latency"))
+
+
+def test_a_stop_keeps_the_splits_that_have_run() -> None:
+    stop, seen = threading.Event(), list[str]()
+
+    def progress(name: str) -> None:
+        seen.append(name)
+        if len(seen) == 2:
+            stop.set()
+
+    found = splits(stream(), 4, [], cost_model=MODEL, progress=progress, stop=stop)
+    assert found.interrupted
+    assert [row.pools for row in found.rows] == ["1p3d", "4m"]
+    assert "mean_latency" in found.rows[-1].bounds
+
+
+def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_instance(stream(), "stream.json")
+    words = ("stream.json", "--workers", 2, "--policy", "vllm", "--cost-model", MODEL)
+    shown = run(
+        "splits", *words, "--link", LINK, "--json", "found.json", "--certificates", "proofs"
+    )
+    assert shown.exit_code == 0, shown.stderr
+    assert "1p1d" in shown.stdout
+    data = json.loads(Path("found.json").read_text(encoding="utf-8"))
+    check_shape("splits", data)
+    assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
+    assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
+    shown = run("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
+    assert shown.exit_code == 0, shown.stderr
+    assert "on pools of 1 prefill, 1 decode" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--workers", 1), "workers: found 1; expected an integer from 2 to 64"),
+        (("--link", "speed=1"), "link 'speed=1'"),
+        (("--policy", "nope"), "policy 'nope' is unknown"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_instance(stream(), "stream.json")
+    shown = run("splits", "stream.json", "--cost-model", MODEL, *more)
+    assert words in one_line_error(shown, 2)
+
+
+def test_splits_refuse_rounds_and_sessions() -> None:
+    with pytest.raises(InputError, match="found 'round'; expected 'second'"):
+        splits(Instance([0, 1], [2, 2], [2, 2], kv_capacity=9))
+    chained = Instance(
+        [0.0, None], [5, 5], [2, 2], kv_capacity=100, time_unit="second", after=[[], [0]]
+    )
+    with pytest.raises(UsageError, match="found after, for which no bound is proved"):
+        splits(chained, cost_model=MODEL)
