@@ -482,10 +482,7 @@ def test_what_no_session_has_is_refused(words: tuple[Any, ...], error: str, tmp_
 @pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
 def test_real_sessions_are_bounded_and_served() -> None:
     path = Path(str(DATA)) / "weka" / "sessions_up_to_100k.jsonl.gz"
-    # No bound on sessions knows yet what requests share.
-    instance = read_trace(
-        "weka", path, sessions=True, prefixes=False, rate=0.01, limit=12, kv_capacity=400_000
-    )
+    instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
     assert instance.sessions is not None
     assert instance.sessions.session.max() == 11
     found = bound(instance, objective="session_completion", cost_model=COST, time_limit_s=0)
