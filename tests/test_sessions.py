@@ -57,9 +57,15 @@ def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None
     same = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6, after=[None, []], delay=[0, None])
     assert same.sha256 == plain.sha256
     assert same.sessions is None
-    for policy in ("fcfs", "mc-sf", "trail"):
-        found = [evaluate(one, simulate(one, policy)).metrics for one in (plain, same)]
-        assert found[0] == found[1]
+    seconds = {"time_unit": "second", "predicted": [2.0, 1.0], "slo_ttft": [9.0, 9.0]}
+    pairs = [(plain, same, None), (replace(plain, **seconds), replace(same, **seconds), COST)]
+    for one, other, cost in pairs:
+        for policy in sorted(policies()):
+            if allows(policy, one) is None:
+                found = [evaluate(x, simulate(x, policy, cost), cost) for x in (one, other)]
+                assert found[0].metrics == found[1].metrics, policy
+        values = [bound(x, cost_model=cost, time_limit_s=0).value for x in (one, other)]
+        assert values[0] == values[1]
 
 
 def test_a_part_has_whole_sessions() -> None:
@@ -476,10 +482,7 @@ def test_what_no_session_has_is_refused(words: tuple[Any, ...], error: str, tmp_
 @pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
 def test_real_sessions_are_bounded_and_served() -> None:
     path = Path(str(DATA)) / "weka" / "sessions_up_to_100k.jsonl.gz"
-    # No bound on sessions knows yet what requests share.
-    instance = read_trace(
-        "weka", path, sessions=True, prefixes=False, rate=0.01, limit=12, kv_capacity=400_000
-    )
+    instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
     assert instance.sessions is not None
     assert instance.sessions.session.max() == 11
     found = bound(instance, objective="session_completion", cost_model=COST, time_limit_s=0)
