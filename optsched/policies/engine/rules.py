@@ -164,12 +164,12 @@ def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache, cost: Float
 
 
 @njit(allocates=False)
-def _fill(r: np.record, i: int, s: np.record, tokens: int, cache: Store, limits: Limits) -> None:
-    """Name the blocks that request i fills with tokens of the batch."""
-    if cache is not None:
-        whole, full = r.cached // cache.block, (r.cached + tokens) // cache.block
-        blocks.fill(r, i, s, cache, whole, full, limits)
-        s.changed = s.changed or full > whole
+def _take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Cache) -> None:
+    """Allocate KV for tokens of request i in the batch, and name the blocks that they fill."""
+    whole = r.cached // cache.block
+    take(s, r, tokens, limits)
+    blocks.fill(r, i, s, cache, whole, limits)
+    s.changed = s.changed or r.allocated // cache.block > whole
 
 
 @njit(allocates=False)
@@ -177,7 +177,7 @@ def _free(requests: Records, i: int, s: np.record, cache: Store, limits: Limits)
     """Free the KV of request i."""
     r = requests[i]
     if cache is not None:
-        blocks.leave(requests, i, s, cache, r.cached // cache.block)
+        blocks.leave(requests, i, s, cache)
         s.changed = True
 
     free(s, r, limits)
@@ -356,10 +356,11 @@ def _decode_all(
         entries[REQUEST, at + k] = running[k]
         entries[TOKENS, at + k] = 1
         sums = add_decode(sums, r.cached)
-        take(s, r, 1, limits)
-        if cache is not None:
+        if cache is None:
+            take(s, r, 1, limits)
+        else:
             entries[REUSED, at + k] = 0
-            _fill(r, running[k], s, 1, cache, limits)
+            _take(r, running[k], s, 1, limits, cache)
 
     s.latest = latest
     s.entries += s.running
@@ -711,7 +712,8 @@ def _form(
                         continue
 
                 sums = add_decode(sums, r.cached)
-                take(s, r, c, limits)
+                if cache is None:
+                    take(s, r, c, limits)
             else:
                 c = _prefill_size(r, s, sums, settings, cost)
                 if cache is not None and c > 0:
@@ -733,8 +735,6 @@ def _form(
 
                 if fresh:
                     _admit(requests, s, heap, running, usage, settings, cache)
-                if cache is not None:
-                    take(s, r, c, limits)
 
                 sums = add_prefill(sums, c, r.cached)
                 closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
@@ -744,7 +744,7 @@ def _form(
             if cache is not None:
                 entries[REUSED, s.entries] = r.reused
                 r.reused = 0
-                _fill(r, i, s, c, cache, limits)
+                _take(r, i, s, c, limits, cache)
 
             add_entry(entries, s, i, c)
 
