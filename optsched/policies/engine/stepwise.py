@@ -68,7 +68,7 @@ class Stepwise:
                 loop._queue(requests, s, lines[0], i, settings, view.generator)
 
         self.queued.update(view.waiting)
-        rest = (columns, settings, view.cost.array, view.generator)
+        rest = (columns.entries, columns.evicted, settings, view.cost.array, view.generator)
         sums = loop.decide(requests, s, lines, usage, *rest, None)
         evicted = columns.evicted[: s.evicted].tolist()
         if s.stall:
