@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from optsched.policies import policy
-from optsched.policies.base import Rules
-from optsched.policies.rules import Caching
+from optsched.policies.rules import Caching, Rules
 
 GATE = 1.0
 """What `Rules.gate` balances. Half of it is better where lengths are not known."""

@@ -244,14 +244,13 @@ def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: 
 
 
 @njit(allocates=False)
-def fill(
-    r: np.record, i: int, s: np.record, cache: Cache, whole: int, full: int, limits: np.record
-) -> None:
+def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: np.record) -> None:
     """Make room for what request i has been given, and name the blocks that it fills with it."""
     while s.held + cache.block * s.idle > limits.kv_capacity:
         _take_away(s, cache)
 
-    if full <= whole:
+    full = r.allocated // cache.block
+    if full == whole:
         return
 
     _name(cache, i, whole, full)
@@ -282,14 +281,14 @@ def fill(
 
 
 @njit(allocates=False)
-def leave(requests: Records, i: int, s: np.record, cache: Cache, full: int) -> None:
+def leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
     """Let request i use its blocks no more. What stays held is added to what its KV will free.
 
     Blocks that were allocated for a batch in which it then has no part lose their name.
     """
     r = requests[i]
     row, computed = int(r.row), r.cached // cache.block
-    for d in range(full - 1, -1, -1):
+    for d in range(r.allocated // cache.block - 1, -1, -1):
         c = cache.table[row, d]
         one = cache.copies[c]
         one.users -= 1

@@ -61,7 +61,7 @@ class Stepwise:
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
         loop.show(requests, s, lines, usage, waiting, queued, settings, view.generator)
         self.queued.update(view.waiting)
-        rest = (columns, settings, view.cost.array, view.generator)
+        rest = (columns.entries, columns.evicted, settings, view.cost.array, view.generator)
         sums = loop.decide(requests, s, lines, usage, *rest, None)
         evicted = columns.evicted[: s.evicted].tolist()
         if s.stall:

@@ -192,15 +192,14 @@ def _take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache
     before = r.allocated
     take(s, r, tokens, limits)
     if cache is not None:
-        whole, full = before // cache.block, r.allocated // cache.block
-        blocks.fill(r, i, s, cache, whole, full, limits)
+        blocks.fill(r, i, s, cache, before // cache.block, limits)
 
 
 @njit(allocates=False)
 def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) -> None:
     """Free the KV of request i."""
     if cache is not None:
-        blocks.leave(requests, i, s, cache, requests[i].allocated // cache.block)
+        blocks.leave(requests, i, s, cache)
         requests[i].begun = s.prefilled
 
     free(s, requests[i], limits)
