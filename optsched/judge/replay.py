@@ -307,6 +307,8 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
             begin = earliest
         if begin < earliest:
             return Breach(MOVE_START, i, begin, earliest)
+        if target.clock - origin.blur <= begin < target.clock:
+            begin = target.clock
 
     leave(target, m, begin)
     r.home = to

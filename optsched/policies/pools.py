@@ -10,21 +10,23 @@ whole; where there are no decode machines they decode for the prefill machines, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.costs.machine import Pools
 from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, Watch
-from optsched.policies.routers import Router, begin_alone
-from optsched.problem.errors import UsageError
+from optsched.policies.runner import Runner
+from optsched.problem.errors import PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
-if TYPE_CHECKING:
-    from optsched.policies.routers import Routed
+Placing = Callable[[Job, NDArray[np.float64], int], Place]
+"""Makes a router's choice among so many workers, from when requests leave them."""
 
 WATCH = Watch.FINISH | Watch.MOVE
 
@@ -52,7 +54,9 @@ class PoolFleet(MixedFleet):
         return bool(self.job.instance.output_tokens[request] == 1)
 
 
-def run_pools(routed: Routed, job: Job, pools: Pools) -> Schedule:
+def run_pools(
+    inner: Runner, job: Job, pools: Pools, places: tuple[Placing, Placing], reserve: bool
+) -> Schedule:
     """Run a scheduler on the machines of pools; return the schedule with its moves."""
     if job.instance.prefixes is not None:
         raise UsageError("pools: found an instance with shared prefixes; expected one without")
@@ -64,9 +68,22 @@ def run_pools(routed: Routed, job: Job, pools: Pools) -> Schedule:
             told, problem = _first_tokens(own.instance), _first_tokens(own.problem)
             own = replace(own, instance=told, problem=problem)
 
-        fleets.append(begin_alone(routed.inner, own))
+        fleets.append(begin_alone(inner, own))
 
-    return _Hand(routed, job, pools, PoolFleet(job, fleets, prefill)).run()
+    hand = _Hand(job, pools, PoolFleet(job, fleets, prefill), places, reserve)
+    return hand.run()
+
+
+def begin_alone(inner: Runner, job: Job) -> Fleet:
+    """Return one worker that runs a scheduler in steps; refuse those that cannot."""
+    fleet = deepcopy(inner).begin(job, 1)
+    if fleet is None:
+        raise PolicyError(
+            f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected one "
+            "that decides batch by batch"
+        )
+
+    return fleet
 
 
 def _first_tokens(instance: Instance) -> Instance:
@@ -80,21 +97,28 @@ def _first_tokens(instance: Instance) -> Instance:
 class _Hand:
     """What hands requests out, and over: where each is, and which moves are under way."""
 
-    def __init__(self, routed: Routed, job: Job, pools: Pools, fleet: PoolFleet) -> None:
-        self.job, self.fleet, self.link, self.reserve = job, fleet, pools.link, routed.reserve
+    def __init__(
+        self,
+        job: Job,
+        pools: Pools,
+        fleet: PoolFleet,
+        places: tuple[Placing, Placing],
+        reserve: bool,
+    ) -> None:
+        self.job, self.fleet, self.link, self.reserve = job, fleet, pools.link, reserve
         self.first = pools.workers("prefill", "mixed")
         self.second = pools.workers("decode") or pools.workers("mixed")
         self.below = pools.deflect_below if pools.workers("decode") else 0
-        self.begin = self._place(routed.router, fleet.left, self.first)
-        self.go_on = self._place(routed.decode_router, fleet.finish, self.second)
+        self.begin = self._place(places[0], fleet.left, self.first)
+        self.go_on = self._place(places[1], fleet.finish, self.second)
         self.at: dict[int, int] = {}  # the prefill machine of those that are to be handed over
         self.to: dict[int, int] = {}  # and their decode machine, once it is chosen
         self.moves: list[tuple[float, int, int]] = []
         self.ends: list[tuple[float, int]] = []  # of moves, a heap
 
-    def _place(self, router: Router, finish: np.ndarray, workers: list[int]) -> Place:
+    def _place(self, placing: Placing, finish: NDArray[np.float64], workers: list[int]) -> Place:
         machines = tuple(self.job.machines[w] for w in workers)
-        place = router.place_in(replace(self.job, machines=machines), finish, len(workers))
+        place = placing(replace(self.job, machines=machines), finish, len(workers))
         return lambda request, now: workers[place(request, now)]
 
     def run(self) -> Schedule:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from optsched.policies.base import Fleet, Job, Runner, own_work
 from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
-from optsched.problem.errors import InputError, PolicyError, UsageError
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
 from optsched.workloads.predict import estimates
@@ -211,7 +211,8 @@ class Routed(Runner):
         if job.pools is not None:
             from optsched.policies.pools import run_pools
 
-            return run_pools(self, job, job.pools)
+            places = self.router.place_in, self.decode_router.place_in
+            return run_pools(self.inner, job, job.pools, places, self.reserve)
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
@@ -256,18 +257,6 @@ def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
     fleets = [deepcopy(inner).begin(job.on(w), 1) for w in range(workers)]
     known = [fleet for fleet in fleets if fleet is not None]
     return MixedFleet(job, known) if len(known) == workers else None
-
-
-def begin_alone(inner: Runner, job: Job) -> Fleet:
-    """Return one worker that runs a scheduler in steps; refuse those that cannot."""
-    fleet = deepcopy(inner).begin(job, 1)
-    if fleet is None:
-        raise PolicyError(
-            f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected one "
-            "that decides batch by batch"
-        )
-
-    return fleet
 
 
 def run_on(inner: Runner, job: Job, place: Place, workers: int) -> Schedule:

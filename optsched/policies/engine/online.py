@@ -190,7 +190,7 @@ class _Loop(Fleet):
                     break
 
                 self.now = max(self.now, at)
-            elif until < math.inf:  # the next request may change that
+            elif until < math.inf or self.events:  # a request may change that
                 break
             else:
                 self.stuck()

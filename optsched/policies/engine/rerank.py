@@ -330,7 +330,7 @@ def run(
 
         if sums.tokens == 0:
             if not common.idle(requests, s, by_arrival, until):
-                if until < np.inf:  # the next request may change that
+                if until < np.inf or s.pulled > 0:  # a request may change that
                     break
 
                 s.outcome, s.about = common.STUCK, s.front

@@ -713,6 +713,8 @@ def form(
 
             r = requests[i]
             c = 1
+            if begun and not fresh and r.in_batch == s.batches + 1:
+                continue
             if (
                 r.gone
                 or r.ready > 0.0
@@ -1017,7 +1019,7 @@ def run(
             _settle(requests, s, lines, evicted, settings, random)
         if sums.tokens == 0:
             if not common.idle(requests, s, by_arrival, until):
-                if until < np.inf:  # the next request may change that
+                if until < np.inf or s.pulled > 0:  # a request may change that
                     break
 
                 s.outcome = common.STUCK

@@ -416,7 +416,7 @@ def run(
         sums = _entries(requests, s, running, columns.entries, cache)
         if sums.tokens == 0:
             if s.evicted == before and not common.idle(requests, s, by_arrival, until):
-                if until < np.inf:  # the next request may change that
+                if until < np.inf or s.pulled > 0:  # a request may change that
                     break
 
                 s.outcome, s.about = common.STUCK, heap[0] if s.waiting > 0 else running[0]
