@@ -10,13 +10,17 @@ GATE = 1.0
 PIECE = 512.0
 """A batch with prefills takes at most the time of so many decode steps."""
 TOKENS = 8192
+SPARE = 0.1
+"""Share of the KV capacity that is kept for outputs whose lengths are not known."""
 
 SPF = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
 BY_WORK = replace(SPF, order="work", admission="lookahead")
 
 
-def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: bool) -> None:
-    """Register a policy that pauses prefills; both take the same parameters."""
+def _pausing(
+    name: str, summary: str, rules: Rules, usual: float = GATE, clairvoyant: bool = True
+) -> None:
+    """Register a policy that pauses prefills; all take the same parameters."""
 
     @policy(name, summary, clairvoyant=clairvoyant)
     def make(
@@ -34,6 +38,16 @@ def _pausing(name: str, summary: str, rules: Rules, usual: float, clairvoyant: b
 _pausing(
     "spf", "shortest remaining prefill first; long ones pause for decodes", SPF, GATE / 2, False
 )
+_pausing("spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK)
+PATIENT = replace(SPF, patient=True, admission="protect", alpha=SPARE)
 _pausing(
-    "spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK, GATE, True
+    "patient",
+    "as spf, and prefills wait for decodes that end soon, and for each other",
+    PATIENT,
+    clairvoyant=False,
+)
+_pausing(
+    "patient-work",
+    "as spf-work, and prefills wait for decodes that end soon, and for each other",
+    replace(BY_WORK, patient=True),
 )

@@ -163,7 +163,7 @@ class VllmV1(Runner):
 
         seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
         batches = replace(target, groups=("running", "waiting"), gate=math.inf, chunked=True)
-        batches = replace(batches, piece=math.inf, cheap=False, max_running=seats)
+        batches = replace(batches, piece=math.inf, patient=False, cheap=False, max_running=seats)
         return (
             replace(self, policy="priority", priority=cast("Priority", target.order)),
             replace(batches, max_batch_tokens=tokens),

@@ -31,6 +31,13 @@ PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
+SORTINGS = {"ratio": 1, "service": 2}
+RANKED, BY_RATIO, BY_SERVICE, IN_GROUPS = 0, 1, 2, 3
+"""Whether the queue is sorted anew before each batch, and how."""
+
+SERVED = 2.0
+"""Service of an output token, in prompt tokens (Sheng et al. 2024)."""
+
 TIES = 2**31
 """Random numbers that break ties among waiting requests lie below this."""
 
@@ -51,6 +58,8 @@ REQUEST_FIELDS = (
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
     ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
+    ("client", np.int64),  # the first request of its client or group, which counts for all of them
+    ("count", np.float64),  # service of the client, or how many of the group wait
 )
 
 STATE_FIELDS = (
@@ -75,7 +84,19 @@ STATE_FIELDS = (
     ("gate", np.float64),  # seconds for each token that those who decode have left
     ("piece", np.float64),  # seconds of a batch with a prefill
     ("by_work", np.bool_),  # whether prefills are in the order of their work
+    ("patient", np.bool_),  # whether they wait for completions, and for each other
+    ("last", np.int64),  # client of the request that was admitted last
+    ("fixed", np.float64),  # seconds of a decode batch whatever it holds, and
+    ("setup", np.float64),  # of any prefills in it
+    ("prefill_work", np.float64),  # seconds of the requests that have finished, without these
+    ("decode_work", np.float64),
 )
+
+MAX_EMPTY = 0.125
+"""Of those that run, how many others may have ended while prefills wait for each other."""
+
+MAX_LOAD = 0.85
+"""The load that patient prefills reckon with at most. Beyond it a queue does not empty."""
 
 
 class Settings(NamedTuple):
@@ -101,6 +122,8 @@ class Settings(NamedTuple):
     short: bool  # some prediction is too short
     max_batch_tokens: int  # of the scheduler itself
     max_prefill_tokens: int  # not more
+    sorting: int
+    gather: int  # waiting requests that are admitted together
 
 
 @njit
@@ -120,6 +143,41 @@ def _queue(
 
     s.counter += 1
     push(requests, heap, s, i)
+
+
+@njit(allocates=False)
+def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
+    """Let a client that comes back have had no less service than others that wait."""
+    smallest = np.inf if s.waiting > 0 else requests[s.last].count
+    for k in range(s.waiting):
+        other = requests[heap[k]]
+        if other.client == r.client:
+            return
+
+        smallest = min(smallest, requests[other.client].count)
+
+    requests[r.client].count = max(requests[r.client].count, smallest)
+
+
+@njit(allocates=False)
+def _sort(requests: Records, s: np.record, heap: Ints, settings: Settings) -> None:
+    """Sort the queue by what has happened since requests began to wait."""
+    grouped = settings.sorting == IN_GROUPS
+    for step in (0, 1):
+        for k in range(s.waiting if grouped else 0):
+            mate = requests[requests[heap[k]].client]
+            mate.count = mate.count * step + step
+
+    size, s.waiting = s.waiting, 0
+    for k in range(size):
+        r = requests[heap[k]]
+        count = requests[r.client].count
+        if grouped:
+            r.band = count < settings.gather and s.running > 0
+        else:
+            r.key = count if settings.sorting == BY_SERVICE else (r.release - s.now) / r.order
+
+        push(requests, heap, s, heap[k])
 
 
 @njit
@@ -410,7 +468,62 @@ def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, co
 
 
 @njit(allocates=False)
-def _gate(requests: Records, s: np.record, running: Ints) -> float:
+def end(r: np.record, s: np.record, cost: Floats) -> None:
+    """Note what a request that has finished has taken."""
+    s.finished += 1
+    s.seen += r.produced
+    if s.patient:
+        step = batch_time(cost, add_decode(EMPTY, r.prompt + r.produced // 2)) - s.fixed
+        s.decode_work += step * (r.produced - 1)
+        s.prefill_work += batch_time(cost, add_prefill(EMPTY, r.prompt, 0)) - s.fixed
+
+
+@njit(allocates=False)
+def _amplified(s: np.record) -> tuple[float, float]:
+    """Return by how much the queue multiplies a delay, and the decodes' share of the work.
+
+    A delay is passed on until the queue is empty, 1 / (1 - load) times. The load is the work that
+    has arrived over the time so far.
+    """
+    work = s.prefill_work + s.decode_work
+    if work <= 0.0:
+        return 1.0, 0.0
+
+    arrived = s.finished + s.running + s.waiting
+    load = min(MAX_LOAD, work / s.finished * arrived / s.now)
+    return 1.0 / (1.0 - load), s.decode_work / work
+
+
+@njit
+def _patience(
+    requests: Records, s: np.record, running: Ints, decodes: int, mean: float, cost: Floats
+) -> float:
+    """Return how many seconds of a prefill delay no one who is about to finish.
+
+    With N requests in the system, m of k completions within t seconds are worth waiting for if
+    ``m w > c t N / k``. What waits has no part in the decodes: their share of the work counts
+    as often as the queue passes it on.
+    """
+    left, sums, k = np.empty(decodes, np.int64), EMPTY, 0
+    for j in range(s.running):
+        r = requests[running[j]]
+        if r.decoding and not r.gone:
+            left[k] = max(1, r.estimate - r.produced)
+            sums = add_decode(sums, r.cached)
+            k += 1
+
+    soonest = np.inf if s.by_work else mean / decodes
+    left.sort()
+    for m in range(decodes if s.by_work else 0):
+        soonest = min(soonest, left[m] / (m + 1))
+
+    times, share = _amplified(s)
+    share = 1.0 - share + share * times
+    return float(share * soonest * batch_time(cost, sums) * (s.running + s.waiting) / decodes)
+
+
+@njit
+def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float:
     """Return how many seconds of a prefill may run beside those that decode.
 
     What they have left is predicted, or the mean of an exponential law that fits those seen so far:
@@ -433,7 +546,11 @@ def _gate(requests: Records, s: np.record, running: Ints) -> float:
         return np.inf
 
     mean = left / decodes if s.by_work else produced / max(1, s.finished)
-    return float(s.gate * mean * max(1.0, prefills / decodes))
+    time = s.gate * mean * max(1.0, prefills / decodes)
+    if s.patient and s.finished > 0:
+        time = min(time, _patience(requests, s, running, decodes, mean, cost))
+
+    return float(time)
 
 
 @njit(allocates=False)
@@ -478,6 +595,8 @@ def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> 
     needed = kv_of(r.prompt + r.produced, limits)
     if size > limits.max_running or not room(s, needed, limits):
         return False
+    if settings.sorting == IN_GROUPS and r.band > 0:
+        return False
     if settings.admission == RESERVE:
         return bool(s.reserved + r.peak <= limits.kv_capacity)
     if settings.admission == PROTECT:
@@ -502,6 +621,10 @@ def _admit(
     common.pop(requests, heap, s)
     if settings.late_last:
         _pass_late(requests, s, heap)
+    if settings.sorting == BY_SERVICE:
+        requests[r.client].count += r.prompt
+        s.last = r.client
+        _sort(requests, s, heap, settings)
 
     running[s.running + s.admitted] = i
     s.admitted += 1
@@ -514,6 +637,41 @@ def _admit(
 
 
 @njit(allocates=False)
+def _together(
+    requests: Records, s: np.record, heap: Ints, running: Ints, usage: Ints, settings: Settings
+) -> bool:
+    """Return whether as many prefills can begin as should share a batch.
+
+    q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
+    q is best as in the square root law of lot sizes.
+    """
+    if s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
+        return True
+
+    delayed = _amplified(s)[0] * (s.running + s.waiting)
+    wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
+    while s.admitted < wanted and s.waiting > 0:
+        if not _admissible(requests[heap[0]], s, usage, settings):
+            break
+
+        _admit(requests, s, heap, running, usage, settings)
+
+    enough = s.admitted >= wanted
+    while s.admitted > 0:
+        s.admitted -= 1
+        r = requests[running[s.running + s.admitted]]
+        free(s, r, settings.limits)
+        s.reserved -= r.peak
+        if settings.admission == LOOKAHEAD:
+            steps = r.estimate - r.produced
+            project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, settings.limits)
+
+        push(requests, heap, s, running[s.running + s.admitted])
+
+    return bool(enough)
+
+
+@njit
 def _form(
     requests: Records,
     s: np.record,
@@ -549,8 +707,10 @@ def _form(
             continue
 
         position, gate = 0, np.inf
-        if group == PREFILL and s.gate < np.inf:
-            gate = _gate(requests, s, running)
+        if group == PREFILL and (s.patient or s.gate < np.inf):
+            gate = _gate(requests, s, running, cost)
+            if s.patient and not _together(requests, s, heap, running, usage, settings):
+                continue
 
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
@@ -691,6 +851,8 @@ def decide(
                 s.over += project(usage, s.batches, tokens, 1, 1, settings.limits)
     if settings.late_last:
         _pass_late(requests, s, heap)
+    if settings.sorting != RANKED:
+        _sort(requests, s, heap, settings)
 
     s.holding = settings.paced and _holds(requests, s, heap, usage, settings)
     sums = _form(requests, s, lines, usage, entries, evicted, settings, cost)
@@ -727,6 +889,7 @@ def _process(
     entries: Ints,
     first: int,
     settings: Settings,
+    cost: Floats,
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
     finished = completed = 0
@@ -738,9 +901,12 @@ def _process(
             completed -= 1
             continue
 
+        if settings.sorting == BY_SERVICE:
+            requests[r.client].count += SERVED
+
         if common.note(r, s):
             finished += 1
-            s.seen += r.produced
+            end(r, s, cost)
             free(s, r, settings.limits)
             s.reserved -= r.peak
             if settings.admission == LOOKAHEAD:
@@ -752,7 +918,6 @@ def _process(
         if s.partial:
             _stand_still(requests, s, running, usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
-    s.finished += finished
     if finished > 0:
         s.clearings = 0
 
@@ -783,6 +948,9 @@ def run(
         s.turns -= 1
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
+            if settings.sorting == BY_SERVICE:
+                _lift(requests, s, heap, requests[i])
+
             _queue(requests, s, heap, i, settings, random)
             i = common.arriving(requests, s, by_arrival)
 
@@ -821,6 +989,6 @@ def run(
 
         s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, usage, entries, first, settings)
+        _process(requests, s, running, usage, entries, first, settings, cost)
 
     return columns, usage
