@@ -455,10 +455,11 @@ class Readable:
             return time
 
         k, there = len(decoding), len(queue) + len(running) + len(lost)
-        left = sorted(max(1, self.estimate(view, i) - generated[i]) for i in decoding)
+        left = sorted(self.estimate(view, i) - generated[i] for i in decoding)
+        left = [count for count in left if count > 0]  # nobody waits for those past predictions
         soonest = mean / k
         if self.rules.order == "work":
-            soonest = min(count / m for m, count in enumerate(left, 1))
+            soonest = min((count / m for m, count in enumerate(left, 1)), default=INFINITE)
 
         sums = EMPTY
         for i in decoding:
@@ -582,7 +583,9 @@ class Readable:
 
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
-            return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
+            spare = used <= (1 - self.rules.alpha) * capacity
+            alone = self.rules.patient and not any(allocated.values())
+            return (spare or alone) and len(joined) + 1 <= hard_batch
         if admission == "lookahead":  # Jaillet et al. 2025, inequality (5)
             left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
             base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 for k in left}

@@ -17,15 +17,13 @@ SPF = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
 BY_WORK = replace(SPF, order="work", admission="lookahead")
 
 
-def _pausing(
-    name: str, summary: str, rules: Rules, usual: float = GATE, clairvoyant: bool = True
-) -> None:
+def _pausing(name: str, summary: str, rules: Rules, own: float = GATE, known: bool = True) -> None:
     """Register a policy that pauses prefills; all take the same parameters."""
 
-    @policy(name, summary, clairvoyant=clairvoyant)
+    @policy(name, summary, clairvoyant=known)
     def make(
         *,
-        gate: float = usual,
+        gate: float = own,
         piece: float = PIECE,
         cheap: bool = False,
         max_batch_tokens: int | None = TOKENS,
@@ -35,19 +33,9 @@ def _pausing(
         return replace(made, max_batch_tokens=max_batch_tokens, max_running=max_running)
 
 
-_pausing(
-    "spf", "shortest remaining prefill first; long ones pause for decodes", SPF, GATE / 2, False
-)
-_pausing("spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK)
 PATIENT = replace(SPF, patient=True, admission="protect", alpha=SPARE)
-_pausing(
-    "patient",
-    "as spf, and prefills wait for decodes that end soon, and for each other",
-    PATIENT,
-    clairvoyant=False,
-)
-_pausing(
-    "patient-work",
-    "as spf-work, and prefills wait for decodes that end soon, and for each other",
-    replace(BY_WORK, patient=True),
-)
+_pausing("spf", "shortest remaining prefill first; long ones pause for decodes", SPF, 0.5, False)
+_pausing("spf-work", "least remaining work first; long prefills pause for decodes", BY_WORK)
+SOON = "and prefills wait for decodes that end soon, and for each other"
+_pausing("patient", f"as spf, {SOON}", PATIENT, known=False)
+_pausing("patient-work", f"as spf-work, {SOON}", replace(BY_WORK, patient=True))

@@ -41,7 +41,7 @@ Lengths = Literal["predicted", "lower", "upper", "hindsight"]
 ORDER_FIELDS = ("order", "ties", "requeue", "late_last", "gamma", "clients")
 ADMISSION_FIELDS = (
     *("lengths", "margin", "admission", "alpha", "overflow", "beta", "promote", "make_room"),
-    *("gather", "gather_by", "evict_mode"),
+    *("gather", "evict_mode"),
 )
 """Fields of `Rules` that say who is served first, and who is let in and put out. The others say
 what a batch holds.
@@ -155,9 +155,8 @@ class Rules(Runner):
         To so many clients the order ``"service"`` deals out requests, >= 1. Where there are
         sessions, they are the clients.
     gather : int
-        So many waiting requests begin together, unless nothing runs, >= 1.
-    gather_by : {"all", "output"}
-        Which requests count for each other: all, or those with as many binary digits of output.
+        So many waiting requests begin together, unless nothing runs, >= 1. Where predictions count,
+        these are requests with predicted outputs of as many binary digits.
     evict_mode : {"restart", "recompute"}
         What an eviction loses on instances in seconds; in rounds every eviction is a restart.
     in_rounds : Rules, optional
@@ -202,7 +201,6 @@ class Rules(Runner):
     gamma: float = 1.0
     clients: int = 4
     gather: int = 1
-    gather_by: Literal["all", "output"] = "all"
     evict_mode: EvictMode = "recompute"
     in_rounds: Rules | None = None
     wide: Rules | None = None
@@ -251,7 +249,6 @@ class Rules(Runner):
             ("gamma", self.gamma > 0, "gamma > 0"),
             ("clients", self.clients >= 1, "an integer >= 1"),
             ("gather", self.gather >= 1, "an integer >= 1"),
-            ("gather", not (grouped and anew), "another order with it"),
             ("order", fixed or not (anew or grouped), "no promote, random ties or 'all' with it"),
             ("patient", split or not self.patient, "groups with 'prefill' with it"),
             ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
@@ -275,7 +272,6 @@ class Rules(Runner):
         """Whether decisions depend on predicted output lengths."""
         return (
             self.order in ("output", "total", "volume", "work")
-            or (self.gather > 1 and self.gather_by == "output")
             or self.admission in ("lookahead", "reserve")
             or self.catch_up < 1
         )
@@ -383,7 +379,7 @@ class Rules(Runner):
         """Return a number for each request that is the same for those of its client or group.
 
         Clients are the sessions of an instance that has some. Otherwise requests are dealt out to
-        ``clients`` in turn. Groups are those of `gather_by`, the outputs by powers of two.
+        ``clients`` in turn. Groups are by the digits of predicted outputs, where these count.
 
         Parameters
         ----------
@@ -392,7 +388,7 @@ class Rules(Runner):
         if self.order == "service":
             sessions = instance.sessions
             return np.arange(instance.n) % self.clients if sessions is None else sessions.session
-        if self.gather_by == "output":
+        if self.uses_predictions:
             predicted, _ = estimates(instance, self.lengths, self.margin)
             return np.asarray(np.log2(predicted).astype(np.int64))
 

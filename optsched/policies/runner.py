@@ -213,22 +213,17 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
     return first_deadline(instance) - alone
 
 
-def boosted(instance: Instance, cost: CostModel, gamma: float) -> NDArray[np.float64]:
+def boosted(instance: Instance, work: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     """Return when requests are released, less a boost that is larger for a shorter prefill.
 
     It is ``log(1 / (1 - exp(-gamma w))) / gamma`` for w seconds, as if of w tended to 0 for ever.
     """
     release = np.zeros(instance.n) if instance.after is not None else instance.release
-    work = own_work(instance.prompt_tokens, np.ones_like(instance.prompt_tokens), cost)
     return np.asarray(release + np.log(-np.expm1(-gamma * work)) / gamma)
 
 
 def order_key(
-    order: Order,
-    instance: Instance,
-    predicted: NDArray[np.int64],
-    cost: CostModel,
-    gamma: float = 1.0,
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel, gamma: float
 ) -> NDArray[np.float64]:
     """Return what an order of `Rules` compares, before ties. Loops compare it as float64.
 
@@ -237,11 +232,11 @@ def order_key(
     loses digits.
     """
     prompt, sessions = instance.prompt_tokens, instance.sessions
-    if order in ("arrival", "random", "attained", "service") or (
-        order == "session" and sessions is None
-    ):
+    none = ("arrival", "random", "attained", "service")
+    if order in none or (order == "session" and sessions is None):
         return np.zeros(instance.n)
 
+    prefill = own_work(prompt, np.ones_like(prompt), cost)
     key = {
         "prompt": lambda: prompt,
         "output": lambda: predicted,
@@ -250,8 +245,8 @@ def order_key(
         "work": lambda: own_work(prompt, predicted, cost),
         "deadline": lambda: first_deadline(instance),
         "slack": lambda: latest_start(instance, cost),
-        "boost": lambda: boosted(instance, cost, gamma),
-        "ratio": lambda: own_work(prompt, np.ones_like(prompt), cost),
+        "boost": lambda: boosted(instance, prefill, gamma),
+        "ratio": lambda: prefill,
         "session": lambda: sessions.over(instance.given_release, np.minimum)[sessions.session],  # type: ignore[union-attr]
     }[order]()
     if order == "ratio" or (order in DUE and sessions is not None):
@@ -261,11 +256,7 @@ def order_key(
 
 
 def waiting_rank(
-    order: Order,
-    instance: Instance,
-    predicted: NDArray[np.int64],
-    cost: CostModel,
-    gamma: float = 1.0,
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel, gamma: float
 ) -> NDArray[np.int64]:
     """Return requests' places in an order of `Rules`; ties by (arrival, index)."""
     key = order_key(order, instance, predicted, cost, gamma)

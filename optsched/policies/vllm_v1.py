@@ -110,7 +110,7 @@ class VllmV1(Runner):
         fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
-        requests["order"] = order_key(self.priority, instance, predicted, job.cost)
+        requests["order"] = order_key(self.priority, instance, predicted, job.cost, 1.0)
         # vLLM counts the blocks with the one that it keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         settings = loop.Settings(
@@ -171,4 +171,4 @@ class VllmV1(Runner):
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64]:
         """See `Runner.waiting_rank`. The places are by true lengths."""
-        return waiting_rank(self.priority, instance, instance.output_tokens, cost)
+        return waiting_rank(self.priority, instance, instance.output_tokens, cost, 1.0)

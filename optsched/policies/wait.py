@@ -7,32 +7,19 @@ from optsched.policies.base import Rules
 
 GATHER = 4
 """How many requests begin together. The paper has it from rates of arrival that it knows."""
-WAIT = Rules(groups=("running", "waiting"))
+BUFFER = 0.2
+"""Share of the KV capacity that is kept free where lengths are not known."""
 
 
-@policy(
-    "wait",
-    "requests begin when enough wait whose predicted outputs are alike; no evictions",
-    clairvoyant=True,
-    paper="Ao et al. 2025, abstract",
-)
-def wait(*, gather: int = GATHER, max_running: int | None = None) -> Rules:
-    """Return rules with a threshold for each group of outputs (docs/policies/discussed.md)."""
-    made = replace(WAIT, gather=gather, gather_by="output", admission="reserve")
-    return replace(made, max_running=max_running)
+def _wait(name: str, summary: str, rules: Rules, clairvoyant: bool) -> None:
+    """Register a policy of the paper; both take the same parameters."""
+
+    @policy(name, summary, clairvoyant=clairvoyant, paper="Ao et al. 2025, abstract")
+    def make(*, gather: int = GATHER, max_running: int | None = None) -> Rules:
+        return replace(rules, gather=gather, max_running=max_running)
 
 
-@policy(
-    "nested-wait",
-    "requests begin when enough wait, beside KV that is kept free for long outputs",
-    paper="Ao et al. 2025, abstract",
-)
-def nested_wait(
-    *, gather: int = GATHER, alpha: float = 0.2, max_running: int | None = None
-) -> Rules:
-    """Return rules with one threshold, for outputs of unknown lengths.
-
-    `alpha`: the share of the KV capacity that is the safety buffer, 0 <= alpha < 1.
-    """
-    made = replace(WAIT, gather=gather, admission="protect", alpha=alpha)
-    return replace(made, max_running=max_running)
+KNOWN = Rules(admission="reserve")
+_wait("wait", "requests begin when enough of like predicted outputs wait", KNOWN, True)
+UNKNOWN = Rules(admission="protect", alpha=BUFFER)
+_wait("nested-wait", "requests begin when enough wait, beside KV kept free", UNKNOWN, False)

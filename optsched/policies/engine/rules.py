@@ -95,6 +95,9 @@ STATE_FIELDS = (
 MAX_EMPTY = 0.125
 """Of those that run, how many others may have ended while prefills wait for each other."""
 
+UNKNOWN = 2**40
+"""Tokens left of a request that is longer than predicted: nobody waits for it."""
+
 MAX_LOAD = 0.85
 """The load that patient prefills reckon with at most. Beyond it a queue does not empty."""
 
@@ -495,41 +498,14 @@ def _amplified(s: np.record) -> tuple[float, float]:
 
 
 @njit
-def _patience(
-    requests: Records, s: np.record, running: Ints, decodes: int, mean: float, cost: Floats
-) -> float:
-    """Return how many seconds of a prefill delay no one who is about to finish.
-
-    With N requests in the system, m of k completions within t seconds are worth waiting for if
-    ``m w > c t N / k``. What waits has no part in the decodes: their share of the work counts
-    as often as the queue passes it on.
-    """
-    left, sums, k = np.empty(decodes, np.int64), EMPTY, 0
-    for j in range(s.running):
-        r = requests[running[j]]
-        if r.decoding and not r.gone:
-            left[k] = max(1, r.estimate - r.produced)
-            sums = add_decode(sums, r.cached)
-            k += 1
-
-    soonest = np.inf if s.by_work else mean / decodes
-    left.sort()
-    for m in range(decodes if s.by_work else 0):
-        soonest = min(soonest, left[m] / (m + 1))
-
-    times, share = _amplified(s)
-    share = 1.0 - share + share * times
-    return float(share * soonest * batch_time(cost, sums) * (s.running + s.waiting) / decodes)
-
-
-@njit
 def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float:
     """Return how many seconds of a prefill may run beside those that decode.
 
     What they have left is predicted, or the mean of an exponential law that fits those seen so far:
     all tokens produced, over the number of requests that have finished.
     """
-    decodes, left, produced, prefills = 0, 0, s.seen, s.waiting
+    decodes, produced, prefills, total, sums = 0, s.seen, s.waiting, 0, EMPTY
+    left = np.empty(s.running, np.int64)
     for k in range(s.running):
         r = requests[running[k]]
         if r.gone:
@@ -537,20 +513,33 @@ def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float
 
         produced += r.produced
         if r.decoding:
+            left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            total += max(1, r.estimate - r.produced)
+            sums = add_decode(sums, r.cached)
             decodes += 1
-            left += max(1, r.estimate - r.produced)
         else:
             prefills += 1
 
     if decodes == 0:
         return np.inf
 
-    mean = left / decodes if s.by_work else produced / max(1, s.finished)
+    left = np.sort(left[:decodes])
+    mean = total / decodes if s.by_work else produced / max(1, s.finished)
     time = s.gate * mean * max(1.0, prefills / decodes)
-    if s.patient and s.finished > 0:
-        time = min(time, _patience(requests, s, running, decodes, mean, cost))
+    if not s.patient or s.finished == 0:
+        return float(time)
 
-    return float(time)
+    soonest = np.inf if s.by_work else mean / decodes
+    for m in range(decodes if s.by_work else 0):
+        soonest = min(soonest, left[m] / (m + 1))
+
+    # With N requests in the system, m of k completions within t seconds are worth waiting for if
+    # m w > c t N / k. What waits has no part in the decodes: their share of the work counts as
+    # often as the queue passes a delay on.
+    times, share = _amplified(s)
+    share = 1.0 - share + share * times
+    wait = share * soonest * batch_time(cost, sums) * (s.running + s.waiting) / decodes
+    return float(min(time, wait))
 
 
 @njit(allocates=False)
@@ -600,7 +589,8 @@ def _admissible(r: np.record, s: np.record, usage: Ints, settings: Settings) -> 
     if settings.admission == RESERVE:
         return bool(s.reserved + r.peak <= limits.kv_capacity)
     if settings.admission == PROTECT:
-        return bool(s.held + needed <= settings.threshold and size <= limits.max_batch_tokens)
+        spare = s.held + needed <= settings.threshold or (s.patient and s.held == 0)
+        return bool(spare and size <= limits.max_batch_tokens)
     if settings.admission == LOOKAHEAD:
         if s.over > 0 or size > limits.max_batch_tokens:
             return False
