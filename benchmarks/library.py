@@ -36,7 +36,19 @@ RELEASE = "2026.1"
 BY = "the optsched developers"
 TEMPLATE = ROOT / "benchmarks" / "library.md"
 PAGE, PICTURE = ROOT / "docs" / "library.md", ROOT / "docs" / "images" / "library.png"
-POLICIES = ("fcfs", "vllm", "vllm-v1", "sarathi", "mc-sf", "smallest-volume", "least-work")
+POLICIES = (
+    "fcfs",
+    "vllm",
+    "vllm-v1",
+    "sarathi",
+    "hrrn",
+    "vtc",
+    "uniboost",
+    "wait",
+    "spf",
+    "patient",
+)
+POLICIES += ("mc-sf", "smallest-volume", "least-work", "spf-work", "patient-work")
 
 
 def rows(names: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -93,7 +105,7 @@ def candidates(
 
         yield spec, schedule.to_dict(), time.perf_counter() - began
 
-    if prefixes or workers > 1:
+    if workers > 1:  # certificates are about one worker
         return
 
     if objective == "makespan" or objective == "slo_attainment":
@@ -262,7 +274,9 @@ def picture(data: dict[str, Any], file: Path) -> None:
     for k, family in enumerate(families):
         gaps = sorted(100 * (gap or 0.0) for name, gap in rows if name == family)
         near = [sum(abs(gap - other) < 1.5 for other in gaps[:j]) for j, gap in enumerate(gaps)]
-        axes.plot(gaps, [k + 0.1 * shift for shift in near], "o", alpha=0.7, markersize=5)
+        colour = plt.get_cmap("turbo")((k + 0.5) / len(families))
+        rows_at = [k + 0.1 * shift for shift in near]
+        axes.plot(gaps, rows_at, "o", alpha=0.7, markersize=5, color=colour)
 
     axes.set_yticks(range(len(families)), families)
     axes.invert_yaxis()

@@ -6,6 +6,7 @@ both must make the same schedules.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from copy import copy
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, View
 from optsched.policies.rules import Rules
-from optsched.policies.runner import latest_start, own_work, waiting_rank
+from optsched.policies.runner import Order, latest_start, own_work, waiting_rank
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates
 
@@ -44,6 +45,11 @@ class Readable:
         self.first_at: dict[int, float] = {}  # times of first tokens
         self.finished: dict[int, int] = {}  # tokens of those that are no longer here
         self.here: set[int] = set()
+        self.counted: dict[int, int] = {}  # tokens of each request that its client was served
+        self.served: defaultdict[int, float] = defaultdict(float)
+        self.queued: list[int] = []
+        self.mates = self.rules.mates(instance)
+        self.last = self.mates[0]  # client of the request that was admitted last
         self.without = 0  # batches without a prefill since the last with one
         self.instance = instance
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
@@ -63,6 +69,7 @@ class Readable:
         for i in self.here.difference(running, waiting):
             self.finished[i] = int(self.instance.output_tokens[i])
 
+        self._tell(running, waiting, {i: int(view.generated[i]) for i in running + waiting})
         self.here = {*running, *waiting}
         generated = {i: int(view.generated[i]) for i in running + waiting}
 
@@ -125,7 +132,7 @@ class Readable:
                 if generated[i] >= self.estimate(view, i):
                     self.raised[i] = generated[i] + 1
                 if view.evict_mode == "restart":
-                    generated[i] = 0
+                    generated[i] = self.counted[i] = 0
                 if rules.ties == "random":
                     self._draw(view, i)
 
@@ -187,6 +194,48 @@ class Readable:
         now = view.now - self.instance.first_arrival
         return generated[i] == 0 and bool(now > latest_start(self.instance, view.cost)[i])
 
+    def _tell(self, running: list[int], waiting: list[int], generated: dict[int, int]) -> None:
+        """Count what clients were served since the last batch, and lift those that come."""
+        if self.rules.order != "service":
+            return
+
+        ended = {i: int(self.instance.output_tokens[i]) for i in self.here}
+        for i, count in {**ended, **generated}.items():
+            self.served[self.mates[i]] += 2.0 * max(0, count - self.counted.get(i, 0))
+            self.counted[i] = count
+
+        self.queued = [i for i in waiting if i in self.here]
+        for i in waiting:
+            if i not in self.here:
+                self._come(i)
+
+    def _come(self, i: int) -> None:
+        """Lift the counter of the client of a request that begins to wait (Sheng et al. 2024)."""
+        if self.mates[i] not in {self.mates[k] for k in self.queued}:
+            others = [self.served[self.mates[k]] for k in self.queued]
+            low = min(others) if others else self.served[self.last]
+            self.served[self.mates[i]] = max(self.served[self.mates[i]], low)
+
+        self.queued.append(i)
+
+    def _resorted(self, view: View, line: list[int]) -> list[int]:
+        """Return a line in the order that the rules have at this moment."""
+        if self.rules.order == "service":
+            return sorted(line, key=lambda i: self.served[self.mates[i]])
+        if self.rules.order == "ratio":
+            one = np.ones_like(self.predicted)
+            work = own_work(self.instance.prompt_tokens, one, view.cost)
+            now = view.now - self.instance.first_arrival
+            since = self.instance.release - now
+            return sorted(line, key=lambda i: since[i] / work[i])
+
+        return line
+
+    def _gathered(self, line: list[int], running: list[int]) -> list[int]:
+        """Return those of a line of whose group enough wait, or all if nothing runs."""
+        count = {i: sum(self.mates[k] == self.mates[i] for k in line) for i in line}
+        return [i for i in line if count[i] >= self.rules.gather or not running]
+
     def _line(self, view: View, waiting: list[int], generated: dict[int, int]) -> list[int]:
         """Return the waiting requests in their order."""
         rules, rank = self.rules, self._ranks(view)[0]
@@ -196,7 +245,7 @@ class Readable:
         if rules.late_last:
             line = sorted(line, key=lambda i: self._late(view, i, generated))
 
-        return line
+        return self._resorted(view, line)
 
     def _within(self, view: View, tokens: dict[int, int], i: int, most: float, time: float) -> int:
         """Return how many more tokens of i's prefill leave a batch within a time."""
@@ -237,7 +286,7 @@ class Readable:
         hard_batch = limits.max_batch_tokens or INFINITE
         hard_prefill = limits.max_prefill_tokens or INFINITE
         max_running = min(limits.max_running or INFINITE, rules.max_running or INFINITE)
-        queue = self._line(view, waiting, generated)
+        queue = self._gathered(self._line(view, waiting, generated), running)
         slacks = [self._slack(view, i) - (self._pace(i) if i in held else 0) for i in running]
         paces = [self._pace(i) for i in running if self._slack(view, i) < INFINITE]
         left, least = min(slacks, default=INFINITE), max(paces, default=0.0) * rules.lump
@@ -246,17 +295,21 @@ class Readable:
 
         for group in rules.groups:
             together = group == "all"
-            candidates = queue if group == "waiting" else list(running)
+            candidates = list(queue if group == "waiting" else running)
             if together:
                 candidates = sorted([*queue, *running], key=rank.__getitem__)
 
             gate = INFINITE
             if group == "prefill":
                 candidates = self._prefills(view, queue, running)
-                gate = self._gate(view, queue, running, generated)
+                gate = self._gate(view, queue, running, lost, generated)
+                told = (allocated, generated)
+                if rules.patient and not self._enough(view, queue, running, lost, *told):
+                    continue
 
             refused = False  # among all, a waiting request was: the running ones go on
-            for i in candidates:
+            while candidates:
+                i = candidates.pop(0)
                 decoding = i in running and bool(view.decoding[i])
                 fresh = i in waiting
                 if alone or i in lost or i in held or (fresh and refused):
@@ -284,6 +337,9 @@ class Readable:
                         running.remove(victim)
                         evicted.append(victim)
                         lost.add(victim)
+                        if view.evict_mode == "restart":
+                            self.counted[victim] = 0
+
                         del allocated[victim]
                         if victim == i:
                             break
@@ -328,6 +384,10 @@ class Readable:
 
                 if fresh:
                     allocated[i] = whole
+                if fresh and rules.order == "service":
+                    self.served[self.mates[i]] += float(view.prompt_tokens[i])
+                    self.last = self.mates[i]
+                    candidates = self._resorted(view, sorted(candidates, key=rank.__getitem__))
 
                 tokens[i] = int(c)
                 prefill.add(i)
@@ -369,11 +429,16 @@ class Readable:
         return line
 
     def _gate(
-        self, view: View, queue: list[int], running: list[int], generated: dict[int, int]
+        self,
+        view: View,
+        queue: list[int],
+        running: list[int],
+        lost: set[int],
+        generated: dict[int, int],
     ) -> float:
         """Return how many seconds of a prefill may run beside those that decode."""
         decoding = [i for i in running if view.decoding[i]]
-        if not decoding or self.rules.gate == INFINITE:
+        if not decoding or (self.rules.gate == INFINITE and not self.rules.patient):
             return INFINITE
 
         if self.rules.order == "work":
@@ -385,7 +450,87 @@ class Readable:
 
         prefills = len(queue) + len(running) - len(decoding)
         time = self.rules.gate * self._decode_step(view) * mean
-        return time * max(1, prefills / len(decoding))
+        time *= max(1, prefills / len(decoding))
+        if not self.rules.patient or not self.finished:
+            return time
+
+        k, there = len(decoding), len(queue) + len(running) + len(lost)
+        left = sorted(self.estimate(view, i) - generated[i] for i in decoding)
+        left = [count for count in left if count > 0]  # nobody waits for those past predictions
+        soonest = mean / k
+        if self.rules.order == "work":
+            soonest = min((count / m for m, count in enumerate(left, 1)), default=INFINITE)
+
+        sums = EMPTY
+        for i in decoding:
+            sums = add_decode(sums, int(view.cached[i]))
+
+        times, share = self._amplified(view, there)
+        times = 1.0 - share + share * times
+        return min(time, times * soonest * batch_time(view.cost.array, sums) * there / k)
+
+    def _fixed(self, view: View) -> tuple[float, float]:
+        """Return the time that a decode batch takes in any case, and what prefills add to one."""
+
+        def time(decodes: int, prefills: int) -> float:
+            sums = EMPTY
+            for _ in range(decodes):
+                sums = add_decode(sums, 1)
+            for _ in range(prefills):
+                sums = add_prefill(sums, 1, 0)
+            return batch_time(view.cost.array, sums)
+
+        return 2 * time(1, 0) - time(2, 0), 2 * time(1, 1) - time(1, 0) - time(1, 2)
+
+    def _amplified(self, view: View, there: int) -> tuple[float, float]:
+        """Return 1 / (1 - load), and the decodes' share of the work of those that have finished."""
+        cost, fixed, prefill, decode = view.cost.array, self._fixed(view)[0], 0.0, 0.0
+        for i, count in self.finished.items():
+            prompt = int(self.instance.prompt_tokens[i])
+            decode += (batch_time(cost, add_decode(EMPTY, prompt + count // 2)) - fixed) * (
+                count - 1
+            )
+            prefill += batch_time(cost, add_prefill(EMPTY, prompt, 0)) - fixed
+
+        work = prefill + decode
+        if work <= 0:
+            return 1.0, 0.0
+
+        now, ended = view.now - self.instance.first_arrival, len(self.finished)
+        load = min(0.85, work / ended * (ended + there) / now)
+        return 1 / (1 - load), decode / work
+
+    def _enough(
+        self,
+        view: View,
+        queue: list[int],
+        running: list[int],
+        lost: set[int],
+        allocated: dict[int, int],
+        generated: dict[int, int],
+    ) -> bool:
+        """Return whether as many requests can be admitted as should be prefilled together."""
+        runs, ended = [*running, *lost], len(self.finished)
+        if not runs or not queue or not ended or not all(view.decoding[i] for i in runs):
+            return True
+
+        there = len(runs) + len(queue)
+        now = view.now - self.instance.first_arrival
+        delayed = self._amplified(view, there)[0] * there
+        wanted = min(np.sqrt(2 * self._fixed(view)[1] * ended / now * delayed), 0.125 * len(runs))
+        joined, allocated, count = list(running), dict(allocated), 0
+        seats = min(view.limits.max_running or INFINITE, self.rules.max_running or INFINITE)
+        for i in queue:
+            whole = int(view.prompt_tokens[i]) + generated[i]
+            fits = self._fits(view, i, whole, joined, allocated, generated)
+            if count >= wanted or len(joined) + 1 > seats or not fits:
+                break
+
+            joined.append(i)
+            allocated[i] = whole
+            count += 1
+
+        return bool(count >= wanted)
 
     def _freed(self, view: View) -> int:
         """Return the KV of the requests that the last batch completed."""
@@ -394,9 +539,11 @@ class Readable:
 
     def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.rank is None or self.place is None:
+            own = self.rules.order
+            shown: Order = "arrival" if own in ("ratio", "service") else own
             self.rank, self.place = (
-                waiting_rank(order, self.instance, self.predicted, view.cost)
-                for order in (self.rules.order, self.rules.running_order)
+                waiting_rank(order, self.instance, self.predicted, view.cost, self.rules.gamma)
+                for order in (shown, self.rules.running_order)
             )
 
         return self.rank, self.place
@@ -436,7 +583,9 @@ class Readable:
 
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
-            return used <= (1 - self.rules.alpha) * capacity and len(joined) + 1 <= hard_batch
+            spare = used <= (1 - self.rules.alpha) * capacity
+            alone = self.rules.patient and not any(allocated.values())
+            return (spare or alone) and len(joined) + 1 <= hard_batch
         if admission == "lookahead":  # Jaillet et al. 2025, inequality (5)
             left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}
             base = {k: int(view.prompt_tokens[k]) + generated[k] - 1 for k in left}

@@ -144,7 +144,7 @@ class ReadableVllm:
     def __init__(self, policy: VllmV1, instance: Instance, cost) -> None:
         self.own, self.instance, self.cost = policy, instance, cost
         predicted = estimates(instance)[0]
-        self.rank = waiting_rank(policy.priority, instance, predicted, cost).tolist()
+        self.rank = waiting_rank(policy.priority, instance, predicted, cost, 1.0).tolist()
         self.running: list[int] = []
         self.waiting: list[int] = []
         self.known: set[int] = set()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import invoke, one_line_error, run
+from command_line import answer, invoke, one_line_error, run
 
 import optsched
 from optsched.analysis import library
@@ -27,6 +27,7 @@ from optsched.files.library import (
     sealed,
     write_library,
 )
+from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import canonical_json
 from optsched.workloads.generate import parse_parameters
@@ -335,6 +336,9 @@ def test_the_library_is_listed_and_shown() -> None:
     assert "source: optsched generate uniform --seed 3" in said
     assert "best: 34 (" in said
     assert "status: closed" in said
+    data = answer("library", "show", "tiny-n8")
+    check_shape("library", data)
+    assert data["instances"] == {"tiny-n8": read_library()["instances"]["tiny-n8"]}
 
 
 def test_failures_have_a_line_and_a_status(tiny: Path) -> None:

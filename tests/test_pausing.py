@@ -102,6 +102,37 @@ def test_the_gate_by_what_was_seen() -> None:
         assert [2 in row for row in rows].index(True) == batch
 
 
+def test_a_patient_prefill_waits_for_those_that_end_soon() -> None:
+    # Request 0 runs for 2 s, then 1 and 2 are prefilled for 3 s. At 5 s they have 1 and 9 tokens
+    # left, of 3 s each, 5 on average, and N = 3. The gate is 5 * 2 = 10 s; but the first of k = 2
+    # ends in 3 s, so that a prefill beyond 3 * 3 / 2 = 4.5 s waits for it.
+    for prompt, waits in ((3, False), (4, True)):
+        instance = seconds([0, 0.5, 0.5, 3], [1, 1, 1, prompt], [1, 2, 10, 1])
+        beside = [{1: 1, 2: 1, 3: prompt}, {2: 1}]
+        alone = [{1: 1, 2: 1}, {2: 1, 3: prompt}]
+        assert run(instance, "spf-work")[2:4] == beside
+        assert run(instance, "patient-work")[2:4] == (alone if waits else beside)
+
+
+def test_a_patient_policy_admits_a_prompt_of_nearly_all_the_kv_alone() -> None:
+    # A tenth of 20 is kept free, but for the only one: 20 tokens of prompt fill the KV.
+    assert run(seconds([0, 0], [20, 3], [1, 1], capacity=20), "patient") == [{1: 3}, {0: 20}]
+
+
+def test_patient_prefills_share_the_fixed_cost_of_their_batch() -> None:
+    # 16 decode. A batch with prefills takes 50 s more, so two should share it: no more than 16 / 8.
+    cost = BatchCost("setup", 1, {"token": "1000", "base": "1000", "prefill_base": "50000"})
+    instance = seconds(
+        [0, *[1] * 16, 200, 500], [1] * 17 + [2, 2], [1, *[200] * 16, 1, 1], capacity=9999
+    )
+    began = {
+        policy: [[i in row for row in run(instance, policy, cost)].index(True) for i in (17, 18)]
+        for policy in ("spf-work", "patient-work")
+    }
+    assert began["spf-work"][0] < began["spf-work"][1]
+    assert began["patient-work"][0] == began["patient-work"][1]
+
+
 def test_a_piece_ends_where_its_batch_has_taken_its_time() -> None:
     # Three decode steps are 6 s, 5 tokens, of which a decode takes one.
     alone = seconds([0], [12], [1])
@@ -164,6 +195,9 @@ def test_neither_evicts_where_kv_is_ample() -> None:
         ({"promote": True}, "expected .*no promote"),
         ({"ties": "random"}, "ties: found 'random'; .*other than 'evict_latest'"),
         ({"gate": 0.0}, "gate: found 0.0; expected gate > 0"),
+        ({"patient": True, "groups": ("running",)}, "patient: found True; .*with 'prefill'"),
+        ({"gamma": 0.0}, "gamma: found 0.0; expected gamma > 0"),
+        ({"gather": 0}, "gather: found 0; expected an integer >= 1"),
         ({"gate": 1.0, "groups": ("running", "waiting")}, "gate: found 1.0; .*with 'prefill'"),
         ({"piece": 0.0}, "piece: found 0.0; expected piece > 0"),
         (

@@ -63,6 +63,11 @@ def desk(instance: Instance, policy, **options) -> Desk:
         "gba",
         "spf",
         "spf-work:gate=0.5,piece=3",
+        "patient",
+        "patient-work",
+        "hrrn",
+        "uniboost",
+        "wait:gather=2",
     ],
 )
 def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation(spec: str) -> None:
@@ -75,7 +80,9 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
         if instance.limits.max_prefill_tokens is not None:  # vLLM has no such limit
             limits = replace(instance.limits, max_prefill_tokens=None)
             instance = replace(instance, limits=limits)
-        # In order of arrival, as a server numbers them.
+        # In whole blocks, and in order of arrival, as a server has them.
+        whole = instance.kv_capacity - instance.kv_capacity % instance.kv_block_tokens
+        instance = replace(instance, kv_capacity=whole)
         instance = instance.subset(np.argsort(instance.arrival, kind="stable"))
         policy = make_policy(spec)[0]
         if isinstance(policy, Rules):  # what vLLM preempts keeps its tokens

@@ -57,7 +57,7 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
 
 @app.command()
 @command
-def show(name: str, folder: str | None = None) -> None:
+def show(name: str, folder: str | None = None, json_out: str | None = None) -> None:
     """Show what is known of an instance.
 
     Parameters:
@@ -67,7 +67,13 @@ def show(name: str, folder: str | None = None) -> None:
     from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
 
     bare = name.removeprefix(PREFIX)
-    entry = entry_of(name, read_library(folder))
+    check_outputs(json_out)
+    data = read_library(folder)
+    entry = entry_of(name, data)
+    families = {entry["family"]: data["families"][entry["family"]]}
+    if emit_json({**data, "families": families, "instances": {bare: entry}}, json_out):
+        return
+
     print(f"{bare} ({entry['family']}): {entry['purpose']}\n")
     print(f"file: {instance_file(bare, folder)}")
     for key in ("source", "objective", "cost_model", "workers", "requests", "instance_sha256"):

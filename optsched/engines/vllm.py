@@ -67,6 +67,9 @@ class Desk:
             found = f"policy: found {type(self.policy).__name__}, which runs as a whole"
             raise UsageError(f"{found}; expected Rules or an object with batch(view)")
 
+        if isinstance(self.policy, Rules) and self.policy.order == "service":
+            raise UsageError("policy: found one that serves clients; vLLM's requests name none")
+
         self.kv_capacity -= self.kv_capacity % self.kv_block_tokens
         self.generator = np.random.default_rng(self.seed)
         self.asked: Any = self.policy

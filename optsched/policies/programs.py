@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from optsched.policies import policy
 from optsched.policies.base import Rules
@@ -13,16 +14,19 @@ BATCH = Rules(groups=("running", "waiting"), chunked=True, max_batch_tokens=2048
 """Running requests first, and prefills in chunks, as in the engines that these papers build on."""
 
 
-def _rules(order: Order, max_running: int | None, max_batch_tokens: int) -> Rules:
-    in_rounds = replace(CAREFUL, order=order, max_running=max_running)
-    batch = replace(BATCH, order=order, max_batch_tokens=max_batch_tokens)
-    return replace(batch, max_running=max_running, in_rounds=in_rounds)
+def in_chunks(
+    order: Order, max_running: int | None, max_batch_tokens: int, **fields: float
+) -> Rules:
+    """Return rules that admit in an order, with prefills in chunks; in rounds they look ahead."""
+    own: dict[str, Any] = {"order": order, "max_running": max_running, **fields}
+    in_rounds = replace(CAREFUL, **own)
+    return replace(BATCH, max_batch_tokens=max_batch_tokens, in_rounds=in_rounds, **own)
 
 
 @policy("program-fcfs", "calls of the program that arrived first, in chunks beside decodes")
 def program_fcfs(*, max_running: int | None = None, max_batch_tokens: int = 2048) -> Rules:
     """Return rules that take waiting calls by the arrival of their session."""
-    return _rules("session", max_running, max_batch_tokens)
+    return in_chunks("session", max_running, max_batch_tokens)
 
 
 @policy(
@@ -37,4 +41,4 @@ def program_las(*, max_running: int | None = None, max_batch_tokens: int = 2048)
     the paper's PLAS. The paper also lets running calls sink in a queue of several levels; here they
     run on.
     """
-    return _rules("attained", max_running, max_batch_tokens)
+    return in_chunks("attained", max_running, max_batch_tokens)

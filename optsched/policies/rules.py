@@ -39,10 +39,10 @@ Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 Caching = Literal["none", "lru", "next-use"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
 
-ORDER_FIELDS = ("order", "ties", "requeue", "late_last")
+ORDER_FIELDS = ("order", "ties", "requeue", "late_last", "gamma", "clients")
 ADMISSION_FIELDS = (
     *("lengths", "margin", "admission", "alpha", "overflow", "beta", "promote", "make_room"),
-    "evict_mode",
+    *("gather", "evict_mode"),
 )
 """Fields of `Rules` that say who is served first, and who is let in and put out. The others say
 what a batch holds.
@@ -62,8 +62,11 @@ class Rules(Runner):
     order : {"arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", ..}
         What waiting requests are sorted by, ascending (ties: arrival, index). With prompt tokens
         s and predicted output o, ``"total"`` is s + o, ``"volume"`` is s o + o (o + 1) / 2, and
-        ``"work"`` is `own_work`. ``"deadline"`` is when the first token is due by ``slo_ttft``, and
-        ``"slack"`` the time until then that the prefill leaves.
+        ``"work"`` is `own_work`. ``"boost"`` is the release less a boost for a short prefill,
+        ``"ratio"`` the prefill over the time waited, and ``"service"`` what a request's client has
+        been served; by the last two the queue is sorted anew before each batch. ``"deadline"`` is
+        when the first token is due by ``slo_ttft``, and ``"slack"`` the time until then that the
+        prefill leaves.
     ties : {"arrival", "random"}
         How requests of equal predicted output are ordered. With ``"random"`` the order is by the
         present estimates, and ties are drawn anew each time that a request starts to wait.
@@ -134,6 +137,12 @@ class Rules(Runner):
     piece : float
         A prefill ends where its batch has taken the time of so many of these steps, > 0. It needs
         chunked prefill.
+    patient : bool
+        Whether prefills also wait for decodes that end soon, and for so many others that the fixed
+        cost of their batch is worth it; it needs the group ``"prefill"``. In a system of N requests
+        of which k decode, a prefill of w seconds waits for the next m completions, t seconds away,
+        if ``m w > c t N / k``, where c is the mean of 1 / (1 - load) for the work of decodes and 1
+        for that of prefills (docs/policies/pausing.md).
     cheap : bool
         Whether a batch holds at most the `BatchCost.cheap_tokens` of a tabulated cost model.
     caching : {"none", "lru", "next-use"}
@@ -149,6 +158,14 @@ class Rules(Runner):
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
         The scheduler's own C, P and R_max, >= 1. P counts all tokens already in the batch (Kim et
         al. 2024, section 3.1). Without chunking a prompt longer than C or P runs alone.
+    gamma : float
+        What the order ``"boost"`` balances, per second, > 0.
+    clients : int
+        To so many clients the order ``"service"`` deals out requests, >= 1. Where there are
+        sessions, they are the clients.
+    gather : int
+        So many waiting requests begin together, unless nothing runs, >= 1. Where predictions count,
+        these are requests with predicted outputs of as many binary digits.
     evict_mode : {"restart", "recompute"}
         What an eviction loses on instances in seconds; in rounds every eviction is a restart.
     in_rounds : Rules, optional
@@ -183,6 +200,7 @@ class Rules(Runner):
     lump: float = 0.5
     gate: float = math.inf
     piece: float = math.inf
+    patient: bool = False
     cheap: bool = False
     caching: Caching = "none"
     served: tuple[int, ...] | None = None
@@ -191,6 +209,9 @@ class Rules(Runner):
     max_batch_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_running: int | None = None
+    gamma: float = 1.0
+    clients: int = 4
+    gather: int = 1
     evict_mode: EvictMode = "recompute"
     in_rounds: Rules | None = None
     wide: Rules | None = None
@@ -203,6 +224,7 @@ class Rules(Runner):
         draws = self.order in ("output", "random") and at_rank and not (latest or line)
         plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
         fixed = not (self.promote or line or drawn)
+        anew, grouped = self.order in ("ratio", "service"), self.gather > 1
         split = groups == ("running_decode", "prefill")
         drawing = (
             "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
@@ -237,6 +259,16 @@ class Rules(Runner):
             ("gate", split or self.gate == math.inf, "groups with 'prefill' with it"),
             ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
             ("caching", split or self.caching == "none", "groups with 'prefill' with it"),
+            (
+                "caching",
+                self.caching == "none" or not (self.patient or anew or grouped),
+                "no patient, gather, 'ratio' or 'service' with it",
+            ),
+            ("gamma", self.gamma > 0, "gamma > 0"),
+            ("clients", self.clients >= 1, "an integer >= 1"),
+            ("gather", self.gather >= 1, "an integer >= 1"),
+            ("order", fixed or not (anew or grouped), "no promote, random ties or 'all' with it"),
+            ("patient", split or not self.patient, "groups with 'prefill' with it"),
             ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
         )
         for name, holds, expected in checks:
@@ -324,7 +356,13 @@ class Rules(Runner):
             requests["later"] = own_work(prompt, predicted, job.cost)
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
-        requests["order"] = order_key(rules.order, instance, predicted, job.cost)
+        requests["order"] = order_key(rules.order, instance, predicted, job.cost, rules.gamma)
+        usual = loop.IN_GROUPS if rules.gather > 1 else loop.RANKED
+        sorting = loop.SORTINGS.get(rules.order, usual)
+        if sorting != loop.RANKED:
+            _, first, of = np.unique(rules.mates(instance), return_index=True, return_inverse=True)
+            requests["client"] = first[of]
+
         limits, seats = limits_of(instance, mode), rules.max_running or UNLIMITED
         batch = rules.max_batch_tokens or UNLIMITED
         if rules.cheap and isinstance(job.cost, BatchCost):
@@ -354,8 +392,29 @@ class Rules(Runner):
             short=bool((predicted < instance.output_tokens).any()),
             max_batch_tokens=batch,
             max_prefill_tokens=min(batch, rules.max_prefill_tokens or UNLIMITED),
+            sorting=sorting,
+            gather=rules.gather,
         )
         return requests, settings, mode
+
+    def mates(self, instance: Instance) -> NDArray[np.int64]:
+        """Return a number for each request that is the same for those of its client or group.
+
+        Clients are the sessions of an instance that has some. Otherwise requests are dealt out to
+        ``clients`` in turn. Groups are by the digits of predicted outputs, where these count.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
+        if self.order == "service":
+            sessions = instance.sessions
+            return np.arange(instance.n) % self.clients if sessions is None else sessions.session
+        if self.uses_predictions:
+            predicted, _ = estimates(instance, self.lengths, self.margin)
+            return np.asarray(np.log2(predicted).astype(np.int64))
+
+        return np.zeros(instance.n, dtype=np.int64)
 
     def new_state(self, job: Job) -> Records:
         """Return the state of the loop before the first batch.
@@ -368,12 +427,18 @@ class Rules(Runner):
         -------
         ndarray of records, shape (1,)
         """
-        from optsched.judge.life import EMPTY, add_decode, batch_time
+        from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
         from optsched.policies.engine import common, rules as loop
 
         rules = self.on(job.instance)[0]
         state = common.new_state(loop.STATE_FIELDS, job.instance)
-        step = float(batch_time(job.cost.array, add_decode(EMPTY, 1)))
+        cost, one = job.cost.array, add_decode(EMPTY, 1)
+        step = float(batch_time(cost, one))
+        begun = add_prefill(one, 1, 0)
+        state["fixed"] = 2 * step - batch_time(cost, add_decode(one, 1))
+        both = batch_time(cost, add_prefill(begun, 1, 0))
+        state["setup"] = 2 * batch_time(cost, begun) - step - both
+        state["patient"] = rules.patient
         state["cleared_at"], state["by_work"] = -1, rules.order == "work"
         state["gate"], state["piece"] = rules.gate * step, rules.piece * step
         return state
@@ -437,10 +502,10 @@ class Rules(Runner):
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
         """See `Runner.waiting_rank`. The places are by true lengths; a random order has none."""
         order = self.on(instance)[0].order
-        if order == "random":
+        if order in ("random", "ratio", "service"):
             return None
 
-        return waiting_rank(order, instance, instance.output_tokens, cost)
+        return waiting_rank(order, instance, instance.output_tokens, cost, self.gamma)
 
     def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner]:
         """Return these rules with the order of a target, and then with its admission, too.

@@ -22,10 +22,10 @@ __all__ = ["Fleet", "Job", "Order", "Runner"]
 
 Order = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random",
-    "session", "attained",
+    "session", "attained", "boost", "ratio", "service",
 ]  # fmt: skip
 
-DUE = ("deadline", "slack")
+DUE = ("deadline", "slack", "boost")
 """Orders by times that count from a request's release."""
 
 MAX_STALLED_BATCHES = 1_000_000
@@ -213,8 +213,17 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
     return first_deadline(instance) - alone
 
 
+def boosted(instance: Instance, work: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
+    """Return when requests are released, less a boost that is larger for a shorter prefill.
+
+    It is ``log(1 / (1 - exp(-gamma w))) / gamma`` for w seconds, as if of w tended to 0 for ever.
+    """
+    release = np.zeros(instance.n) if instance.after is not None else instance.release
+    return np.asarray(release + np.log(-np.expm1(-gamma * work)) / gamma)
+
+
 def order_key(
-    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel, gamma: float
 ) -> NDArray[np.float64]:
     """Return what an order of `Rules` compares, before ties. Loops compare it as float64.
 
@@ -223,9 +232,11 @@ def order_key(
     loses digits.
     """
     prompt, sessions = instance.prompt_tokens, instance.sessions
-    if order in ("arrival", "random", "attained") or (order == "session" and sessions is None):
+    none = ("arrival", "random", "attained", "service")
+    if order in none or (order == "session" and sessions is None):
         return np.zeros(instance.n)
 
+    prefill = own_work(prompt, np.ones_like(prompt), cost)
     key = {
         "prompt": lambda: prompt,
         "output": lambda: predicted,
@@ -234,19 +245,21 @@ def order_key(
         "work": lambda: own_work(prompt, predicted, cost),
         "deadline": lambda: first_deadline(instance),
         "slack": lambda: latest_start(instance, cost),
+        "boost": lambda: boosted(instance, prefill, gamma),
+        "ratio": lambda: prefill,
         "session": lambda: sessions.over(instance.given_release, np.minimum)[sessions.session],  # type: ignore[union-attr]
     }[order]()
-    if order in DUE and sessions is not None:
+    if order == "ratio" or (order in DUE and sessions is not None):
         return np.asarray(key)
 
     return np.unique(key, return_inverse=True)[1].astype(np.float64)
 
 
 def waiting_rank(
-    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel, gamma: float
 ) -> NDArray[np.int64]:
     """Return requests' places in an order of `Rules`; ties by (arrival, index)."""
-    key = order_key(order, instance, predicted, cost)
+    key = order_key(order, instance, predicted, cost, gamma)
     order_of = np.lexsort((np.arange(instance.n), instance.release_times, key))
     rank = np.empty(instance.n, dtype=np.int64)
     rank[order_of] = np.arange(instance.n)

@@ -114,7 +114,7 @@ class VllmV1(Runner):
         fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
-        requests["order"] = order_key(self.priority, instance, predicted, job.cost)
+        requests["order"] = order_key(self.priority, instance, predicted, job.cost, 1.0)
         # vLLM counts the blocks with the one that it keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         settings = loop.Settings(
@@ -177,7 +177,8 @@ class VllmV1(Runner):
 
         seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
         batches = replace(target, groups=("running", "waiting"), gate=math.inf, chunked=True)
-        batches = replace(batches, piece=math.inf, cheap=False, caching="none", max_running=seats)
+        batches = replace(batches, piece=math.inf, patient=False, cheap=False)
+        batches = replace(batches, caching="none", max_running=seats)
         return (
             replace(self, policy="priority", priority=cast("Priority", target.order)),
             replace(batches, max_batch_tokens=tokens),
@@ -185,4 +186,4 @@ class VllmV1(Runner):
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64]:
         """See `Runner.waiting_rank`. The places are by true lengths."""
-        return waiting_rank(self.priority, instance, instance.output_tokens, cost)
+        return waiting_rank(self.priority, instance, instance.output_tokens, cost, 1.0)

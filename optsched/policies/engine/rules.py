@@ -45,6 +45,13 @@ PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
+SORTINGS = {"ratio": 1, "service": 2}
+RANKED, BY_RATIO, BY_SERVICE, IN_GROUPS = 0, 1, 2, 3
+"""Whether the queue is sorted anew before each batch, and how."""
+
+SERVED = 2.0
+"""Service of an output token, in prompt tokens (Sheng et al. 2024)."""
+
 TIES = 2**31
 """Random numbers that break ties among waiting requests lie below this."""
 
@@ -65,6 +72,8 @@ REQUEST_FIELDS = (
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
     ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
+    ("client", np.int64),  # the first request of its client or group, which counts for all of them
+    ("count", np.float64),  # service of the client, or how many of the group wait
 )
 
 # Where prefixes are cached. The others come last, as in `optsched.policies.engine.vllm_v1`.
@@ -99,7 +108,22 @@ STATE_FIELDS = (
     ("by_work", np.bool_),  # whether prefills are in the order of their work
     *blocks.STATE,
     ("changed", np.bool_),  # what the cache holds, since waiting requests were sorted
+    ("patient", np.bool_),  # whether they wait for completions, and for each other
+    ("last", np.int64),  # client of the request that was admitted last
+    ("fixed", np.float64),  # seconds of a decode batch whatever it holds, and
+    ("setup", np.float64),  # of any prefills in it
+    ("prefill_work", np.float64),  # seconds of the requests that have finished, without these
+    ("decode_work", np.float64),
 )
+
+MAX_EMPTY = 0.125
+"""Of those that run, how many others may have ended while prefills wait for each other."""
+
+UNKNOWN = 2**40
+"""Tokens left of a request that is longer than predicted: nobody waits for it."""
+
+MAX_LOAD = 0.85
+"""The load that patient prefills reckon with at most. Beyond it a queue does not empty."""
 
 
 class Settings(NamedTuple):
@@ -125,6 +149,8 @@ class Settings(NamedTuple):
     short: bool  # some prediction is too short
     max_batch_tokens: int  # of the scheduler itself
     max_prefill_tokens: int  # not more
+    sorting: int
+    gather: int  # waiting requests that are admitted together
 
 
 @njit
@@ -156,7 +182,7 @@ def _look_up(requests: Records, i: int, cache: Cache, cost: Floats) -> float:
 
 
 @njit(allocates=False)
-def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache, cost: Floats) -> None:
+def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache, cost: Floats) -> None:
     """Sort waiting requests by the work that the cache leaves them."""
     size, s.waiting, s.changed = s.waiting, 0, False
     for k in range(size):
@@ -183,6 +209,40 @@ def _free(requests: Records, i: int, s: np.record, cache: Store, limits: Limits)
 
     free(s, r, limits)
     s.reserved -= r.peak
+
+
+def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
+    """Let a client that comes back have had no less service than others that wait."""
+    smallest = np.inf if s.waiting > 0 else requests[s.last].count
+    for k in range(s.waiting):
+        other = requests[heap[k]]
+        if other.client == r.client:
+            return
+
+        smallest = min(smallest, requests[other.client].count)
+
+    requests[r.client].count = max(requests[r.client].count, smallest)
+
+
+@njit(allocates=False)
+def _sort(requests: Records, s: np.record, heap: Ints, settings: Settings) -> None:
+    """Sort the queue by what has happened since requests began to wait."""
+    grouped = settings.sorting == IN_GROUPS
+    for step in (0, 1):
+        for k in range(s.waiting if grouped else 0):
+            mate = requests[requests[heap[k]].client]
+            mate.count = mate.count * step + step
+
+    size, s.waiting = s.waiting, 0
+    for k in range(size):
+        r = requests[heap[k]]
+        count = requests[r.client].count
+        if grouped:
+            r.band = count < settings.gather and s.running > 0
+        else:
+            r.key = count if settings.sorting == BY_SERVICE else (r.release - s.now) / r.order
+
+        push(requests, heap, s, heap[k])
 
 
 @njit
@@ -521,13 +581,41 @@ def _prefill_size(r: np.record, s: np.record, sums: Sums, settings: Settings, co
 
 
 @njit(allocates=False)
-def _gate(requests: Records, s: np.record, running: Ints) -> float:
+def end(r: np.record, s: np.record, cost: Floats) -> None:
+    """Note what a request that has finished has taken."""
+    s.finished += 1
+    s.seen += r.produced
+    if s.patient:
+        step = batch_time(cost, add_decode(EMPTY, r.prompt + r.produced // 2)) - s.fixed
+        s.decode_work += step * (r.produced - 1)
+        s.prefill_work += batch_time(cost, add_prefill(EMPTY, r.prompt, 0)) - s.fixed
+
+
+@njit(allocates=False)
+def _amplified(s: np.record) -> tuple[float, float]:
+    """Return by how much the queue multiplies a delay, and the decodes' share of the work.
+
+    A delay is passed on until the queue is empty, 1 / (1 - load) times. The load is the work that
+    has arrived over the time so far.
+    """
+    work = s.prefill_work + s.decode_work
+    if work <= 0.0:
+        return 1.0, 0.0
+
+    arrived = s.finished + s.running + s.waiting
+    load = min(MAX_LOAD, work / s.finished * arrived / s.now)
+    return 1.0 / (1.0 - load), s.decode_work / work
+
+
+@njit
+def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float:
     """Return how many seconds of a prefill may run beside those that decode.
 
     What they have left is predicted, or the mean of an exponential law that fits those seen so far:
     all tokens produced, over the number of requests that have finished.
     """
-    decodes, left, produced, prefills = 0, 0, s.seen, s.waiting
+    decodes, produced, prefills, total, sums = 0, s.seen, s.waiting, 0, EMPTY
+    left = np.empty(s.running, np.int64)
     for k in range(s.running):
         r = requests[running[k]]
         if r.gone:
@@ -535,16 +623,33 @@ def _gate(requests: Records, s: np.record, running: Ints) -> float:
 
         produced += r.produced
         if r.decoding:
+            left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            total += max(1, r.estimate - r.produced)
+            sums = add_decode(sums, r.cached)
             decodes += 1
-            left += max(1, r.estimate - r.produced)
         else:
             prefills += 1
 
     if decodes == 0:
         return np.inf
 
-    mean = left / decodes if s.by_work else produced / max(1, s.finished)
-    return float(s.gate * mean * max(1.0, prefills / decodes))
+    left = np.sort(left[:decodes])
+    mean = total / decodes if s.by_work else produced / max(1, s.finished)
+    time = s.gate * mean * max(1.0, prefills / decodes)
+    if not s.patient or s.finished == 0:
+        return float(time)
+
+    soonest = np.inf if s.by_work else mean / decodes
+    for m in range(decodes if s.by_work else 0):
+        soonest = min(soonest, left[m] / (m + 1))
+
+    # With N requests in the system, m of k completions within t seconds are worth waiting for if
+    # m w > c t N / k. What waits has no part in the decodes: their share of the work counts as
+    # often as the queue passes a delay on.
+    times, share = _amplified(s)
+    share = 1.0 - share + share * times
+    wait = share * soonest * batch_time(cost, sums) * (s.running + s.waiting) / decodes
+    return float(min(time, wait))
 
 
 @njit(allocates=False)
@@ -597,10 +702,13 @@ def _admissible(
         needed += blocks.extra(s, cache, i, r.cached // cache.block)
     if size > limits.max_running or not room(s, needed, limits):
         return False
+    if settings.sorting == IN_GROUPS and r.band > 0:
+        return False
     if settings.admission == RESERVE:
         return bool(s.reserved + r.peak <= limits.kv_capacity)
     if settings.admission == PROTECT:
-        return bool(s.held + needed <= settings.threshold and size <= limits.max_batch_tokens)
+        spare = s.held + needed <= settings.threshold or (s.patient and s.held == 0)
+        return bool(spare and size <= limits.max_batch_tokens)
     if settings.admission == LOOKAHEAD:
         if s.over > 0 or size > limits.max_batch_tokens:
             return False
@@ -627,6 +735,10 @@ def _admit(
     common.pop(requests, heap, s)
     if settings.late_last:
         _pass_late(requests, s, heap)
+    if settings.sorting == BY_SERVICE:
+        requests[r.client].count += r.prompt
+        s.last = r.client
+        _sort(requests, s, heap, settings)
 
     running[s.running + s.admitted] = i
     s.admitted += 1
@@ -646,6 +758,47 @@ def _admit(
 
 
 @njit(allocates=False)
+def _together(
+    requests: Records,
+    s: np.record,
+    heap: Ints,
+    running: Ints,
+    usage: Ints,
+    settings: Settings,
+    cache: Store,
+) -> bool:
+    """Return whether as many prefills can begin as should share a batch.
+
+    q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
+    q is best as in the square root law of lot sizes.
+    """
+    if s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
+        return True
+
+    delayed = _amplified(s)[0] * (s.running + s.waiting)
+    wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
+    while s.admitted < wanted and s.waiting > 0:
+        if not _admissible(requests, heap[0], s, usage, settings, cache):
+            break
+
+        _admit(requests, s, heap, running, usage, settings, cache)
+
+    enough = s.admitted >= wanted
+    while s.admitted > 0:
+        s.admitted -= 1
+        r = requests[running[s.running + s.admitted]]
+        free(s, r, settings.limits)
+        s.reserved -= r.peak
+        if settings.admission == LOOKAHEAD:
+            steps = r.estimate - r.produced
+            project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, settings.limits)
+
+        push(requests, heap, s, running[s.running + s.admitted])
+
+    return bool(enough)
+
+
+@njit
 def form(
     requests: Records,
     s: np.record,
@@ -687,8 +840,10 @@ def form(
             continue
 
         position, gate = 0, np.inf
-        if group == PREFILL and s.gate < np.inf:
-            gate = _gate(requests, s, running)
+        if group == PREFILL and (s.patient or s.gate < np.inf):
+            gate = _gate(requests, s, running, cost)
+            if s.patient and not _together(requests, s, heap, running, usage, settings, cache):
+                continue
 
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
@@ -888,10 +1043,12 @@ def decide(
                 s.over += project(usage, s.batches, tokens, 1, 1, settings.limits)
     if settings.late_last:
         _pass_late(requests, s, heap)
+    if settings.sorting != RANKED:
+        _sort(requests, s, heap, settings)
 
     s.holding = settings.paced and _holds(requests, s, heap, usage, settings, cache)
     if cache is not None and s.changed:
-        _sort(requests, s, heap, cache, cost)
+        _sort_by_cache(requests, s, heap, cache, cost)
 
     sums = form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
     if s.holding and sums.tokens == 0:
@@ -925,23 +1082,26 @@ def _process(
     running: Ints,
     usage: Ints,
     entries: Ints,
-    first: int,
     settings: Settings,
+    cost: Floats,
     cache: Store,
 ) -> None:
-    """Process the entries of a batch from ``first`` on."""
+    """Process the entries of a batch."""
     finished = completed = 0
     held = s.held
-    for k in range(first, s.entries):
+    for k in range(entries.shape[1]):
         r = requests[entries[REQUEST, k]]
         completed += not r.decoding
         if not life.advance(r, entries[TOKENS, k]):
             completed -= 1
             continue
 
+        if settings.sorting == BY_SERVICE:
+            requests[r.client].count += SERVED
+
         if common.note(r, s):
             finished += 1
-            s.seen += r.produced
+            end(r, s, cost)
             _free(requests, entries[REQUEST, k], s, cache, settings.limits)
             if settings.admission == LOOKAHEAD:
                 _forget(usage, s, r, r.estimate - r.produced, settings.limits)
@@ -952,7 +1112,6 @@ def _process(
         if s.partial:
             _stand_still(requests, s, running, usage, settings.limits)
         s.over -= usage[s.batches] > settings.limits.kv_capacity
-    s.finished += finished
     if finished > 0:
         s.clearings = 0
 
@@ -990,6 +1149,9 @@ def run(
 
         i = common.arriving(requests, s, by_arrival)
         while i >= 0:
+            if settings.sorting == BY_SERVICE:
+                _lift(requests, s, heap, requests[i])
+
             _queue(requests, s, heap, i, settings, random)
             s.changed = True
             i = common.arriving(requests, s, by_arrival)
@@ -1029,6 +1191,7 @@ def run(
 
         s.without = 0 if sums.prefill_requests > 0 else s.without + 1
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, usage, entries, first, settings, cache)
+        rows = entries[:, first : s.entries]
+        _process(requests, s, running, usage, rows, settings, cost, cache)
 
     return columns, usage

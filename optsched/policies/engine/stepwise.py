@@ -78,7 +78,7 @@ class Stepwise:
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
         """Write into the records what a view shows; return those that run, and their later KV."""
-        from optsched.policies.engine import common
+        from optsched.policies.engine import common, rules as loop
 
         requests, s = self.requests, self.state[0]
         order, place = requests["order"], requests["seq"].__getitem__
@@ -102,8 +102,10 @@ class Stepwise:
 
         gone = [i for i in set(self.batched).difference(ids.tolist()) if not requests[i].gone]
         requests["gone"][gone] = True
-        s.finished += len(gone)
-        s.seen += int(requests["produced"][gone].sum()) + len(gone)
+        requests["produced"][gone] += 1
+        for i in gone:
+            loop.end(requests[i], s, view.cost.array)
+
         s.freed = sum(self.batched[i] for i in gone) if self.settings.make_room else 0
         lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)
         usage = np.zeros(max(int(column.max()) for column in lengths) + 2, dtype=np.int64)
