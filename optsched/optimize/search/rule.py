@@ -310,7 +310,7 @@ def _serve(
             i = arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            idle(requests, s, by_arrival)
+            idle(requests, s, by_arrival, np.inf)
             continue
 
         usage = grown(usage, s.batches + s.longest + 2)
