@@ -469,6 +469,35 @@ def _extend(extremes: Any, sums: Any, largest: int) -> None:
 
 
 @njit
+def _begin(
+    requests: Any, columns: Columns, j: int, machine: Any, latest: float, origin: Origin, gone: int
+) -> tuple[Breach, float]:
+    """Return when batch j begins, or the rule that it breaks. `gone`: the KV that it evicts."""
+    begin = max(machine.clock, machine.began, latest)
+    if not np.isnan(columns.start[j]):
+        earliest = begin
+        for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):
+            earliest = max(earliest, requests[columns.request[p]].free_at)
+
+        begin = read_start(columns.start[j], earliest, origin.origin)
+        if earliest - origin.blur <= begin < earliest:
+            begin = earliest
+        if begin < machine.clock:
+            return Breach(START_EARLY, -1, begin, machine.clock), begin
+        if begin < machine.began:
+            return Breach(MOVE_FIRST, -1, begin, machine.began), begin
+
+    idle = max(machine.began, machine.clock)
+    if machine.came and idle < begin:  # what the batch evicts is still there
+        leave(machine, columns.moves, idle)
+        held = machine.held + gone
+        if held > machine.kv_capacity:
+            return Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity)), begin
+
+    return FINE, begin
+
+
+@njit
 def _replay(
     requests: Any,
     machines: Any,
@@ -490,7 +519,7 @@ def _replay(
     recorded = cached.shape[0] > 0
     n, workers = requests.shape[0], machines.shape[0]
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
-    evicted_offsets, evicted, start = columns.evicted_offsets, columns.evicted, columns.start
+    evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
     moves = columns.moves
 
     for j in range(batches.shape[0]):
@@ -552,26 +581,9 @@ def _replay(
         if breach.rule != OK:
             return breach, j
 
-        begin = max(machine.clock, machine.began, latest)
-        if not np.isnan(start[j]):
-            earliest = begin
-            for p in range(offsets[j], offsets[j + 1]):
-                earliest = max(earliest, requests[request[p]].free_at)
-
-            begin = read_start(start[j], earliest, origin.origin)
-            if earliest - origin.blur <= begin < earliest:
-                begin = earliest
-            if begin < machine.clock:
-                return Breach(START_EARLY, -1, begin, machine.clock), j
-            if begin < machine.began:
-                return Breach(MOVE_FIRST, -1, begin, machine.began), j
-
-        idle = max(machine.began, machine.clock)
-        if machine.came and idle < begin:  # what the batch evicts is still there
-            leave(machine, moves, idle)
-            held = machine.held + gone
-            if held > machine.kv_capacity:
-                return Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity)), j
+        breach, begin = _begin(requests, columns, j, machine, latest, origin, gone)
+        if breach.rule != OK:
+            return breach, j
 
         leave(machine, moves, begin)
         end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)
