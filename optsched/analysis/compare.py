@@ -1,7 +1,5 @@
 """Compare policies on one instance with the best schedule known and with a bound."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence

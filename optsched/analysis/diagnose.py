@@ -6,8 +6,6 @@ the measured ones as far as two factors can do it. What is left of the differenc
 which every gain is computed again under slower and faster machines.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Mapping

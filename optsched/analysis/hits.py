@@ -21,8 +21,6 @@ nothing about other orders, and nothing about latency. A block counts where a re
 Engines look up once, before the first chunk; where prefills are split they would hold more, sooner.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

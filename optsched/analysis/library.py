@@ -11,8 +11,6 @@ Examples
 {}
 """
 
-from __future__ import annotations
-
 import datetime
 import gzip
 import hashlib

@@ -13,8 +13,6 @@ The sequence is a choice: ingredients interact, so another one would give other 
 may even lose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

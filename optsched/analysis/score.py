@@ -4,8 +4,6 @@ For loops that evolve schedulers: the score is one number, it has a proved floor
 equal bytes, and a policy that hangs, eats memory or breaks a rule costs a row and not the loop.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -5,8 +5,6 @@ on it beats, and the best value of the policies that ran on it. Where no schedul
 good as one that was found on another, the split is proved worse.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

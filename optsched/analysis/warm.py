@@ -1,7 +1,5 @@
 """Compile what commands use: every job once on tiny instances, so that later ones wait for none."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress

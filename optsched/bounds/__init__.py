@@ -4,8 +4,6 @@ A bound is one `Bound` at the top level of a module of this package. Nothing els
 call `optsched.bound`, which also looks for a schedule and writes certificates.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ The min over starts is smoothed: min f ~ -tau log sum exp(-f / tau). The smoothe
 in the prices and below the min. As the ascent goes on, tau falls and buckets of rounds get smaller.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -19,8 +19,6 @@ covered by a relative margin of 1e-9. The bounds hold for both eviction modes, w
 chunking as the instance allows; certificates are for one worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add

@@ -42,8 +42,6 @@ relative margin 1e-9 + 2 N 2^-53 before they are subtracted. A cell is found by 
 same floats that represent its ends, so that every moment belongs to exactly one cell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

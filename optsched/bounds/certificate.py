@@ -3,8 +3,6 @@
 This module writes them. `optsched.bounds.checker` checks them, and imports nothing of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ c x + nu (hi - T) <= hi for every batch of content x and time T. A batch is a ro
 classes; rows come from `optsched.bounds.checker.charges`, which also has the last word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

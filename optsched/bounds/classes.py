@@ -17,8 +17,6 @@ in turn. The weight of the first token is that of its charges, with the charges 
 time of each request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ Levels are lowered by 1e-9 of the time of arrival, and 1e-9 of the sum of comple
 for rounding.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import NamedTuple
 

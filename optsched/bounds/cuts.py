@@ -1,7 +1,5 @@
 """Where a trace is cut into pieces whose bounds are added (`optsched.bounds.pieces`)."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

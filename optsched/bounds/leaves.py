@@ -1,7 +1,5 @@
 """Leaves of certificates: the numbers of a bound as the checker reads them, in JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -43,8 +43,6 @@ all machines can be paid. Where no machine is in both stages the better of both 
 [a_i, d1] fits on P machines, and what is decoded in [a_i + prefill and move alone, d2] on D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce

@@ -25,8 +25,6 @@ numbers of seconds within which users share what they pay, that with the largest
 alone is taken; where times count from arrivals one by one, as in SLOs, it is 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache

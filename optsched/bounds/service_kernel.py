@@ -1,7 +1,5 @@
 """The compiled greedy of `optsched.bounds.service`. Import lazily: it loads numba."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -9,8 +9,6 @@ Times alone are floating point here, and a relative margin of 1e-9 covers both s
 sums.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -40,8 +40,6 @@ of `optsched.bounds.busy_time`. nu' has an absolute error below 2^-51 nu, and g 
 that over f. Shares are divided by 1 + 1e-9 times their sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

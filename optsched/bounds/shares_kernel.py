@@ -3,8 +3,6 @@
 `optsched.bounds.checker.shares` has it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ The gaps between blocks (`optsched.bounds.blocks`) are cut out. What remains is 
 its mean KV.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The application: its commands, its global options, and the way errors end the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

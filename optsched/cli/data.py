@@ -1,7 +1,5 @@
 """``data``: list and download public traces."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``demo``: the main commands on a shipped instance, and their report and picture."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``library``: instances with their best known schedules and bounds; and ``score``, the referee."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

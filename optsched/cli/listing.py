@@ -1,7 +1,5 @@
 """The commands that list what there is, print schemas, and compile all loops."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Annotated
 

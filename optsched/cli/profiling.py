@@ -1,7 +1,5 @@
 """``profile``: how long the batches of a real engine take on the device at hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Pools and links from texts: ``2p6d``, and ``latency=50us,bandwidth=50GB/s,model=llama3-8b``."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ of vLLM holds; where it says nothing, the engine's core runs in this process
 (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) and a CPU has 1 GiB of KV (``VLLM_CPU_KVCACHE_SPACE=1``).
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

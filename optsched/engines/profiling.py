@@ -5,8 +5,6 @@ engine is a prefill, requests that have their first token decode, and a prompt t
 prefilled beside them. A batch takes as long as the engine's step, with its scheduling.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -7,8 +7,6 @@ have their length forced by ``ignore_eos`` and ``max_tokens``. Requests that com
 sent when these have ended and the delay has passed.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """The requests of an instance as they are sent to a real engine, and when their tokens came."""
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings

@@ -14,8 +14,6 @@ output is thought to be. Without that it is thought to be ``max_tokens`` long. I
 does not need vLLM. It was written for the versions in `TESTED`.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from dataclasses import dataclass, field, replace

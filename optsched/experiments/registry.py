@@ -1,7 +1,5 @@
 """The experiments: those that the studies define, which lie beside the package, and ratios."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from importlib import resources

@@ -4,8 +4,6 @@ Each entry of ``bks.json`` stands on one line and is sealed by a digest, so that
 improve two instances change two lines, and no number changes unseen.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from importlib import resources

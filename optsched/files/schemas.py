@@ -4,8 +4,6 @@ Long columns have a precise schema and are not validated here. `optsched.problem
 them in one pass, and its errors name the request and the value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 

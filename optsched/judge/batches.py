@@ -3,8 +3,6 @@
 Import this module lazily, since it loads numba.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

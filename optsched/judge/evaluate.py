@@ -1,7 +1,5 @@
 """The one judge, which replays a schedule, checks every constraint and derives every metric."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ request and `evict` when it loses its KV. They price batches by the functions of
 `optsched.costs.batch`. Import this module lazily, since it loads numba.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

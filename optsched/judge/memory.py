@@ -6,8 +6,6 @@ the whole input at admission, say. Policies that look into the future keep a pro
 that will be held in the next batches. Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

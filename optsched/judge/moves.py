@@ -5,8 +5,6 @@ then both hold it. Moves to a worker stand in the list among its batches, in the
 starts. Import this module lazily, since it loads numba.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ as one pointer, whereas it would count the references of every array in a named 
 Import this module lazily, since it loads numba.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

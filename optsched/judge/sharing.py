@@ -7,8 +7,6 @@ hold them, and keeps the number of its last batch in which somebody did. What mu
 written as differences over each worker's batches. Import this module lazily, since it loads numba.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

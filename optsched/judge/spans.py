@@ -1,7 +1,5 @@
 """The phases of every request, from what a replay recorded of each entry."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

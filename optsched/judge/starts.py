@@ -1,7 +1,5 @@
 """Judges a schedule of starts in closed form: uninterrupted runs in rounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

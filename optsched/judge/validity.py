@@ -1,7 +1,5 @@
 """Whether a schedule stays within the range of validity of its cost models."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

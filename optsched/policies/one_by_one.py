@@ -6,8 +6,6 @@ job runs before those above it. Horn 1972 solves it in n log n: the job with the
 time runs right behind its predecessor in some best order, so that both become one job.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

@@ -7,8 +7,6 @@ prefilled once it has room. Mixed machines stand beside the prefill machines and
 whole; where there are no decode machines they decode for the prefill machines, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy

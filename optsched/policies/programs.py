@@ -1,7 +1,5 @@
 """Policies that look at whole programs: sessions of calls, such as those of an agent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -9,8 +9,6 @@ the policy by itself. A request stays on its worker. Routers that weigh work do 
 model of the worker's machine.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from copy import deepcopy

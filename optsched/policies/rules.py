@@ -142,7 +142,7 @@ class Rules(Runner):
         cost of their batch is worth it; it needs the group ``"prefill"``. In a system of N requests
         of which k decode, a prefill of w seconds waits for the next m completions, t seconds away,
         if ``m w > c t N / k``, where c is the mean of 1 / (1 - load) for the work of decodes and 1
-        for that of prefills (docs/policies/pausing.md).
+        for that of prefills (docs/policies/pausing.md). With a cache they do not wait for others.
     cheap : bool
         Whether a batch holds at most the `BatchCost.cheap_tokens` of a tabulated cost model.
     caching : {"none", "lru", "next-use"}
@@ -261,8 +261,8 @@ class Rules(Runner):
             ("caching", split or self.caching == "none", "groups with 'prefill' with it"),
             (
                 "caching",
-                self.caching == "none" or not (self.patient or anew or grouped),
-                "no patient, gather, 'ratio' or 'service' with it",
+                self.caching == "none" or not (anew or grouped),
+                "no gather and no order 'ratio' or 'service' with it",
             ),
             ("gamma", self.gamma > 0, "gamma > 0"),
             ("clients", self.clients >= 1, "an integer >= 1"),

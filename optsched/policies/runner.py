@@ -3,8 +3,6 @@
 Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import ClassVar, Literal
 

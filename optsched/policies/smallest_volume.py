@@ -1,7 +1,5 @@
 """Smallest volume first, of Kong, Qi, Ye and Zhou 2026."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from optsched.policies import policy

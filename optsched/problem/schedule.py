@@ -1,7 +1,5 @@
 """A schedule holds decisions only. Times, memory and metrics exist only in an Evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -7,8 +7,6 @@ session. Its calls may follow one another, several may come after one (sub-agent
 after several (a call that waits for all its sub-agents).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain

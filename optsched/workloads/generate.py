@@ -5,8 +5,6 @@ parameters and a seed therefore always give the same instance. Giving a paramete
 what is drawn for the others.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

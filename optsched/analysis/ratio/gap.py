@@ -1,7 +1,5 @@
 """Split a policy's distance from the optimum by its causes, request by request."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find instances on which a policy is far from the optimum, by local search."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace

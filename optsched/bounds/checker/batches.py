@@ -19,8 +19,6 @@ which begins at 1 token beside that of 0. Sums of squares c^2 and products c m a
 C min(H, L), and at least C and 0, whichever makes the batch dearer for its time.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

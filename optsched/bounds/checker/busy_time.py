@@ -57,8 +57,6 @@ down to integers, with roots by `math.isqrt`. The scale is such that what is pai
 prices is below 2**60, and waiting is cut to 2**60 per cell, so that sums stay below 2**63.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 from typing import Any, NamedTuple
 

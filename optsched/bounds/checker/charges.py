@@ -30,8 +30,6 @@ errs by less than 1e-14 times the sum of its terms' sizes. It must be below -1e-
 and -1e-12 S. The ratio is also taken 2e-9 too large, which covers the judge's float64 times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any

@@ -9,8 +9,6 @@ the ramp relaxation (`ramp`), or what `sessions` prove. Certificates in seconds 
 `optsched.bounds.checker.seconds`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from itertools import pairwise

@@ -44,8 +44,6 @@ rounded down to integers. The scale is such that each class's cost at the highes
 2**60. Waiting is cut to 2**60 per cell, so that sums stay below 2**62.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -40,8 +40,6 @@ is rounded down, but what G counts is rounded up. r_i has 20 bits after the poin
 rounded down, and a unit per request is subtracted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

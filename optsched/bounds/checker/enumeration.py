@@ -18,8 +18,6 @@ instead of it, and only the `_LOOKS` cheapest labels of a set. So some labels st
 delete. Tables are of groups of kinds (`optsched.bounds.checker.groups`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ The checker refuses whatever is not listed here. The bounds read the same list
 (`optsched.bounds.base`), so that no bound allows for what the checker of its certificate refuses.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

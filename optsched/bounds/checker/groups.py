@@ -9,8 +9,6 @@ more than `WINDOW` - 1 requests are in no group. A node with a single arc, which
 the entries of the next one, and shares its row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

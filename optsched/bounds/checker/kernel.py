@@ -1,7 +1,5 @@
 """Compiled loops of the checker, in 64-bit integers. Callers show first that none can overflow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the checkers of certificates share: checked integers, and a count of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise

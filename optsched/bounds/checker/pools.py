@@ -10,8 +10,6 @@ A capacity that is less than a request's prompt and output is taken to be as lar
 lowers what requests pay.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import lcm
 from typing import Any

@@ -23,8 +23,6 @@ Names are not listed. Paths of blocks end, part or meet a prompt's end at few de
 stands for all blocks of one owner between two of those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ with the second difference p - r. Its min over integers is at an end of these st
 p > r, next to its vertex. So it takes O(n * pieces) steps, however far apart the pieces are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ to each other. An arc is made only if some path through it may cost no more than
 cost so far, its own, and the cost to the end in the graph before. It keeps only such kinds.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

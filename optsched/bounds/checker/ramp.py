@@ -12,8 +12,6 @@ advance: the levels, the rounds with a clock, the nodes, arcs and cells of one l
 together.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -5,8 +5,6 @@ placement, since by then nothing is live that any tracker remembers, and those o
 costs of so many steps stay below 2**60.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from optsched.bounds.checker.enumeration import Enumeration

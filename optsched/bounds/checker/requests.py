@@ -15,8 +15,6 @@ All numbers are integers in units of 1 / ``scale`` seconds. They are exact, exce
 round down.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -31,8 +31,6 @@ sessions, too (`optsched.bounds.checker.sessions`).
 *Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import accumulate

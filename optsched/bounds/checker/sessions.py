@@ -36,8 +36,6 @@ Times are ticks since the first arrival. Arrivals, delays, work and times alone 
 for what is subtracted a tick is added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

@@ -39,8 +39,6 @@ both in units of 2**-22. So g is below 2**44 and its integral over 2**15 cells b
 multiplier pays is cut to 2**60, so that the sums of the loops are below 2**62.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A tracker says which state follows when a request of a kind is placed, and when 
 states are multisets of live items, which are found and numbered as they are met.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A proximal bundle method, which maximizes a concave function: the min of affine pieces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

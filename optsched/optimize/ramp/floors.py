@@ -11,8 +11,6 @@ token-rounds that they forget, but led to larger graphs and lower bounds
 The number of states is counted without a graph. Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -8,8 +8,6 @@ may place. `optsched.optimize.ramp.relaxation` says what paths mean. Here arcs a
 source. Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -12,8 +12,6 @@ With several workers the rounds of one stand behind those of another on one axis
 The search is deterministic from the seed if steps are limited and time is not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """Whom to let go on a machine without batches. Import lazily: it loads numba."""
 
-from __future__ import annotations
-
 import heapq
 
 import numpy as np

@@ -5,8 +5,6 @@ its earliest feasible start. The search is deterministic from the seed unless a 
 Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Serial placement: each request in turn at its earliest feasible start, compiled."""
 
-from __future__ import annotations
-
 from optsched.problem.kernel import njit
 
 

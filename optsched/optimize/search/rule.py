@@ -22,8 +22,6 @@ The brakes may differ between requests. Those of the last one that has arrived c
 Import this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

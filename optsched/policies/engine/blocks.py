@@ -18,8 +18,6 @@ keeps to that:
   waits for comes no sooner than what the blocks before it wait for.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

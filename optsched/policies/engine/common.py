@@ -4,8 +4,6 @@ A loop keeps its requests and its own state in records (`optsched.judge.life` sa
 this module lazily: it loads numba.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

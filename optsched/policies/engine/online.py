@@ -1,7 +1,5 @@
 """Runs any object with ``batch(view)`` by asking it before every batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from copy import deepcopy

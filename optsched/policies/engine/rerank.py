@@ -5,8 +5,6 @@ begins to wait, and running requests stand in a line that never changes. Here ev
 a request, and the loop decides anew before every batch which requests hold KV.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

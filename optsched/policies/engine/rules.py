@@ -4,8 +4,6 @@ Where prefixes are cached (`optsched.policies.engine.blocks`), waiting requests 
 of the prefill that the cache leaves them, and `cached` has what each would find.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -772,7 +770,7 @@ def _together(
     q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
     q is best as in the square root law of lot sizes.
     """
-    if s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
+    if cache is not None or s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
         return True
 
     delayed = _amplified(s)[0] * (s.running + s.waiting)

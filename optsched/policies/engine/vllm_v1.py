@@ -6,8 +6,6 @@ request that is preempted may already have its place in the step. Where requests
 `optsched.policies.engine.blocks` says what they find.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

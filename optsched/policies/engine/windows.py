@@ -4,8 +4,6 @@ Between two decisions of a worker, nothing that happens elsewhere changes what i
 therefore run to its end when it begins. The events of the loop are arrivals and ends of windows.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

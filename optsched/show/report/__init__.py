@@ -4,8 +4,6 @@ It needs the package of the extra ``report``, but no network. The figures are in
 content policy forbids the page to load anything. All texts from files are escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path

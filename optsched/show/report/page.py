@@ -1,7 +1,5 @@
 """The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress

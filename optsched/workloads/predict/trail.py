@@ -6,8 +6,6 @@ these into a posterior. The prediction is the posterior's mean over the middles 
 classifier here is synthetic.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

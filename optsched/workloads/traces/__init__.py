@@ -5,8 +5,6 @@ format needs no other edit. The steps after reading are the same for all formats
 rows, a random sample, arrivals relative to the first, rounds, and the KV capacity.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Collection of a trace's usable rows or of a random sample, with counts of the others."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable

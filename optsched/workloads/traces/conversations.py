@@ -5,8 +5,6 @@ Turns have ``from`` and ``value`` in ShareGPT, and ``role`` and ``content`` in L
 (Zheng et al. 2023).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Delimited text with a header, read row by row by the csv module, with the lines of all rows."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import functools

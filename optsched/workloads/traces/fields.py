@@ -1,7 +1,5 @@
 """Fields of a trace as numbers, durations and points in time, read exactly."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A format is a `Layout`: a table of names, units and marks in ``layouts.toml``. T
 say have a function.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """JSON objects, read one by one from JSON lines or from one long list, in little memory."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

@@ -1,7 +1,5 @@
 """Parquet files, read in batches of rows. pyarrow is imported only to read such a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

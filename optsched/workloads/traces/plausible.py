@@ -1,7 +1,5 @@
 """What the times of requests can mean, whatever the format: impossible rows and odd traces."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

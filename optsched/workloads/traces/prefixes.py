@@ -1,7 +1,5 @@
 """The prefixes that a trace's requests share, from the ids of blocks or tokens that it has."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Columns that say whether a request was served, and other columns that identify a row."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counting the tokens of a text, by words, a user's function or a Hugging Face tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

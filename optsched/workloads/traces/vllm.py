@@ -1,7 +1,5 @@
 """Results of vLLM's and SGLang's serving benchmarks, with the measured times of every request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

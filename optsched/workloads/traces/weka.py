@@ -1,7 +1,5 @@
 """Sessions of agents: those by Weka, with ids of blocks that are local to them, and others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any

@@ -1,7 +1,5 @@
 """The compiled core of infermax's exact search. Import it lazily: it loads numba."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

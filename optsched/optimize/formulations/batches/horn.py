@@ -24,8 +24,6 @@ with a shared block, its blocks fit, and either f = 0 or there is one seat. Else
 ends of an interval.
 """
 
-from __future__ import annotations
-
 import math
 import time
 
