@@ -264,19 +264,28 @@ def _freed(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing 
 
 
 @njit
-def _evicted(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> Breach:
-    """Evict request i from worker w, or return the rule that forbids it."""
-    if not limits.eviction:
-        return Breach(EVICT_MODE, i, np.nan, np.nan)
-    if r.cached == 0 or r.home != w:
-        return Breach(EVICT_NOTHING, i, np.nan, np.nan)
+def _evicted(
+    requests: Any, columns: Columns, j: int, machine: Any, limits: Limits, share: Sharing | None
+) -> Breach:
+    """Evict what batch j evicts from its worker, or return the rule that forbids it."""
+    n, w = requests.shape[0], columns.worker[j]
+    for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
+        i = columns.evicted[p]
+        if i < 0 or i >= n:
+            return Breach(BAD_REQUEST, i, float(i), float(n - 1))
 
-    _freed(r, i, w, machine, limits, share)
-    evict(r, limits.restart)
-    r.pauses = 0
-    r.evictions += 1
-    if limits.restart:
-        r.first_token = np.nan
+        r = requests[i]
+        if not limits.eviction:
+            return Breach(EVICT_MODE, i, np.nan, np.nan)
+        if r.cached == 0 or r.home != w:
+            return Breach(EVICT_NOTHING, i, np.nan, np.nan)
+
+        _freed(r, i, w, machine, limits, share)
+        evict(r, limits.restart)
+        r.pauses = 0
+        r.evictions += 1
+        if limits.restart:
+            r.first_token = np.nan
 
     return FINE
 
@@ -532,13 +541,9 @@ def _replay(
 
         machine = machines[w]
         gone = machine.held
-        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            i = evicted[p]
-            breach = Breach(BAD_REQUEST, i, float(i), float(n - 1))
-            if 0 <= i < n:
-                breach = _evicted(requests[i], i, w, machine, limits, share)
-            if breach.rule != OK:
-                return breach, j
+        breach = _evicted(requests, columns, j, machine, limits, share)
+        if breach.rule != OK:
+            return breach, j
 
         gone -= machine.held
         e = extremes[w]
