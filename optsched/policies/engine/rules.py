@@ -209,6 +209,7 @@ def _free(requests: Records, i: int, s: np.record, cache: Store, limits: Limits)
     s.reserved -= r.peak
 
 
+@njit(allocates=False)
 def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
     """Let a client that comes back have had no less service than others that wait."""
     smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
