@@ -55,6 +55,8 @@ class Job:
     def on(self, worker: int) -> Job:
         """Return the job of one of the workers, whose machine is that of its instances.
 
+        The requests of prefill machines end with their first token.
+
         Parameters
         ----------
         worker : int
@@ -69,11 +71,22 @@ class Job:
         except InputError as error:
             raise InputError(f"machines: machine {worker}: {error}") from None
 
+        if self.pools is not None and machine.role == "prefill":
+            instance, problem = _first_tokens(instance), _first_tokens(problem)
+
         if isinstance(seed, int) and len(self.machines) > 1:
             seed = [seed, worker]
 
         own = replace(self, instance=instance, problem=problem, cost=machine.cost, seed=seed)
         return replace(own, machines=(), pools=None)
+
+
+def _first_tokens(instance: Instance) -> Instance:
+    """Return an instance whose requests end with their first token."""
+    ones = np.ones(instance.n, dtype=np.int64)
+    names = ("predicted", "predicted_lower", "predicted_upper")
+    known = {name: ones for name in names if getattr(instance, name) is not None}
+    return replace(instance, output_tokens=ones, forecast=None, **known)  # type: ignore[arg-type]
 
 
 class Part(NamedTuple):
@@ -212,7 +225,7 @@ class Fleet:
         if self._events and self._events[0][0] <= until:
             return heappop(self._events)[-1]
         if math.isinf(until):
-            self.advance(until)  # whoever is blocked is stuck
+            Fleet.advance(self, until)  # whoever is blocked is stuck
 
         return None
 

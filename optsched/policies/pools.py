@@ -8,8 +8,7 @@ whole; where there are no decode machines they decode for the prefill machines, 
 """
 
 import math
-from collections.abc import Callable
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -18,9 +17,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.machine import Pools
 from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, Watch
-from optsched.policies.runner import Runner
-from optsched.problem.errors import PolicyError, UsageError
-from optsched.problem.instance import Instance
+from optsched.problem.errors import UsageError
 from optsched.problem.schedule import Schedule
 
 Placing = Callable[[Job, NDArray[np.float64], int], Place]
@@ -30,11 +27,43 @@ WATCH = Watch.FINISH | Watch.MOVE
 
 
 class PoolFleet(MixedFleet):
-    """The workers of pools. `left`: when each request has left the machines where it began."""
+    """The workers of pools, which hand requests over to each other.
 
-    def __init__(self, job: Job, fleets: list[Fleet], prefill: set[int]) -> None:
+    ``place`` says where each request begins. `left`: when each has left the machine where it began.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        pools: Pools,
+        fleets: Sequence[Fleet],
+        routers: tuple[Placing, Placing],
+        reserve: bool,
+    ) -> None:
         super().__init__(job, fleets)
-        self.prefill, self.left = prefill, np.full(job.instance.n, np.inf)
+        if job.instance.prefixes is not None:
+            raise UsageError("pools: found an instance with shared prefixes; expected one without")
+
+        self.link, self.reserve = pools.link, reserve
+        self.prefill, self.left = set(pools.workers("prefill")), np.full(job.instance.n, np.inf)
+        below = pools.deflect_below if pools.workers("decode") else 0
+        self.deflected = job.instance.prompt_tokens < below
+        second = pools.workers("decode") or pools.workers("mixed")
+        self.begin = self._among(pools.workers("prefill", "mixed"), routers[0], self.left)
+        self.go_on = self._among(second, routers[1], self.finish)
+        self.at: dict[int, int] = {}  # the prefill machine of those that are to be handed over
+        self.to: dict[int, int] = {}  # and their decode machine, once it is chosen
+        self.moves: list[tuple[float, int, int]] = []
+        self.ends: list[tuple[float, int]] = []  # of moves, a heap
+
+    def _among(self, workers: list[int], router: Placing, finish: NDArray[np.float64]) -> Place:
+        machines = tuple(self.job.machines[w] for w in workers)
+        place = router(replace(self.job, machines=machines), finish, len(workers))
+        return lambda request, now: workers[place(request, now)]
+
+    def place(self, request: int, now: float) -> int:
+        """Return the machine where a request begins."""
+        return self.go_on(request, now) if self.deflected[request] else self.begin(request, now)
 
     def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
         """See `Fleet.step`."""
@@ -42,141 +71,57 @@ class PoolFleet(MixedFleet):
         for event in events:
             if event.kind is Watch.FINISH:
                 self.left[event.request] = min(self.left[event.request], event.time)
-                if worker not in self.prefill or self.ends(event.request):
+                if worker not in self.prefill or self.ends_at_once(event.request):
                     self.finish[event.request] = event.time
 
         return events
 
-    def ends(self, request: int) -> bool:
+    def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
+        """See `Fleet.advance`. What is handed over meanwhile is no event; last tokens are."""
+        while True:
+            end = self.ends[0][0] if self.ends else math.inf
+            event = super().advance(min(until, end), WATCH)
+            if event is None and (not self.ends or end > until):
+                return None
+            if event is None:
+                now, i = heappop(self.ends)
+                self.keep(self.at[i], i, -1, now)
+            elif event.kind is Watch.MOVE:
+                self.admitted(event.request, event.time)
+            elif event.time < self.finish[event.request]:
+                self.prefilled(event.request, event.time)
+            elif watch:
+                return event
+
+    def ends_at_once(self, request: int) -> bool:
         """Whether a request has one token only, and ends where it is prefilled."""
         return bool(self.job.instance.output_tokens[request] == 1)
 
-
-def run_pools(
-    inner: Runner, job: Job, pools: Pools, places: tuple[Placing, Placing], reserve: bool
-) -> Schedule:
-    """Run a scheduler on the machines of pools; return the schedule with its moves."""
-    if job.instance.prefixes is not None:
-        raise UsageError("pools: found an instance with shared prefixes; expected one without")
-
-    prefill, fleets = set(pools.workers("prefill")), []
-    for w in range(len(pools.machines)):
-        own = job.on(w)
-        if w in prefill:
-            told, problem = _first_tokens(own.instance), _first_tokens(own.problem)
-            own = replace(own, instance=told, problem=problem)
-
-        fleets.append(begin_alone(inner, own))
-
-    hand = _Hand(job, pools, PoolFleet(job, fleets, prefill), places, reserve)
-    return hand.run()
-
-
-def begin_alone(inner: Runner, job: Job) -> Fleet:
-    """Return one worker that runs a scheduler in steps; refuse those that cannot."""
-    fleet = deepcopy(inner).begin(job, 1)
-    if fleet is None:
-        raise PolicyError(
-            f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected one "
-            "that decides batch by batch"
-        )
-
-    return fleet
-
-
-def _first_tokens(instance: Instance) -> Instance:
-    """Return an instance whose requests end with their first token."""
-    ones = np.ones(instance.n, dtype=np.int64)
-    names = ("predicted", "predicted_lower", "predicted_upper")
-    known = {name: ones for name in names if getattr(instance, name) is not None}
-    return replace(instance, output_tokens=ones, forecast=None, **known)  # type: ignore[arg-type]
-
-
-class _Hand:
-    """What hands requests out, and over: where each is, and which moves are under way."""
-
-    def __init__(
-        self,
-        job: Job,
-        pools: Pools,
-        fleet: PoolFleet,
-        places: tuple[Placing, Placing],
-        reserve: bool,
-    ) -> None:
-        self.job, self.fleet, self.link, self.reserve = job, fleet, pools.link, reserve
-        self.first = pools.workers("prefill", "mixed")
-        self.second = pools.workers("decode") or pools.workers("mixed")
-        self.below = pools.deflect_below if pools.workers("decode") else 0
-        self.begin = self._place(places[0], fleet.left, self.first)
-        self.go_on = self._place(places[1], fleet.finish, self.second)
-        self.at: dict[int, int] = {}  # the prefill machine of those that are to be handed over
-        self.to: dict[int, int] = {}  # and their decode machine, once it is chosen
-        self.moves: list[tuple[float, int, int]] = []
-        self.ends: list[tuple[float, int]] = []  # of moves, a heap
-
-    def _place(self, placing: Placing, finish: NDArray[np.float64], workers: list[int]) -> Place:
-        machines = tuple(self.job.machines[w] for w in workers)
-        place = placing(replace(self.job, machines=machines), finish, len(workers))
-        return lambda request, now: workers[place(request, now)]
-
-    def run(self) -> Schedule:
-        """Run all to the end."""
-        instance, fleet = self.job.instance, self.fleet
-        release, sessions = instance.given_release, instance.sessions
-        coming = [(float(release[i]), int(i)) for i in np.flatnonzero(np.isfinite(release))]
-        coming.sort()
-        missing = [] if sessions is None else sessions.count.tolist()
-        while True:
-            until = min((line[0][0] for line in (coming, self.ends) if line), default=math.inf)
-            event = fleet.advance(until, WATCH)
-            if event is None and self.ends and self.ends[0][0] == until:
-                now, i = heappop(self.ends)
-                fleet.keep(self.at[i], i, -1, now)
-            elif event is None and coming:
-                now, i = heappop(coming)
-                self.arrive(i, now)
-            elif event is None:
-                return self.schedule()
-            elif event.kind is Watch.MOVE:
-                self.admitted(event.request, event.time)
-            elif event.time < fleet.finish[event.request]:
-                self.prefilled(event.request, event.time)
-            elif sessions is not None:
-                for k in sessions.followers(event.request):
-                    missing[k] -= 1
-                    if missing[k] == 0:
-                        heappush(coming, (event.time + float(sessions.delay[k]), k))
-
-    def arrive(self, i: int, now: float) -> None:
-        """Hand a request out: deflected, or where it is served whole, or to be handed over."""
-        fleet = self.fleet
-        if self.job.instance.prompt_tokens[i] < self.below:
-            fleet.assign(self.go_on(i, now), i, now)
-            return
-
-        w = self.begin(i, now)
-        if w in fleet.prefill:
-            self.at[i] = w
-        if w in fleet.prefill and self.reserve and not fleet.ends(i):
-            self.to[i] = self.go_on(i, now)
-            fleet.receive(self.to[i], i, now, self.link, math.inf)
+    def assign(self, worker: int, request: int, at: float | None = None) -> None:
+        """See `Fleet.assign`. With `reserve` a request first waits for room where it goes on."""
+        now = float(self.job.instance.given_release[request]) if at is None else at
+        if worker in self.prefill:
+            self.at[request] = worker
+        if worker in self.prefill and self.reserve and not self.ends_at_once(request):
+            self.to[request] = self.go_on(request, now)
+            self.receive(self.to[request], request, now, self.link, math.inf)
         else:
-            fleet.assign(w, i, now)
+            super().assign(worker, request, now)
 
     def prefilled(self, i: int, now: float) -> None:
         """Hand a request over: its KV moves at once if it has room, or else waits for it."""
-        self.fleet.keep(self.at[i], i, 1, now)
+        self.keep(self.at[i], i, 1, now)
         if self.reserve:
-            self.fleet.land(self.to[i], i, self.move(i, now))
+            self.land(self.to[i], i, self.move(i, now))
             return
 
         self.to[i] = self.go_on(i, now)
-        self.fleet.receive(self.to[i], i, now, self.link, self.takes(i))
+        self.receive(self.to[i], i, now, self.link, self.takes(i))
 
     def admitted(self, i: int, now: float) -> None:
         """Let a request that has room be prefilled, or its KV come."""
         if self.reserve:
-            self.fleet.assign(self.at[i], i, now)
+            super().assign(self.at[i], i, now)
         else:
             self.move(i, now)
 
@@ -192,8 +137,8 @@ class _Hand:
         return end
 
     def schedule(self) -> Schedule:
-        """Return the schedule of all workers. A move stands before all that begins with it."""
-        problem, schedule = self.job.problem, self.fleet.schedule()
+        """See `Fleet.schedule`. A move stands before all that begins with it."""
+        problem, schedule = self.job.problem, super().schedule()
         if not self.moves:
             return schedule
 

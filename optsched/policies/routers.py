@@ -20,9 +20,11 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.machine import Pools
 from optsched.policies.base import Fleet, Job, Runner, own_work
 from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
-from optsched.problem.errors import InputError, UsageError
+from optsched.policies.pools import PoolFleet
+from optsched.problem.errors import InputError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
 from optsched.workloads.predict import estimates
@@ -207,10 +209,7 @@ class Routed(Runner):
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. Routers see which requests have finished when one arrives."""
         if job.pools is not None:
-            from optsched.policies.pools import run_pools
-
-            places = self.router.place_in, self.decode_router.place_in
-            return run_pools(self.inner, job, job.pools, places, self.reserve)
+            return self._in_pools(job, job.pools)
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
 
@@ -229,6 +228,18 @@ class Routed(Runner):
             )
 
         return hand_out(fleet, job, self.router.place_in(job, fleet.finish, self.workers))
+
+    def _in_pools(self, job: Job, pools: Pools) -> Schedule:
+        workers = begin_on(self.inner, job, self.workers)
+        if not isinstance(workers, MixedFleet):
+            raise PolicyError(
+                f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected "
+                "one that decides batch by batch"
+            )
+
+        routers = self.router.place_in, self.decode_router.place_in
+        fleet = PoolFleet(job, pools, workers.fleets, routers, self.reserve)
+        return hand_out(fleet, job, fleet.place)
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`."""
