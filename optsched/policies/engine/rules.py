@@ -107,7 +107,7 @@ STATE_FIELDS = (
     *blocks.STATE,
     ("changed", np.bool_),  # what the cache holds, since waiting requests were sorted
     ("patient", np.bool_),  # whether they wait for completions, and for each other
-    ("last", np.int64),  # client of the request that was admitted last
+    ("newcomer", np.int64),  # client of the request that was admitted last
     ("fixed", np.float64),  # seconds of a decode batch whatever it holds, and
     ("setup", np.float64),  # of any prefills in it
     ("prefill_work", np.float64),  # seconds of the requests that have finished, without these
@@ -209,9 +209,10 @@ def _free(requests: Records, i: int, s: np.record, cache: Store, limits: Limits)
     s.reserved -= r.peak
 
 
+@njit(allocates=False)
 def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
     """Let a client that comes back have had no less service than others that wait."""
-    smallest = np.inf if s.waiting > 0 else requests[s.last].count
+    smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
     for k in range(s.waiting):
         other = requests[heap[k]]
         if other.client == r.client:
@@ -735,7 +736,7 @@ def _admit(
         _pass_late(requests, s, heap)
     if settings.sorting == BY_SERVICE:
         requests[r.client].count += r.prompt
-        s.last = r.client
+        s.newcomer = r.client
         _sort(requests, s, heap, settings)
 
     running[s.running + s.admitted] = i
