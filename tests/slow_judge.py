@@ -7,6 +7,7 @@ may check them in another order.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -334,6 +335,8 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
     for i, request in requests.items():
         if request.finish is None:
             verdict.breaks("unfinished", None, i)
+    if any(_overfull(w, math.inf, requests, shown, spans, instance) for w in list(shown)):
+        verdict.breaks("kv_capacity", None)
     if not verdict.broken:
         for j in verdict.kv:
             verdict.kv[j] += (block or 0) * len(retained[j])
@@ -356,6 +359,15 @@ def _held_on(worker, requests, at, newest, instance) -> int:
     return kv + sum(amount for w, amount, until in behind if w == worker and until > at)
 
 
+def _overfull(worker, until, requests, shown, spans, instance) -> bool:
+    """Return whether an idle worker holds too much KV for some time before ``until``."""
+    newest = {"generated": 1, "cached": 0}[instance.kv_accounting]
+    ends = [at for at, _ in shown[worker][-1:]] + [end for _, end, _ in spans[worker][-1:]]
+    if not shown[worker] or max(ends) >= until:
+        return False
+    return _held_on(worker, requests, max(ends), newest, instance) > instance.kv_capacity
+
+
 def _move(verdict, instance, schedule, pools, place, requests, shown, spans) -> None:
     """Let KV move as the p-th entry of the columns says, before batch j."""
     (j, p), slack = place, Fraction(0) if instance.time_unit == "round" else TOLERANCE
@@ -375,6 +387,9 @@ def _move(verdict, instance, schedule, pools, place, requests, shown, spans) -> 
         start = Fraction(float(schedule.moved_start[p]))
         if start < earliest - slack:
             return verdict.breaks("moved", j, i)
+    for w in (r.worker, to):
+        if _overfull(w, start, requests, shown, spans, instance):
+            return verdict.breaks("kv_capacity", j, i)
     link, before = pools.link, _in_blocks(r.cached + newest, instance)
     decoding = r.generated > 0 and r.cached == r.input - 1
     r.handed = r.handed or decoding

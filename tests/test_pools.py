@@ -101,6 +101,24 @@ def test_both_ends_hold_the_kv_of_a_move_until_it_is_over() -> None:
     assert evaluate(one, later, fast).batch_kv.tolist() == [4, 4, 5]
 
 
+def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
+    """Two requests of 4 tokens go over machine 1, which has room for 7, to machine 2 at once."""
+    both = Instance([0, 0], [4, 4], [2, 2], 20, time_unit="second", kv_accounting="cached")
+    columns = {
+        "batch_offsets": [0, 2, 4], "request": [0, 1, 0, 1], "tokens": [4, 4, 1, 1],
+        "worker": [0, 2], "moved_offsets": [0, 0, 4], "moved": [0, 1, 0, 1],
+        "moved_to": [1, 1, 2, 2], "instance": both,
+    }  # fmt: skip
+    for room in (7, 8):
+        rooms = [("prefill", 20), ("decode", room), ("decode", 20)]
+        over = Pools([Machine(kv, ONE, role=role) for role, kv in rooms], Link(0.5))
+        if room == 8:
+            assert evaluate(both, from_batches(**columns), over).finish.tolist() == [3.0, 3.0]
+        else:
+            with pytest.raises(ViolationError, match="8 KV tokens are held while KV comes in"):
+                evaluate(both, from_batches(**columns), over)
+
+
 def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
     one = Instance([0, 0], [4, 2], [2, 1], 20, time_unit="second", kv_accounting="cached")
     columns = {

@@ -223,7 +223,6 @@ def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:
     slow = Machine(60_000, MODEL, role="decode")
     fast = Machine(50_000, MODEL, role="decode")
     mixed = Pools([Machine(60_000, MODEL, role="prefill"), slow, fast])
-    proof = pools_bound(task_of(stream(), mixed, "tel"), Budget(0.1))
-    assert proof.value > 0
-    with pytest.raises(UsageError, match="found different machines in a pool"):
-        certify_pools(stream(), mixed, "tel", proof)
+    # A request may decode at first on the one and then on the other, where each is fast.
+    with pytest.raises(UsageError, match="found different machines in a stage"):
+        pools_bound(task_of(stream(), mixed, "tel"), Budget(0.1))

@@ -77,9 +77,14 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     check_shape("splits", data)
     assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
     assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
-    shown = run("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
+    check = ("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
+    shown = run(*check, "--pools", "1p1d", "--link", LINK)
     assert shown.exit_code == 0, shown.stderr
     assert "on pools of 1 prefill, 1 decode" in shown.stdout
+    # What it is about is said by who checks, and not by the file: a slow link would prove anything.
+    assert run(*check).exit_code == 2
+    assert run(*check, "--pools", "1p1d", "--link", "latency=9s").exit_code == 5
+    assert run(*check, "--pools", "2p1d", "--link", LINK).exit_code == 5
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ from optsched.policies import make_policy, on_workers
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError, LoopError, OutOfTimeError, PolicyError, UsageError
+from optsched.problem.errors import (
+    InputError,
+    LoopError,
+    OutOfTimeError,
+    PolicyError,
+    UsageError,
+    ViolationError,
+)
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.objective import Objective
@@ -283,12 +290,13 @@ class _Ask:
     def fill(self, row: Split, pools: Pools, budget: Budget, mixed: Split) -> None:
         """Find the bounds of a split, and then its policies' values."""
         for name in self.metrics:
-            self._bound(row, name, pools, Budget(min(_BOUND_S, budget.left_s)), mixed)
+            part = Budget(min(_BOUND_S, budget.left_s), stop=budget.stop)
+            self._bound(row, name, pools, part, mixed)
 
         for spec in self.specs:
             try:
                 self._run(row, spec, pools, budget)
-            except (LoopError, OutOfTimeError, PolicyError) as error:
+            except (LoopError, OutOfTimeError, PolicyError, ViolationError) as error:
                 row.errors.append(f"{spec}: {error}")
 
     def _bound(self, row: Split, name: str, pools: Pools, budget: Budget, mixed: Split) -> None:

@@ -9,7 +9,8 @@ is computed again only add to this, and are left out. So is what a decode machin
 
 *Stages.* Where no machine may both prefill and decode (a *split*), let P machines prefill and D
 decode. What one batch takes is as in `optsched.bounds.checker.requests`, under the machine's own
-cost model and capacity; where machines of a stage differ, each number is the smallest of any. A
+cost model and capacity; machines of a stage are equal, and others are refused: a request may move
+within its stage and take from each machine what is cheap there. A
 request that restarts on a decode machine had its prefill before: token 1 is that of the run that
 moved, which is no later than the one that counts.
 
@@ -36,7 +37,7 @@ from 0 to 1: 1 where prefills are scarce, 0 where decodes are. A first token cou
 or with weight a as in `optsched.bounds.busy_time`, after h_i under ``recompute_last``.
 
 *Pooled.* For any mixture of roles, deflection included, one price of time on all N machines and the
-smallest number of any machine give the bounds for N equal workers, without moves: N int pi is what
+numbers of one of them give the bounds for N equal workers, without moves: N int pi is what
 all machines can be paid. Where no machine is in both stages the better of both is taken.
 
 *SLOs.* The count of `optsched.bounds.service` holds for each stage alone: what is prefilled in
@@ -45,7 +46,6 @@ all machines can be paid. Where no machine is in both stages the better of both 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -119,28 +119,23 @@ def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) 
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
-    def least(machines: Sequence[Machine]) -> tuple[Tokens, list[Floats]]:
-        kinds = {(m.kv_capacity, m.limits, m.cost.sha256): m for m in machines}
-        tokens, works = [], []
-        for m in kinds.values():
-            room = max(m.kv_capacity, peak)  # more room only lowers shares
-            seen = replace(instance, kv_capacity=room, limits=m.limits, known=None)
-            cost = costs[str(m.cost.sha256)]
-            work = unavoidable_work(seen, cost)
-            later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
-            works.append([work.prefill, later, np.maximum(work.chain - work.first, 0.0)])
-            tokens.append(tokens_of(seen, cost))
+    def of(machines: Sequence[Machine]) -> tuple[Tokens, list[Floats]]:
+        m = _equal(machines)
+        room = max(m.kv_capacity, peak)  # more room only lowers shares
+        seen = replace(instance, kv_capacity=room, limits=m.limits, known=None)
+        cost = costs[str(m.cost.sha256)]
+        work = unavoidable_work(seen, cost)
+        later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
+        works = [work.prefill, later, np.maximum(work.chain - work.first, 0.0)]
+        return tokens_of(seen, cost), works
 
-        columns = (reduce(np.minimum, column) for column in zip(*tokens, strict=True))
-        return Tokens(*columns), [reduce(np.minimum, c) for c in zip(*works, strict=True)]
-
-    first, (work, _, _) = least(prefill)
+    first, (work, _, _) = of(prefill)
     if not split:
-        tokens, (work, later, rest) = least(pools.machines)
+        tokens, (work, later, rest) = of(pools.machines)
         moved = np.zeros(instance.n)
         return Stages(tokens, moved, work, later, rest, n_all, n_all, False, moved)
 
-    after, (_, later, rest) = least(decode)
+    after, (_, later, rest) = of(decode)
     own = {name: getattr(first, name) for name in _OF_PREFILLS}
     link, held = pools.link, instance.prompt_tokens - int(again)
     lasts = link.latency_s + held * link.seconds_per_token
@@ -156,6 +151,15 @@ def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
     prefill = [m for m in machines if m.role != "decode" or deflects]
     decode = [m for m in machines if m.role != "prefill"]
     return prefill, decode, not deflects and all(m.role != "mixed" for m in machines)
+
+
+def _equal(machines: Sequence[Machine]) -> Machine:
+    """Return the machine that all of a stage are like."""
+    kinds = {(m.kv_capacity, m.limits, m.cost.sha256) for m in machines}
+    if len(kinds) > 1:
+        raise UsageError("pools: found different machines in a stage; expected equal ones")
+
+    return machines[0]
 
 
 def _from_work(stages: Stages, weight: float) -> float:
@@ -338,13 +342,13 @@ def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
     named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
     found: dict[str, Any] = {}
     for name, machines in named.items():
-        kinds = {(m.kv_capacity, m.limits, str(m.cost.sha256)) for m in machines}
-        if len(kinds) > 1:
-            raise UsageError("certificate: found different machines in a pool; expected equal ones")
-
-        ((capacity, limits, digest),) = kinds
-        machine = {"machines": len(machines), "kv_capacity": capacity, "limits": limits.as_dict()}
-        found[name] = {**machine, "cost_model": cost_model_dict(costs[digest])}
+        one = _equal(machines)
+        found[name] = {
+            "machines": len(machines),
+            "kv_capacity": one.kv_capacity,
+            "limits": one.limits.as_dict(),
+            "cost_model": cost_model_dict(costs[str(one.cost.sha256)]),
+        }
 
     if split:
         times = {name: repr(float(getattr(pools.link, name))) for name in _LINK}

@@ -30,6 +30,7 @@ from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     from optsched.costs.cost import CostModel
+    from optsched.costs.machine import Pools
     from optsched.judge.evaluate import Evaluation
     from optsched.problem.instance import Instance
 
@@ -232,6 +233,9 @@ def verify(
     instance_file: str,
     file: Annotated[str | None, ARGUMENT] = None,
     cost_model: str | None = None,
+    pools: str | None = None,
+    link: str | None = None,
+    deflect_below: Annotated[int, {"min": 0}] = 0,
 ) -> None:
     """Check a schedule or a certificate, or all in a folder. The exit status is 5 if one fails.
 
@@ -242,7 +246,8 @@ def verify(
     """
     if file is not None:
         instance, cost = read_checked(instance_file, cost_model)
-        print(_verified(instance, file, cost))
+        machines = in_pools(instance, cost, pools, link, deflect_below)
+        print(_verified(instance, file, cost, machines))
         return
 
     from optsched.files.read_write import read_instance, read_json
@@ -266,7 +271,8 @@ def verify(
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
             instance, cost = read_checked(str(found), cost_model)
-            print(_verified(instance, claim, cost))
+            machines = in_pools(instance, cost, pools, link, deflect_below)
+            print(_verified(instance, claim, cost, machines))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))
@@ -276,7 +282,7 @@ def verify(
         raise typer.Exit(5)
 
 
-def _verified(instance: Instance, file: str, cost: CostModel | None) -> str:
+def _verified(instance: Instance, file: str, cost: CostModel | None, machines: Pools | None) -> str:
     """Check a file that its format names, and return what it proves in words."""
     from optsched.files.read_write import check_format, read_json
     from optsched.files.strict_json import Place
@@ -290,11 +296,11 @@ def _verified(instance: Instance, file: str, cost: CostModel | None) -> str:
     with Place(Path(file)):
         check_format(data, str(kind).removeprefix("optsched-"))
 
-    return checker(instance, file, data, cost)
+    return checker(instance, file, data, machines or cost)
 
 
 def _verify_schedule(
-    instance: Instance, file: str, data: dict[str, Any], cost: CostModel | None
+    instance: Instance, file: str, data: dict[str, Any], cost: CostModel | Pools | None
 ) -> str:
     from optsched.files.read_write import schedule_from_dict
     from optsched.files.strict_json import Place
@@ -324,19 +330,31 @@ def _verify_schedule(
 
 
 def _verify_certificate(
-    instance: Instance, file: str, certificate: dict[str, Any], cost: CostModel | None
+    instance: Instance, file: str, certificate: dict[str, Any], cost: CostModel | Pools | None
 ) -> str:
     from optsched.bounds.certificate import verify_certificate
+    from optsched.bounds.pools import verify_pools, words_of
+    from optsched.costs.machine import Pools
+
+    on_pools = "pools" in certificate
+    if on_pools != isinstance(cost, Pools):
+        found, rest = ("a", "say") if on_pools else ("no", "leave out")
+        raise UsageError(
+            f"{file}: found {found} certificate about pools; {rest} --pools and --link, "
+            "of which it is checked to be"
+        )
 
     try:
-        value = verify_certificate(instance, certificate, cost, on_pools=True)
+        value = (
+            verify_pools(instance, certificate, cost)
+            if isinstance(cost, Pools)
+            else verify_certificate(instance, certificate, cost)
+        )
     except ViolationError as error:
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
 
     words = f"or more in {ONE_WORKER}"
-    if "pools" in certificate:
-        from optsched.bounds.pools import words_of
-
+    if on_pools:
         words = f"or more in any schedule {words_of(certificate)}"
 
     if certificate["claim"] == "optimal":
@@ -346,7 +364,7 @@ def _verify_certificate(
     return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
 
 
-_CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | None], str]] = {
+_CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | Pools | None], str]] = {
     "optsched-schedule": _verify_schedule,
     "optsched-certificate": _verify_certificate,
 }

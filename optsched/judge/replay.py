@@ -291,6 +291,17 @@ def _evicted(
 
 
 @njit
+def _held_idle(machine: Any, m: Moves, until: float) -> int:
+    """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
+    idle = max(machine.began, machine.clock)
+    if not machine.came or idle >= until:
+        return 0
+
+    leave(machine, m, idle)
+    return int(machine.held)
+
+
+@njit
 def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: Any) -> Breach:
     """Let move p of a request's KV begin, or return the rule that forbids it."""
     limits, origin = given
@@ -316,6 +327,11 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
             return Breach(MOVE_START, i, begin, earliest)
         if target.clock - origin.blur <= begin < target.clock:
             begin = target.clock
+
+    for machine in (source, target):
+        held = _held_idle(machine, m, begin)
+        if held > machine.kv_capacity:
+            return Breach(TAKES_IN, i, float(held), float(machine.kv_capacity))
 
     leave(target, m, begin)
     r.home = to
@@ -494,12 +510,9 @@ def _begin(
         if begin < machine.began:
             return Breach(MOVE_FIRST, -1, begin, machine.began), begin
 
-    idle = max(machine.began, machine.clock)
-    if machine.came and idle < begin:  # what the batch evicts is still there
-        leave(machine, columns.moves, idle)
-        held = machine.held + gone
-        if held > machine.kv_capacity:
-            return Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity)), begin
+    held = _held_idle(machine, columns.moves, begin)
+    if held > 0 and held + gone > machine.kv_capacity:  # what the batch evicts is still there
+        return Breach(TAKES_IN, -1, float(held + gone), float(machine.kv_capacity)), begin
 
     return FINE, begin
 
@@ -637,6 +650,12 @@ def _replay(
         r = requests[i]
         if not r.done:
             breach = Breach(UNFINISHED, i, float(r.produced), float(r.output))
+            return breach, batches.shape[0] - 1
+
+    for machine in machines:
+        held = _held_idle(machine, moves, np.inf)
+        if held > machine.kv_capacity:
+            breach = Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity))
             return breach, batches.shape[0] - 1
 
     return FINE, -1
