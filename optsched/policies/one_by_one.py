@@ -288,6 +288,8 @@ class OneByOne(Runner):
             return "it needs an instance in seconds, since reuse saves no rounds"
         if instance.prefixes is None:
             return "it needs an instance with shared prefixes"
+        if instance.sessions is not None:
+            return "it needs all arrivals in advance"
 
         return lacks_room(instance)
 

@@ -214,15 +214,8 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
     lacks = _lacks(formulation, methods[name], task)
     if lacks:
         able = [m for m in sorted(methods) if not _lacks(formulation, methods[m], task)]
-        if not able:  # whoever chose this method
-            raise UsageError(
-                f"method: no method of {formulation.name} can do {', '.join(lacks)}; expected a "
-                "task without"
-            )
-
-        raise UsageError(
-            f"method: found {name}, which cannot do {', '.join(lacks)}; expected {able[0]}"
-        )
+        advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
+        raise UsageError(f"method: found {name}, which cannot do {', '.join(lacks)}; {advice}")
 
     return methods[name]
 
