@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -261,6 +262,7 @@ def test_pools_and_links_are_read_from_texts() -> None:
         ("bandwidth=50", "bandwidth: found '50'; expected a number with one of KB/s, MB/s"),
         ("latency=soon", "latency: found 'soon'; expected a number with one of s, ms, us"),
         ("token=1us,bandwidth=1GB/s", "token: found beside bandwidth; expected one of both"),
+        ("latency=1e999999999s,token=1us", "latency: found '1e999999999s'; expected a number"),
         ("speed=1", "parameter 'speed' is unknown; known are latency, token, bandwidth"),
         ("bandwidth=0GB/s,model=llama2-7b", "found 0.0; expected a number > 0"),
         ("bandwidth=1GB/s", "model: found nothing; expected a model, whose KV moves"),
@@ -368,6 +370,11 @@ def test_sessions_go_on_from_the_decode_pool() -> None:
     found = evaluate(two, optsched.simulate(two, "vllm", there), there)
     # 1 + 0.5 + 1 = 2.5, and the same again from 3 on.
     assert found.finish.tolist() == [2.5, 5.5]
+    # Without a link and a delay no batch waits for longer than it must.
+    free = pools(Link())
+    at_once = replace(two, delay=[0, 0])
+    found = evaluate(at_once, optsched.simulate(at_once, "vllm", free), free)
+    assert found.finish.tolist() == [2, 4]
 
 
 def test_what_does_not_know_pools_refuses_them() -> None:

@@ -126,7 +126,7 @@ def parse_link(text: str, cost_name: str = "") -> Link:
 
 def _number(text: str, units: Mapping[str, int], where: str) -> float:
     """Return a number >= 0 with a unit."""
-    found = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*", text)
+    found = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([A-Za-z/]*)\s*", text)
     if found is None or found[2] not in units:
         words = ", ".join(filter(None, units))
         raise InputError(f"{where}: found {text!r}; expected a number with one of {words}")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.machine import Pools
-from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, Watch
+from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, Watch, joined
 from optsched.problem.errors import UsageError
 from optsched.problem.schedule import Schedule
 
@@ -138,9 +138,11 @@ class PoolFleet(MixedFleet):
 
     def schedule(self) -> Schedule:
         """See `Fleet.schedule`. A move stands before all that begins with it."""
-        problem, schedule = self.job.problem, super().schedule()
         if not self.moves:
-            return schedule
+            return super().schedule()
+
+        problem, parts = self.job.problem, [p._replace(off_default=True) for p in self.parts()]
+        schedule = joined(self.job, self.mode, parts)  # with the starts, which moves lie between
 
         self.moves.sort(key=lambda move: move[0])
         now, moved, to = (np.array(column) for column in zip(*self.moves, strict=True))
