@@ -153,7 +153,7 @@ fleet = optsched.capacity(
 figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in fleet.rows}, fleet.bound_points,
-    attainment=fleet.question.attainment, xlabel="GPUs", ax=ax,
+    attainment=fleet.question.attainment, rates=False, ax=ax,
 )  # fmt: skip
 ax.xaxis.get_major_locator().set_params(integer=True);
 

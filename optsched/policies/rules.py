@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -458,9 +458,10 @@ class Rules(Runner):
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
         run, cost = common.direct(loop.run), job.cost.array
 
-        def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
+        def step(
+            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
+        ) -> Columns:
             kept = (columns, generators[w], lines[w], usage[w], caches[w])
-            now = fleet.left(settings)
             columns, usage[w] = run(requests, state, now, cost, queue, span, *kept, until)
             return columns
 
@@ -476,7 +477,7 @@ class Rules(Runner):
                 requests["order"][request] = attained(job, requests["finish"], request, at)
 
         split = settings.limits.chunked
-        fleet = common.Compiled(job, mode, requests, states, step, split, released)
+        fleet = common.Compiled(job, mode, requests, states, step, settings, split, released)
         if caching:
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             seats = settings.limits.max_running

@@ -7,7 +7,7 @@ carries a forecast, the tokens that are left as it runs. Without predictions the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -133,13 +133,14 @@ class Trail(Runner):
         settings = self._settings(limits, float(instance.clock_origin), int(forecast.every))
         lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)
 
-        def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
+        def step(
+            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
+        ) -> Columns:
             inputs = (job.cost.array, queue, forecast.offsets, forecast.remaining)
-            now = fleet.left(settings)
             return loop.run(requests, state, now, *inputs, columns, lines[w], until)
 
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        fleet = common.Compiled(job, mode, requests, states, step, limits.chunked)
+        fleet = common.Compiled(job, mode, requests, states, step, settings, limits.chunked)
         return fleet
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,15 +131,18 @@ class VllmV1(Runner):
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         caches: list[blocks.Store] = [None] * workers
 
-        def step(w: int, state: Records, queue: Ints, columns: Columns, until: float) -> Columns:
+        def step(
+            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
+        ) -> Columns:
             work = (job.cost.array, queue, columns, lines[w], caches[w], until)
-            return loop.run(requests, state, fleet.left(settings), *work)
+            return loop.run(requests, state, now, *work)
 
         def released(request: int, at: float) -> None:
             if self.priority == "attained":
                 requests["order"][request] = attained(job, requests["finish"], request, at)
 
-        fleet = common.Compiled(job, mode, requests, states, step, limits.chunked, released)
+        split = limits.chunked
+        fleet = common.Compiled(job, mode, requests, states, step, settings, split, released)
         if caching:
             rule = (self.eviction, self.ttl, self.tail_tokens)
             caches[:] = blocks.caches_of(

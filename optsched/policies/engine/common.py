@@ -190,7 +190,7 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
         turns = max(1, turns // 2) if slow else 2 * turns
 
 
-Step = Callable[[int, Any, Ints, Columns, float], Columns]
+Step = Callable[[int, Any, Any, Ints, Columns, float], Columns]
 """Runs a worker: its number, its state, the requests assigned to it, columns, until when."""
 
 
@@ -231,13 +231,14 @@ class Compiled(Fleet):
         requests: Any,
         states: list[Any],
         step: Step,
+        settings: Any,
         split: bool,
         released: Callable[[int, float], None] = lambda request, at: None,
     ) -> None:
         super().__init__(job, len(states))
         self.assigned, self.released = 0, released
         self.mode, self.requests, self.split = mode, requests, split
-        self.states, self.loop = states, step
+        self.states, self.loop, self.settings = states, step, settings
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
@@ -247,15 +248,15 @@ class Compiled(Fleet):
         self.counts = [0] * len(states)
         self.away = set[int]()
 
-    def left(self, settings: Any) -> Any:
-        """Return a loop's settings with the limits that KV on its way elsewhere leaves."""
+    def left(self) -> Any:
+        """Return the loop's settings with the limits that KV on its way elsewhere leaves."""
         kv, seats = self.kept
         if seats == 0:
-            return settings
+            return self.settings
 
-        limits = settings.limits
+        limits = self.settings.limits
         less = {"kv_capacity": limits.kv_capacity - kv, "max_running": limits.max_running - seats}
-        return settings._replace(limits=limits._replace(**less))
+        return self.settings._replace(limits=limits._replace(**less))
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
         """See `Fleet.keep`."""
@@ -310,7 +311,8 @@ class Compiled(Fleet):
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
 
         def run() -> None:
-            self.columns[worker] = self.loop(worker, state, queue, self.columns[worker], until)
+            columns = self.columns[worker]
+            self.columns[worker] = self.loop(worker, self.left(), state, queue, columns, until)
 
         if not watch:
             in_turns(self.job, state, run)
