@@ -518,6 +518,22 @@ def _begin(
 
 
 @njit
+def _left(requests: Any, machines: Any, m: Moves) -> Breach:
+    """Return the rule that is broken by what is left after the last batch."""
+    for i in range(requests.shape[0]):
+        r = requests[i]
+        if not r.done:
+            return Breach(UNFINISHED, i, float(r.produced), float(r.output))
+
+    for machine in machines:
+        held = _held_idle(machine, m, np.inf)
+        if held > machine.kv_capacity:
+            return Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity))
+
+    return FINE
+
+
+@njit
 def _replay(
     requests: Any,
     machines: Any,
@@ -646,16 +662,4 @@ def _replay(
         if share is not None:
             share.done[j].left = machine.held - share.block * machine.twice
 
-    for i in range(n):
-        r = requests[i]
-        if not r.done:
-            breach = Breach(UNFINISHED, i, float(r.produced), float(r.output))
-            return breach, batches.shape[0] - 1
-
-    for machine in machines:
-        held = _held_idle(machine, moves, np.inf)
-        if held > machine.kv_capacity:
-            breach = Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity))
-            return breach, batches.shape[0] - 1
-
-    return FINE, -1
+    return _left(requests, machines, moves), batches.shape[0] - 1

@@ -476,8 +476,7 @@ class Rules(Runner):
             if order == "attained":
                 requests["order"][request] = attained(job, requests["finish"], request, at)
 
-        split = settings.limits.chunked
-        fleet = common.Compiled(job, mode, requests, states, step, settings, split, released)
+        fleet = common.Compiled(job, mode, requests, states, step, settings, released)
         if caching:
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             seats = settings.limits.max_running

@@ -140,7 +140,7 @@ class Trail(Runner):
             return loop.run(requests, state, now, *inputs, columns, lines[w], until)
 
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        fleet = common.Compiled(job, mode, requests, states, step, settings, limits.chunked)
+        fleet = common.Compiled(job, mode, requests, states, step, settings)
         return fleet
 
 

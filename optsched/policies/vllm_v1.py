@@ -141,8 +141,7 @@ class VllmV1(Runner):
             if self.priority == "attained":
                 requests["order"][request] = attained(job, requests["finish"], request, at)
 
-        split = limits.chunked
-        fleet = common.Compiled(job, mode, requests, states, step, settings, split, released)
+        fleet = common.Compiled(job, mode, requests, states, step, settings, released)
         if caching:
             rule = (self.eviction, self.ttl, self.tail_tokens)
             caches[:] = blocks.caches_of(

@@ -232,12 +232,11 @@ class Compiled(Fleet):
         states: list[Any],
         step: Step,
         settings: Any,
-        split: bool,
         released: Callable[[int, float], None] = lambda request, at: None,
     ) -> None:
         super().__init__(job, len(states))
         self.assigned, self.released = 0, released
-        self.mode, self.requests, self.split = mode, requests, split
+        self.mode, self.requests, self.split = mode, requests, settings.limits.chunked
         self.states, self.loop, self.settings = states, step, settings
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
