@@ -17,19 +17,11 @@ from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Link, Pools
 from optsched.costs.pools import make_pools
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.evaluate import evaluate
+from optsched.optimize.strategies import NO_SCHEDULE, run_policy
 from optsched.policies import make_policy, on_workers
-from optsched.policies.engine.simulate import simulate
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
-from optsched.problem.errors import (
-    InputError,
-    LoopError,
-    OutOfTimeError,
-    PolicyError,
-    UsageError,
-    ViolationError,
-)
+from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.objective import Objective
@@ -152,11 +144,10 @@ class Splits:
             shown = {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in columns.items()}
             rows.append({"pools": row.pools, **shown, "errors": row.errors})
 
-        link = {name: getattr(self.link, name) for name in Link.__dataclass_fields__}
         return {
             **head("optsched-splits", "splits", self.instance),
             "cost_model": cost_model_reference(self.instance, self.cost_model),
-            "link": link,
+            "link": vars(self.link),
             "slos": self.slos,
             "metrics": list(self.metrics),
             "splits": rows,
@@ -296,7 +287,7 @@ class _Ask:
         for spec in self.specs:
             try:
                 self._run(row, spec, pools, budget)
-            except (LoopError, OutOfTimeError, PolicyError, ViolationError) as error:
+            except (*NO_SCHEDULE, ViolationError) as error:
                 row.errors.append(f"{spec}: {error}")
 
     def _bound(self, row: Split, name: str, pools: Pools, budget: Budget, mixed: Split) -> None:
@@ -316,8 +307,7 @@ class _Ask:
 
     def _run(self, row: Split, spec: str, pools: Pools, budget: Budget) -> None:
         scheduler = on_workers(spec, len(pools.machines), self.router)
-        schedule = simulate(self.limited, scheduler, pools, seed=self.seed, budget=budget)
-        judged = evaluate(self.limited, schedule, pools)
+        _, judged, _ = run_policy(self.limited, scheduler, pools, seed=self.seed, budget=budget)
         for name in self.metrics:
             value, known = judged.metrics[name], row.found.get(name)
             if value is not None and (known is None or Objective(name).better(value, known)):

@@ -244,10 +244,14 @@ def verify(
         certificates of them, as `ratios --certificates` writes it.
       file FILE: The schedule or certificate: a JSON file.
     """
-    if file is not None:
+
+    def check(instance_file: str, claim: str) -> None:
         instance, cost = read_checked(instance_file, cost_model)
-        machines = in_pools(instance, cost, pools, link, deflect_below)
-        print(_verified(instance, file, cost, machines))
+        hardware = in_pools(instance, cost, pools, link, deflect_below) or cost
+        print(_verified(instance, claim, hardware))
+
+    if file is not None:
+        check(instance_file, file)
         return
 
     from optsched.files.read_write import read_instance, read_json
@@ -270,9 +274,7 @@ def verify(
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            instance, cost = read_checked(str(found), cost_model)
-            machines = in_pools(instance, cost, pools, link, deflect_below)
-            print(_verified(instance, claim, cost, machines))
+            check(str(found), claim)
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))
@@ -282,7 +284,7 @@ def verify(
         raise typer.Exit(5)
 
 
-def _verified(instance: Instance, file: str, cost: CostModel | None, machines: Pools | None) -> str:
+def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> str:
     """Check a file that its format names, and return what it proves in words."""
     from optsched.files.read_write import check_format, read_json
     from optsched.files.strict_json import Place
@@ -296,7 +298,7 @@ def _verified(instance: Instance, file: str, cost: CostModel | None, machines: P
     with Place(Path(file)):
         check_format(data, str(kind).removeprefix("optsched-"))
 
-    return checker(instance, file, data, machines or cost)
+    return checker(instance, file, data, cost)
 
 
 def _verify_schedule(

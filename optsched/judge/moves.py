@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.costs.machine import Machine, Pools
+from optsched.costs.machine import Link, Machine, Pools
 from optsched.judge.life import Floats, Ints
 from optsched.judge.memory import kv_of, take
 from optsched.problem.errors import InputError
@@ -66,10 +66,8 @@ def moves_of(
         raise InputError("schedule.moved: found moves of KV in an instance with shared prefixes")
 
     times = np.full(len(moved), np.nan) if start is None else start
-    link, below = (None, 0) if pools is None else (pools.link, pools.deflect_below)
-    rates = (0.0, 0.0, False) if link is None else (
-        float(link.latency_s), float(link.seconds_per_token), link.recompute_last
-    )  # fmt: skip
+    link, below = (Link(), 0) if pools is None else (pools.link, pools.deflect_below)
+    rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
     done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
     return Moves(offsets, moved, to, times.copy(), *done, *rates, below)
 

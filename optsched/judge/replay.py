@@ -291,6 +291,13 @@ def _evicted(
 
 
 @njit
+def _given(start: float, earliest: float, origin: Origin) -> float:
+    """Return a start that a schedule gives; one that rounding puts before the earliest is that."""
+    begin = read_start(start, earliest, origin.origin)
+    return earliest if earliest - origin.blur <= begin < earliest else begin
+
+
+@njit
 def _held_idle(machine: Any, m: Moves, until: float) -> int:
     """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
     idle = max(machine.began, machine.clock)
@@ -320,9 +327,7 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
     source, target = machines[r.home], machines[to]
     begin = earliest = max(r.free_at, target.began)
     if not np.isnan(m.start[p]):
-        begin = read_start(m.start[p], earliest, origin.origin)
-        if earliest - origin.blur <= begin < earliest:
-            begin = earliest
+        begin = _given(m.start[p], earliest, origin)
         if begin < earliest:
             return Breach(MOVE_START, i, begin, earliest)
         if target.clock - origin.blur <= begin < target.clock:
@@ -502,9 +507,7 @@ def _begin(
         for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):
             earliest = max(earliest, requests[columns.request[p]].free_at)
 
-        begin = read_start(columns.start[j], earliest, origin.origin)
-        if earliest - origin.blur <= begin < earliest:
-            begin = earliest
+        begin = _given(columns.start[j], earliest, origin)
         if begin < machine.clock:
             return Breach(START_EARLY, -1, begin, machine.clock), begin
         if begin < machine.began:

@@ -22,6 +22,20 @@ SETTINGS = ("dtype=float32", "enforce_eager=true", "max_model_len=512", "block_s
             "num_gpu_blocks_override=40", "max_num_seqs=8")  # fmt: skip
 
 
+def run(folder: Path, *words: str) -> str:
+    """Run a command there as a process of its own, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "optsched", *words],
+        cwd=folder,
+        env=os.environ,
+        timeout=600,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 def test_requests_are_served_with_their_lengths_and_too_long_ones_are_told(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     prompt, output = rng.integers(20, 150, 12), rng.integers(2, 20, 12)
@@ -33,11 +47,7 @@ def test_requests_are_served_with_their_lengths_and_too_long_ones_are_told(tmp_p
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
     words = ["replay", "i.json", "--engine", f"vllm:{tmp_path}", "-o", "m.json", "--vocabulary"]
     words += ["200", *(word for setting in SETTINGS for word in ("--set", setting))]
-    done = subprocess.run(
-        [sys.executable, "-m", "optsched", *words], cwd=tmp_path, env=os.environ, timeout=600,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    run(tmp_path, *words)
     found = optsched.read_measured(tmp_path / "m.json")
     assert found.instance_sha256 == instance.sha256
     assert list(found.errors) == [5]
@@ -65,11 +75,7 @@ def test_calls_of_sessions_find_what_was_said_before_them(tmp_path: Path) -> Non
         words += ["-o", "m.json", "--vocabulary", "900", "--set"]
         words += [f"enable_prefix_caching={str(cached).lower()}"]
         words += [word for setting in SETTINGS for word in ("--set", setting)]
-        done = subprocess.run(
-            [sys.executable, "-m", "optsched", *words], cwd=tmp_path, env=os.environ, timeout=600,
-            capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
+        run(tmp_path, *words)
         found = optsched.read_measured(tmp_path / "m.json")
         found.check(instance)
         latency[cached] = found.ttft[[1, 2, 4, 5]].sum()
@@ -83,13 +89,9 @@ def test_a_profile_goes_on_where_it_stopped_and_is_read(tmp_path: Path) -> None:
     words += ["--max-kv", "512", "--repeats", "2"]
     words += [word for setting in SETTINGS[:2] for word in ("--set", setting)]
     for seen in ("", "again"):
-        done = subprocess.run(
-            [sys.executable, "-m", "optsched", *words, "--set", "block_size=32"], cwd=tmp_path,
-            env=os.environ, timeout=600, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
+        shown = run(tmp_path, *words, "--set", "block_size=32")
         rows = (tmp_path / "p" / "steps.csv").read_text().splitlines()
-        assert f"p: {len(rows) - 1} of {len(rows) - 1} batches measured" in done.stdout, seen
+        assert f"p: {len(rows) - 1} of {len(rows) - 1} batches measured" in shown, seen
     (table,) = read_profile(tmp_path / "p", hardware="cpu").tables
     assert len(table.measured_ms) == len(rows) - 1
     assert set(table.operator.tolist()) == {"prefill", "decode", "both"}

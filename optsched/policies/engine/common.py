@@ -191,7 +191,7 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
 
 
 Step = Callable[[int, Any, Any, Ints, Columns, float], Columns]
-"""Runs a worker: its number, its state, the requests assigned to it, columns, until when."""
+"""Runs a worker: its number, the settings, its state, its requests, columns, until when."""
 
 
 def direct(function: Any) -> Callable[..., Any]:

@@ -227,10 +227,11 @@ def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
 def _sort(requests: Records, s: np.record, heap: Ints, settings: Settings) -> None:
     """Sort the queue by what has happened since requests began to wait."""
     grouped = settings.sorting == IN_GROUPS
-    for step in (0, 1):
-        for k in range(s.waiting if grouped else 0):
-            mate = requests[requests[heap[k]].client]
-            mate.count = mate.count * step + step
+    if grouped:
+        for k in range(s.waiting):
+            requests[requests[heap[k]].client].count = 0
+        for k in range(s.waiting):
+            requests[requests[heap[k]].client].count += 1
 
     size, s.waiting = s.waiting, 0
     for k in range(size):
