@@ -80,6 +80,8 @@ class InProcess:
         if not self.warm:
             self._warm_up(sending)
 
+        # Neither the warm-up nor an earlier replay leaves anything that this one could find.
+        engine.reset_prefix_cache()
         sending.begin()
         waiting = [(sending.due[request], request) for request in sending.order]  # a heap
         running: dict[str, int] = {}
