@@ -6,9 +6,11 @@ in the simulator that it extends (Vidur). Only both give the published effect of
 """
 
 from dataclasses import replace
+from typing import Any
 
 from optsched.policies import policy
 from optsched.policies.base import Group, Rules
+from optsched.policies.rules import Admission
 
 TOKENS = 4096
 """C of all schedulers, and P of all but Sarathi (Kim et al. 2024, section 4.1 and Table 1)."""
@@ -19,11 +21,9 @@ SARATHI = replace(VLLM, groups=DECODE_FIRST, chunked=True)
 LINE = replace(VLLM, groups=("all",), requeue="order")
 
 
-def _admitting(rules: Rules, eviction_free: bool, watermark: float) -> Rules:
-    if eviction_free:
-        return replace(rules, admission="reserve", alpha=watermark)
-
-    return replace(rules, admission="protect" if watermark else "present", alpha=watermark)
+def _made(rules: Rules, eviction_free: bool, watermark: float, **fields: Any) -> Rules:
+    admission: Admission = "reserve" if eviction_free else "protect" if watermark else "present"
+    return replace(rules, admission=admission, alpha=watermark, **fields)
 
 
 def _table_1(name: str, summary: str, rules: Rules, prefill_tokens: int = TOKENS) -> None:
@@ -38,9 +38,9 @@ def _table_1(name: str, summary: str, rules: Rules, prefill_tokens: int = TOKENS
         watermark: float = 0.0,
         evicted_first: bool = False,
     ) -> Rules:
-        made = replace(rules, max_running=max_running, max_prefill_tokens=max_prefill_tokens)
-        made = replace(made, requeue="order" if evicted_first else "back")
-        return _admitting(made, eviction_free, watermark)
+        limits = {"max_running": max_running, "max_prefill_tokens": max_prefill_tokens}
+        requeue = "order" if evicted_first else "back"
+        return _made(rules, eviction_free, watermark, requeue=requeue, **limits)
 
 
 def _ranking(name: str, summary: str, rules: Rules, clairvoyant: bool = False) -> None:
@@ -54,8 +54,8 @@ def _ranking(name: str, summary: str, rules: Rules, clairvoyant: bool = False) -
         max_prefill_tokens: int = TOKENS,
         watermark: float = 0.0,
     ) -> Rules:
-        made = replace(rules, max_running=max_running, max_prefill_tokens=max_prefill_tokens)
-        return _admitting(made, eviction_free, watermark)
+        limits = {"max_running": max_running, "max_prefill_tokens": max_prefill_tokens}
+        return _made(rules, eviction_free, watermark, **limits)
 
 
 _table_1("vllm", "prefill first, no hybrid batches, no chunking", replace(VLLM, hybrid=False))
