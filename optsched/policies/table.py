@@ -1,4 +1,4 @@
-"""The policies that are data: ``table.toml`` has their fields, and which of them users may set."""
+"""The policies that are data: ``table.toml`` has their fields, and what of them users may set."""
 
 import inspect
 import tomllib
@@ -12,7 +12,7 @@ from optsched.policies.base import Rules, Windows
 from optsched.problem.errors import InputError
 
 _TABLE = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
-_WORDS = ("summary", "paper", "clairvoyant", "text", "kind", "like", "may")
+_ABOUT = ("summary", "paper", "clairvoyant", "text", "kind", "like", "may", "words")
 """What a row has beside fields of `Rules` or `Windows`."""
 
 
@@ -35,7 +35,7 @@ def rules_like(name: str, **fields: object) -> Rules:
 def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
     """Return what a row describes."""
     fields: dict[str, Any] = {}
-    for name in row.keys() - _WORDS:
+    for name in row.keys() - _ABOUT:
         value = row[name]
         inner = _made_of(value) if isinstance(value, dict) else value
         fields[name] = tuple(inner) if isinstance(inner, list) else inner
@@ -46,21 +46,42 @@ def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
     return Windows(**fields) if row.get("kind") == "windows" else Rules(**fields)
 
 
+def _inherited(row: Mapping[str, Any], key: str, otherwise: Any) -> Any:
+    """Return what a row, or the one that it is like, says of a key."""
+    while key not in row and "like" in row:
+        row = _TABLE[row["like"]]
+
+    return row.get(key, otherwise)
+
+
 def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
-    """Return what makes a policy from the values of the fields that may be set."""
+    """Return what makes a policy from the values that may be set."""
     plain, own = _made_of(row), inspect.Parameter.KEYWORD_ONLY
-    hints, fields = get_type_hints(type(plain)), row.get("may", ())
+    hints, words = get_type_hints(type(plain)), _inherited(row, "words", {})
+    fields = {key: key for key in row.get("may", ())}  # that of a word's value, or ""
+    for word, sets in words.items():
+        if word in fields:
+            fields[word] = next((field for field, value in sets.items() if value == "="), "")
 
     def make(**values: Any) -> Rules | Windows:
+        chosen = {key: value for key, value in values.items() if key not in words}
+        for word, sets in words.items():
+            if given := values.get(word):
+                chosen |= {key: given if value == "=" else value for key, value in sets.items()}
+
         if isinstance(plain, Rules) and (rounds := plain.in_rounds) is not None:
-            alike = {k: v for k, v in values.items() if getattr(rounds, k) == getattr(plain, k)}
-            values["in_rounds"] = replace(rounds, **alike)
+            alike = {k: v for k, v in chosen.items() if getattr(rounds, k) == getattr(plain, k)}
+            chosen["in_rounds"] = replace(rounds, **alike)
 
-        return replace(plain, **values)
+        return replace(plain, **chosen)
 
-    make.__doc__, make.__annotations__ = row.get("text"), {key: hints[key] for key in fields}
+    make.__doc__ = row.get("text")
+    make.__annotations__ = {key: hints.get(field, bool) for key, field in fields.items()}
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(key, own, default=getattr(plain, key)) for key in fields]
+        [
+            inspect.Parameter(key, own, default=getattr(plain, field, False))
+            for key, field in fields.items()
+        ]
     )
     return make
 
