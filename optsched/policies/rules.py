@@ -90,7 +90,8 @@ class Rules(Runner):
         ``"lookahead"``: KV stays within capacity at every predicted completion (Jaillet et al.
         2025, inequality (5)). ``"reserve"``: the predicted peaks of all running requests fit
         together (eviction-free, Kim et al. 2024). ``"protect"``: the KV held stays within
-        (1 - alpha) of the capacity (Jaillet et al. 2025, section 5.2).
+        (1 - alpha) of the capacity (Jaillet et al. 2025, section 5.2); but with the overflow
+        ``"evict_latest"`` a request that nothing else runs beside may take all of it.
     alpha : float
         Share of the capacity that ``"protect"`` keeps free, 0 <= alpha < 1.
     overflow : {"evict_latest", "clear", "evict_shortest"}
@@ -224,11 +225,14 @@ class Rules(Runner):
         draws = self.order in ("output", "random") and at_rank and not (latest or line)
         plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
         fixed = not (self.promote or line or drawn)
-        anew, grouped = self.order in ("ratio", "service"), self.gather > 1
-        split = groups == ("running_decode", "prefill")
+        anew = self.gather > 1 or self.order in ("ratio", "service")
+        split, cached = groups == ("running_decode", "prefill"), self.caching != "none"
         drawing = (
             "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
         )
+        steady = "no promote, random ties or 'all' with it"
+        keeping = "overflow='evict_latest' and no promote with it"
+        pausing = "groups with 'prefill' with it"
         checks = (
             ("alpha", 0 <= self.alpha < 1, "0 <= alpha < 1"),
             ("beta", 0 < self.beta <= 1, "0 < beta <= 1"),
@@ -237,38 +241,26 @@ class Rules(Runner):
             ("groups", not line or (at_rank and len(groups) == 1), "'all' alone, requeue='order'"),
             ("order", drawn or self.order != "random", "ties='random' with it"),
             ("ties", draws or not drawn, f"with it {drawing} other than 'evict_latest'"),
-            (
-                "chunked",
-                plain or not self.chunked,
-                "overflow='evict_latest' and no promote with it",
-            ),
+            ("chunked", plain or not self.chunked, keeping),
             ("make_room", shortest or not self.make_room, "overflow='evict_shortest' with it"),
-            ("late_last", fixed or not self.late_last, "no promote, random ties or 'all' with it"),
+            ("late_last", fixed or not self.late_last, steady),
             ("paced", self.chunked or not self.paced, "chunked prefill with it"),
             ("hold", self.hold >= 1, "hold >= 1"),
             ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
             ("lump", self.lump >= 0.5, "lump >= 0.5"),
-            (
-                "groups",
-                "prefill" not in groups or (split and self.chunked and plain),
-                "with 'prefill' only 'running_decode' before it, chunked prefill, "
-                "overflow='evict_latest' and no promote",
-            ),
+            ("groups", split or "prefill" not in groups, "'running_decode' alone before 'prefill'"),
+            ("groups", self.chunked or not split, "chunked prefill with 'prefill'"),
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
-            ("gate", split or self.gate == math.inf, "groups with 'prefill' with it"),
+            ("gate", split or self.gate == math.inf, pausing),
             ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
-            ("caching", split or self.caching == "none", "groups with 'prefill' with it"),
-            (
-                "caching",
-                self.caching == "none" or not (anew or grouped),
-                "no gather and no order 'ratio' or 'service' with it",
-            ),
+            ("caching", split or not cached, pausing),
+            ("caching", not (cached and anew), "no gather, no order 'ratio' or 'service' with it"),
             ("gamma", self.gamma > 0, "gamma > 0"),
             ("clients", self.clients >= 1, "an integer >= 1"),
             ("gather", self.gather >= 1, "an integer >= 1"),
-            ("order", fixed or not (anew or grouped), "no promote, random ties or 'all' with it"),
-            ("patient", split or not self.patient, "groups with 'prefill' with it"),
+            ("order", fixed or not anew, steady),
+            ("patient", split or not self.patient, pausing),
             ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
         )
         for name, holds, expected in checks:
@@ -368,15 +360,19 @@ class Rules(Runner):
         if rules.cheap and isinstance(job.cost, BatchCost):
             batch = min(batch, job.cost.cheap_tokens or UNLIMITED)
 
-        groups = [*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP]
+        groups = [
+            *(loop.GROUPS.index(group) for group in rules.groups),
+            loop.NO_GROUP,
+            loop.NO_GROUP,
+        ]
         settings = loop.Settings(
             limits=limits._replace(
                 hybrid=hybrid, chunked=chunked, max_running=min(limits.max_running, seats)
             ),
             origin=float(instance.clock_origin),
             groups=(groups[0], groups[1], groups[2]),
-            admission=loop.ADMISSIONS[rules.admission],
-            overflow=loop.OVERFLOWS[rules.overflow],
+            admission=loop.ADMISSIONS.index(rules.admission),
+            overflow=loop.OVERFLOWS.index(rules.overflow),
             threshold=(1.0 - rules.alpha) * instance.kv_capacity,
             beta=float(rules.beta),
             requeue_back=rules.requeue == "back",

@@ -46,25 +46,25 @@ def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
     return Windows(**fields) if row.get("kind") == "windows" else Rules(**fields)
 
 
-def _inherited(row: Mapping[str, Any], key: str, otherwise: Any) -> Any:
-    """Return what a row, or the one that it is like, says of a key."""
-    while key not in row and "like" in row:
+def _words(row: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """Return the words of a row, or of the one that it is like."""
+    while "words" not in row and "like" in row:
         row = _TABLE[row["like"]]
 
-    return row.get(key, otherwise)
+    return row.get("words", {})
 
 
 def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
     """Return what makes a policy from the values that may be set."""
     plain, own = _made_of(row), inspect.Parameter.KEYWORD_ONLY
-    hints, words = get_type_hints(type(plain)), _inherited(row, "words", {})
+    hints, words = get_type_hints(type(plain)), _words(row)
     fields = {key: key for key in row.get("may", ())}  # that of a word's value, or ""
     for word, sets in words.items():
         if word in fields:
             fields[word] = next((field for field, value in sets.items() if value == "="), "")
 
-    def make(**values: Any) -> Rules | Windows:
-        chosen = {key: value for key, value in values.items() if key not in words}
+    def make(**values: object) -> Rules | Windows:
+        chosen: dict[str, Any] = {key: values[key] for key in values.keys() - words}
         for word, sets in words.items():
             if given := values.get(word):
                 chosen |= {key: given if value == "=" else value for key, value in sets.items()}

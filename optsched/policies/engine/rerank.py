@@ -26,7 +26,6 @@ REQUEST_FIELDS = (
 )
 
 STATE_FIELDS = (
-    ("clearings", np.int64),
     ("front", np.int64),  # the first in the line
     ("alone", np.bool_),  # whether nobody else is prefilled, since it takes a batch for itself
     ("decodes", np.int64),  # max tokens of the batch for each phase
@@ -291,15 +290,10 @@ def run(
     until: float,
 ) -> Columns:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
-    n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
-        if s.pulled > 0:
-            break
-
-        s.turns -= 1
+    while common.goes_on(s, by_arrival.shape[0], until):
         if s.moving > 0:
             common.landed(requests, running, s)
 
@@ -327,11 +321,8 @@ def run(
             push(requests, heap, s, i)
 
         if sums.tokens == 0:
-            if not common.idle(requests, s, by_arrival, until):
-                if until < np.inf or s.pulled > 0:  # a request may change that
-                    break
-
-                s.outcome, s.about = common.STUCK, s.front
+            if not common.waits(requests, s, by_arrival, until, s.front):
+                break
 
             continue
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from optsched.costs.batch import Sums
 from optsched.judge import life, memory
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import free, growth, kv_of, project, room, take
+from optsched.judge.memory import growth, kv_of, project, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common
 from optsched.policies.engine.blocks import Cache, Store
@@ -28,19 +28,12 @@ from optsched.policies.engine.common import (
 )
 from optsched.problem.kernel import njit
 
-# Codes of the words in `Rules`.
-GROUPS = {
-    "waiting": 0,
-    "running": 1,
-    "running_decode": 2,
-    "running_prefill": 3,
-    "all": 4,
-    "prefill": 5,
-}
+# The words in `Rules`, whose codes are their places.
+GROUPS = ("waiting", "running", "running_decode", "running_prefill", "all", "prefill")
 NO_GROUP, WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL, PREFILL = -1, 0, 1, 2, 3, 4, 5
-ADMISSIONS = {"present": 0, "lookahead": 1, "reserve": 2, "protect": 3}
+ADMISSIONS = ("present", "lookahead", "reserve", "protect")
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
-OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
+OVERFLOWS = ("evict_latest", "clear", "evict_shortest")
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
 SORTINGS = {"ratio": 1, "service": 2}
@@ -105,7 +98,6 @@ STATE_FIELDS = (
     ("piece", np.float64),  # seconds of a batch with a prefill
     ("by_work", np.bool_),  # whether prefills are in the order of their work
     *blocks.STATE,
-    ("changed", np.bool_),  # what the cache holds, since waiting requests were sorted
     ("patient", np.bool_),  # whether they wait for completions, and for each other
     ("newcomer", np.int64),  # client of the request that was admitted last
     ("fixed", np.float64),  # seconds of a decode batch whatever it holds, and
@@ -151,6 +143,15 @@ class Settings(NamedTuple):
     gather: int  # waiting requests that are admitted together
 
 
+class Lists(NamedTuple):
+    """The lists that a batch changes: as few arrays as are passed to all that changes them."""
+
+    heap: Ints
+    running: Ints
+    usage: Ints
+    evicted: Ints
+
+
 @njit
 def _queue(
     requests: Records, s: np.record, heap: Ints, i: int, settings: Settings, random: Generator
@@ -171,12 +172,17 @@ def _queue(
 
 
 @njit(allocates=False)
-def _look_up(requests: Records, i: int, cache: Cache, cost: Floats) -> float:
-    """Note what a waiting request would find now. Return the work that is left of it."""
+def _alone(r: np.record, cost: Floats) -> float:
+    """Return the time of what is left of a request's prefill, in a batch of its own."""
+    return float(batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached)))
+
+
+@njit(allocates=False)
+def _look_up(requests: Records, i: int, cache: Cache) -> None:
+    """Note what a waiting request would find now."""
     r = requests[i]
     r.cached = 0
     r.cached = cache.block * blocks.find(cache, i, (life.rest_of(r) - 1) // cache.block)
-    return float(batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached)) + r.later)
 
 
 @njit(allocates=False)
@@ -184,28 +190,30 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache, co
     """Sort waiting requests by the work that the cache leaves them."""
     size, s.waiting, s.changed = s.waiting, 0, False
     for k in range(size):
-        requests[heap[k]].key = _look_up(requests, heap[k], cache, cost)
+        r = requests[heap[k]]
+        _look_up(requests, heap[k], cache)
+        r.key = _alone(r, cost) + r.later
         push(requests, heap, s, heap[k])
 
 
 @njit(allocates=False)
-def _take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Cache) -> None:
-    """Allocate KV for tokens of request i in the batch, and name the blocks that they fill."""
-    whole = r.cached // cache.block
-    take(s, r, tokens, limits)
-    blocks.fill(r, i, s, cache, whole, limits)
-    s.changed = s.changed or r.allocated // cache.block > whole
+def _reckon(
+    usage: Ints, s: np.record, r: np.record, steps: int, sign: int, settings: Settings
+) -> None:
+    """Add a request's next steps to the KV that is projected, or with sign -1 remove them."""
+    if settings.admission == LOOKAHEAD:
+        tokens = r.prompt + r.produced - 1
+        s.over += project(usage, s.batches, tokens, steps, sign, settings.limits)
 
 
 @njit(allocates=False)
-def _free(requests: Records, i: int, s: np.record, cache: Store, limits: Limits) -> None:
-    """Free the KV of request i."""
+def _free(
+    requests: Records, i: int, s: np.record, usage: Ints, settings: Settings, cache: Store
+) -> None:
+    """Free the KV of request i, and what it was to take."""
     r = requests[i]
-    if cache is not None:
-        blocks.leave(requests, i, s, cache)
-        s.changed = True
-
-    free(s, r, limits)
+    _reckon(usage, s, r, r.estimate - r.produced, -1, settings)
+    blocks.free(requests, i, s, settings.limits, cache)
     s.reserved -= r.peak
 
 
@@ -259,12 +267,6 @@ def _pass_late(requests: Records, s: np.record, heap: Ints) -> None:
         push(requests, heap, s, i)
 
 
-@njit
-def _forget(usage: Ints, s: np.record, r: np.record, steps: int, limits: Limits) -> None:
-    """Remove a request from the projection of the KV held in the next batches."""
-    s.over += project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, limits)
-
-
 @njit(allocates=False)
 def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Limits) -> int:
     """Return the KV held if every running request caches one more token."""
@@ -280,15 +282,10 @@ def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Li
 
 @njit
 def _evict_shortest(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    evicted: Ints,
-    next_kv: int,
-    limits: Limits,
-    random: Generator,
+    requests: Records, s: np.record, at: Lists, next_kv: int, limits: Limits, random: Generator
 ) -> None:
     """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
+    running = at.running
     room = limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
     for k in range(s.running if next_kv > room else 0):
         if not requests[running[k]].gone:
@@ -316,19 +313,13 @@ def _evict_shortest(
 
         r = requests[running[victim]]
         r.gone = True
-        add_eviction(evicted, s, running[victim])
+        add_eviction(at.evicted, s, running[victim])
         next_kv -= kv_of(r.prompt + r.produced, limits)
 
 
 @njit
-def _release(usage: Ints, s: np.record, r: np.record, settings: Settings, promoted: bool) -> None:
-    """Free the KV of a request that leaves before the batch, and correct its estimate."""
-    limits = settings.limits
-    if settings.admission == LOOKAHEAD:
-        _forget(usage, s, r, r.estimate - r.produced, limits)
-
-    free(s, r, limits)
-    s.reserved -= r.peak
+def _correct(r: np.record, settings: Settings, promoted: bool) -> None:
+    """Correct the estimate of a request that leaves before the batch, and evict it."""
     if promoted:
         r.estimate = max(r.second, r.produced + 1)
     elif settings.overflow == EVICT_SHORTEST:
@@ -336,23 +327,16 @@ def _release(usage: Ints, s: np.record, r: np.record, settings: Settings, promot
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
 
-    r.peak = kv_of(r.prompt + r.estimate - 1, limits)
-    life.evict(r, limits.restart)
+    r.peak = kv_of(r.prompt + r.estimate - 1, settings.limits)
+    life.evict(r, settings.limits.restart)
 
 
 @njit
 def _leave(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    usage: Ints,
-    evicted: Ints,
-    settings: Settings,
-    random: Generator,
+    requests: Records, s: np.record, at: Lists, settings: Settings, random: Generator
 ) -> None:
     """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
-    heap, running = lines[0], lines[1]
-    limits = settings.limits
+    heap, running, evicted, limits = at.heap, at.running, at.evicted, settings.limits
     first = s.evicted
     next_kv = _kv_after_decodes(requests, s, running, limits)
     for k in range(s.running if settings.promote else 0):
@@ -372,13 +356,13 @@ def _leave(
                 requests[running[k]].gone = True
                 add_eviction(evicted, s, running[k])
     elif settings.overflow == EVICT_SHORTEST:
-        _evict_shortest(requests, s, running, evicted, next_kv, limits, random)
+        _evict_shortest(requests, s, at, next_kv, limits, random)
 
     for k in range(first, s.evicted):
         i = evicted[k]
         r = requests[i]
-        _release(usage, s, r, settings, k < promoted)
-
+        _free(requests, i, s, at.usage, settings, None)
+        _correct(r, settings, k < promoted)
         if k < promoted:
             r.band, r.key, r.place = 1, 0.0, s.counter
             s.counter += 1
@@ -427,7 +411,7 @@ def _decode_all(
             take(s, r, 1, limits)
         else:
             entries[REUSED, at + k] = 0
-            _take(r, running[k], s, 1, limits, cache)
+            blocks.take(r, running[k], s, 1, limits, cache)
 
     s.latest = latest
     s.entries += s.running
@@ -436,53 +420,34 @@ def _decode_all(
 
 @njit(allocates=False)
 def _put_out(
-    requests: Records,
-    v: int,
-    s: np.record,
-    usage: Ints,
-    evicted: Ints,
-    settings: Settings,
-    cache: Store,
+    requests: Records, v: int, s: np.record, at: Lists, settings: Settings, cache: Store
 ) -> None:
     """Evict running request v, which is not in the batch."""
     r = requests[v]
     r.gone = True
     s.lost += 1
-    _free(requests, v, s, cache, settings.limits)
-    if settings.admission == LOOKAHEAD:  # past its estimate it counts one token more
-        _forget(usage, s, r, max(1, r.estimate - r.produced), settings.limits)
+    if r.produced >= r.estimate:  # past its estimate it counts one token more
+        _reckon(at.usage, s, r, 1, -1, settings)
 
-    add_eviction(evicted, s, v)
+    _free(requests, v, s, at.usage, settings, cache)
+    add_eviction(at.evicted, s, v)
 
 
 @njit(allocates=False)
 def _pause(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    usage: Ints,
-    evicted: Ints,
-    i: int,
-    settings: Settings,
-    cache: Store,
+    requests: Records, i: int, s: np.record, at: Lists, settings: Settings, cache: Store
 ) -> None:
     """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
     for k in range(s.running):
-        r = requests[running[k]]
-        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or running[k] == i):
-            _put_out(requests, running[k], s, usage, evicted, settings, cache)
+        v = at.running[k]
+        r = requests[v]
+        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or v == i):
+            _put_out(requests, v, s, at, settings, cache)
 
 
 @njit(allocates=False)
 def _make_room(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    usage: Ints,
-    evicted: Ints,
-    i: int,
-    settings: Settings,
-    cache: Store,
+    requests: Records, i: int, s: np.record, at: Lists, settings: Settings, cache: Store
 ) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
     limits = settings.limits
@@ -491,7 +456,7 @@ def _make_room(
 
     while not room(s, needed, limits):
         while victim >= 0:
-            v = running[victim]
+            v = at.running[victim]
             r = requests[v]
             if v != i and not r.gone and r.ready == 0.0 and r.in_batch != s.batches + 1:
                 break
@@ -501,7 +466,7 @@ def _make_room(
         if victim < 0:
             v = i
 
-        _put_out(requests, v, s, usage, evicted, settings, cache)
+        _put_out(requests, v, s, at, settings, cache)
         if v == i:
             break
 
@@ -654,14 +619,7 @@ def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float
 
 @njit(allocates=False)
 def _next_prefill(
-    requests: Records,
-    s: np.record,
-    heap: Ints,
-    running: Ints,
-    waits: bool,
-    gate: float,
-    cost: Floats,
-    cache: Store,
+    requests: Records, s: np.record, at: Lists, waits: bool, gate: float, cost: Floats, cache: Store
 ) -> int:
     """Return the place among the running ones of the prefill with least work left.
 
@@ -670,20 +628,20 @@ def _next_prefill(
     """
     found, least, alone = -2, np.inf, np.inf
     for k in range(s.running if s.partial > 0 else 0):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         if r.decoding or r.gone or r.ready > 0.0 or r.in_batch == s.batches + 1:
             continue
 
-        rest = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
+        rest = _alone(r, cost)
         if rest + r.later < least:
             found, least, alone = k, rest + r.later, rest
 
     if waits and s.waiting > 0:
-        r = requests[heap[0]]
         if cache is not None:
-            _look_up(requests, heap[0], cache, cost)
+            _look_up(requests, at.heap[0], cache)
 
-        rest = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
+        r = requests[at.heap[0]]
+        rest = _alone(r, cost)
         if rest + r.later < least:
             found, alone = -1, rest
 
@@ -707,7 +665,8 @@ def _admissible(
     if settings.admission == RESERVE:
         return bool(s.reserved + r.peak <= limits.kv_capacity)
     if settings.admission == PROTECT:
-        spare = s.held + needed <= settings.threshold or (s.patient and s.held == 0)
+        alone = s.held == 0 and settings.overflow == EVICT_LATEST
+        spare = s.held + needed <= settings.threshold or alone
         return bool(spare and size <= limits.max_batch_tokens)
     if settings.admission == LOOKAHEAD:
         if s.over > 0 or size > limits.max_batch_tokens:
@@ -720,27 +679,19 @@ def _admissible(
 
 
 @njit(allocates=False)
-def _admit(
-    requests: Records,
-    s: np.record,
-    heap: Ints,
-    running: Ints,
-    usage: Ints,
-    settings: Settings,
-    cache: Store,
-) -> None:
+def _admit(requests: Records, s: np.record, at: Lists, settings: Settings, cache: Store) -> None:
     """Admit the first waiting request."""
-    i = heap[0]
+    i = at.heap[0]
     r = requests[i]
-    common.pop(requests, heap, s)
+    common.pop(requests, at.heap, s)
     if settings.late_last:
-        _pass_late(requests, s, heap)
+        _pass_late(requests, s, at.heap)
     if settings.sorting == BY_SERVICE:
         requests[r.client].count += r.prompt
         s.newcomer = r.client
-        _sort(requests, s, heap, settings)
+        _sort(requests, s, at.heap, settings)
 
-    running[s.running + s.admitted] = i
+    at.running[s.running + s.admitted] = i
     s.admitted += 1
     if cache is not None:
         r.reused = r.cached
@@ -752,21 +703,11 @@ def _admit(
     if r.away:
         common.pull(r, s)
 
-    if settings.admission == LOOKAHEAD:
-        steps = r.estimate - r.produced
-        project(usage, s.batches, r.prompt + r.produced - 1, steps, 1, settings.limits)
+    _reckon(at.usage, s, r, r.estimate - r.produced, 1, settings)
 
 
 @njit(allocates=False)
-def _together(
-    requests: Records,
-    s: np.record,
-    heap: Ints,
-    running: Ints,
-    usage: Ints,
-    settings: Settings,
-    cache: Store,
-) -> bool:
+def _together(requests: Records, s: np.record, at: Lists, settings: Settings, cache: Store) -> bool:
     """Return whether as many prefills can begin as should share a batch.
 
     q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
@@ -778,22 +719,17 @@ def _together(
     delayed = _amplified(s)[0] * (s.running + s.waiting)
     wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
     while s.admitted < wanted and s.waiting > 0:
-        if not _admissible(requests, heap[0], s, usage, settings, cache):
+        if not _admissible(requests, at.heap[0], s, at.usage, settings, cache):
             break
 
-        _admit(requests, s, heap, running, usage, settings, cache)
+        _admit(requests, s, at, settings, cache)
 
     enough = s.admitted >= wanted
     while s.admitted > 0:
         s.admitted -= 1
-        r = requests[running[s.running + s.admitted]]
-        free(s, r, settings.limits)
-        s.reserved -= r.peak
-        if settings.admission == LOOKAHEAD:
-            steps = r.estimate - r.produced
-            project(usage, s.batches, r.prompt + r.produced - 1, steps, -1, settings.limits)
-
-        push(requests, heap, s, running[s.running + s.admitted])
+        i = at.running[s.running + s.admitted]
+        _free(requests, i, s, at.usage, settings, cache)
+        push(requests, at.heap, s, i)
 
     return bool(enough)
 
@@ -814,8 +750,8 @@ def form(
 
     The columns come as arrays: passed as one tuple they made all loops 12 % slower.
     """
-    heap, running = lines[0], lines[1]
-    limits = settings.limits
+    heap, running, limits = lines[0], lines[1], settings.limits
+    at = Lists(heap, running, usage, evicted)
     max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
     sums = EMPTY
     s.latest = 0.0
@@ -842,14 +778,14 @@ def form(
         position, gate = 0, np.inf
         if group == PREFILL and (s.patient or s.gate < np.inf):
             gate = _gate(requests, s, running, cost)
-            if s.patient and not _together(requests, s, heap, running, usage, settings, cache):
+            if s.patient and not _together(requests, s, at, settings, cache):
                 continue
 
         refused = False  # a waiting request was, in the group of all: the running ones go on
         while not closed and group != NO_GROUP:
             fresh = s.waiting > 0 and group == WAITING
             if group == PREFILL:
-                position = _next_prefill(requests, s, heap, running, not refused, gate, cost, cache)
+                position = _next_prefill(requests, s, at, not refused, gate, cost, cache)
                 fresh = position == -1
                 if position < -1:
                     break
@@ -882,7 +818,7 @@ def form(
                 if sums.tokens + 1 > max_batch:
                     break
                 if not room(s, growth(r, c, limits), limits):
-                    _make_room(requests, s, running, usage, evicted, i, settings, cache)
+                    _make_room(requests, i, s, at, settings, cache)
                     if r.gone:
                         continue
 
@@ -895,7 +831,7 @@ def form(
                     if cache.block < c < life.rest_of(r):
                         c -= (r.cached + c) % cache.block
                     if not fresh and not room(s, growth(r, c, limits), limits):
-                        _pause(requests, s, running, usage, evicted, i, settings, cache)
+                        _pause(requests, i, s, at, settings, cache)
                         c = c if room(s, growth(r, c, limits), limits) else REFUSED
                 if c > 0 and fresh and not _admissible(requests, i, s, usage, settings, cache):
                     c = REFUSED
@@ -909,7 +845,7 @@ def form(
                     continue
 
                 if fresh:
-                    _admit(requests, s, heap, running, usage, settings, cache)
+                    _admit(requests, s, at, settings, cache)
                 if r.ready > 0.0:
                     continue
 
@@ -921,12 +857,12 @@ def form(
             if cache is not None:
                 entries[REUSED, s.entries] = r.reused
                 r.reused = 0
-                _take(r, i, s, c, limits, cache)
+                blocks.take(r, i, s, c, limits, cache)
 
             add_entry(entries, s, i, c)
 
     if cache is not None and s.partial > 0 and sums.tokens > 0:
-        _pause(requests, s, running, usage, evicted, -1, settings, cache)
+        _pause(requests, -1, s, at, settings, cache)
 
     return sums
 
@@ -1006,7 +942,7 @@ def show(
         take(s, r, max(r.cached, 0 if r.decoding else size), limits)
         s.reserved += r.peak
         s.partial += not r.decoding
-        s.over += project(usage, 0, size - 1, r.estimate - r.produced, 1, limits)
+        _reckon(usage, s, r, r.estimate - r.produced, 1, settings)
 
     for k in range(waiting.size):
         i = waiting[k]
@@ -1032,15 +968,14 @@ def decide(
     """Form the next batch after the evictions that precede it; return its sums."""
     heap, running = lines[0], lines[1]
     if settings.overflow != EVICT_LATEST or settings.promote:
-        _leave(requests, s, lines, usage, evicted, settings, random)
+        _leave(requests, s, Lists(heap, running, usage, evicted), settings, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if settings.admission == LOOKAHEAD and settings.short:
         for k in range(s.running):  # one past its estimate takes a token more, whenever that is
             r = requests[running[k]]
             if r.produced >= r.estimate:
-                tokens = r.prompt + r.produced - 1
-                s.over += project(usage, s.batches, tokens, 1, 1, settings.limits)
+                _reckon(usage, s, r, 1, 1, settings)
     if settings.late_last:
         _pass_late(requests, s, heap)
     if settings.sorting != RANKED:
@@ -1102,9 +1037,7 @@ def _process(
         if common.note(r, s):
             finished += 1
             end(r, s, cost)
-            _free(requests, entries[REQUEST, k], s, cache, settings.limits)
-            if settings.admission == LOOKAHEAD:
-                _forget(usage, s, r, r.estimate - r.produced, settings.limits)
+            _free(requests, entries[REQUEST, k], s, usage, settings, cache)
 
     s.partial -= completed
     s.freed = held - s.held if settings.make_room else 0
@@ -1134,16 +1067,11 @@ def run(
     until: float,
 ) -> tuple[Columns, Ints]:
     """Run a scheduler until the requests assigned so far have finished, or up to a time."""
-    n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
 
-    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
-        if s.pulled > 0:
-            break
-
-        s.turns -= 1
+    while common.goes_on(s, by_arrival.shape[0], until):
         if s.moving > 0:
             s.partial -= common.landed(requests, running, s)
 
@@ -1180,12 +1108,9 @@ def run(
         if s.admitted + s.lost > 0:
             _settle(requests, s, lines, evicted, settings, random)
         if sums.tokens == 0:
-            if not common.idle(requests, s, by_arrival, until):
-                if until < np.inf or s.pulled > 0:  # a request may change that
-                    break
-
-                s.outcome = common.STUCK
-                s.about = heap[0] if s.waiting > 0 else running[0]
+            about = heap[0] if s.waiting > 0 else running[0]
+            if not common.waits(requests, s, by_arrival, until, about):
+                break
 
             continue
 
