@@ -31,7 +31,7 @@ from optsched.workloads.predict import estimates
 if TYPE_CHECKING:  # the loop is loaded by those who run it
     from optsched.judge.life import Ints, Records
     from optsched.policies.engine.common import Columns
-    from optsched.policies.engine.rules import Settings
+    from optsched.policies.engine.prefills import Settings
 
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
@@ -323,17 +323,17 @@ class Rules(Runner):
         Returns
         -------
         requests : ndarray of records
-        settings : optsched.policies.engine.rules.Settings
+        settings : optsched.policies.engine.prefills.Settings
         evict_mode : {"restart", "recompute"}
         """
         from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import common, prefills
 
         instance = job.instance
         rules, mode, hybrid, chunked = self.on(instance)
         predicted, _ = estimates(instance, rules.lengths, rules.margin)
-        fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
+        fields = prefills.CACHE_FIELDS if caching else prefills.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         requests["estimate"] = requests["second"] = predicted
         if rules.promote:
@@ -349,9 +349,9 @@ class Rules(Runner):
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
         requests["order"] = order_key(rules.order, instance, predicted, job.cost, rules.gamma)
-        usual = loop.IN_GROUPS if rules.gather > 1 else loop.RANKED
-        sorting = loop.SORTINGS.get(rules.order, usual)
-        if sorting != loop.RANKED:
+        usual = prefills.IN_GROUPS if rules.gather > 1 else prefills.RANKED
+        sorting = prefills.SORTINGS.get(rules.order, usual)
+        if sorting != prefills.RANKED:
             _, first, of = np.unique(rules.mates(instance), return_index=True, return_inverse=True)
             requests["client"] = first[of]
 
@@ -360,19 +360,16 @@ class Rules(Runner):
         if rules.cheap and isinstance(job.cost, BatchCost):
             batch = min(batch, job.cost.cheap_tokens or UNLIMITED)
 
-        groups = [
-            *(loop.GROUPS.index(group) for group in rules.groups),
-            loop.NO_GROUP,
-            loop.NO_GROUP,
-        ]
-        settings = loop.Settings(
+        groups = [prefills.GROUPS.index(group) for group in rules.groups]
+        groups += 2 * [prefills.NO_GROUP]
+        settings = prefills.Settings(
             limits=limits._replace(
                 hybrid=hybrid, chunked=chunked, max_running=min(limits.max_running, seats)
             ),
             origin=float(instance.clock_origin),
             groups=(groups[0], groups[1], groups[2]),
-            admission=loop.ADMISSIONS.index(rules.admission),
-            overflow=loop.OVERFLOWS.index(rules.overflow),
+            admission=prefills.ADMISSIONS.index(rules.admission),
+            overflow=prefills.OVERFLOWS.index(rules.overflow),
             threshold=(1.0 - rules.alpha) * instance.kv_capacity,
             beta=float(rules.beta),
             requeue_back=rules.requeue == "back",
@@ -424,10 +421,10 @@ class Rules(Runner):
         ndarray of records, shape (1,)
         """
         from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import common, prefills
 
         rules = self.on(job.instance)[0]
-        state = common.new_state(loop.STATE_FIELDS, job.instance)
+        state = common.new_state(prefills.STATE_FIELDS, job.instance)
         cost, one = job.cost.array, add_decode(EMPTY, 1)
         step = float(batch_time(cost, one))
         begun = add_prefill(one, 1, 0)
