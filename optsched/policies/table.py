@@ -25,11 +25,21 @@ def rules_like(name: str, **fields: object) -> Rules:
     **fields
         Fields of `Rules`.
     """
-    made = replace(_made_of(_TABLE[name]), **fields)  # type: ignore[arg-type]
+    made = _changed(_made_of(_TABLE[name]), fields)
     if not isinstance(made, Rules):
         raise InputError(f"policy {name!r}: found windows; expected rules")
 
     return made
+
+
+def _changed(made: Rules | Windows, fields: Mapping[str, Any]) -> Rules | Windows:
+    """Return a scheduler with other values; in rounds, too, where these were the same there."""
+    if not isinstance(made, Rules) or made.in_rounds is None or "in_rounds" in fields:
+        return replace(made, **fields)
+
+    rounds = made.in_rounds
+    alike = {k: v for k, v in fields.items() if getattr(rounds, k) == getattr(made, k)}
+    return replace(made, in_rounds=replace(rounds, **alike), **fields)
 
 
 def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
@@ -41,23 +51,24 @@ def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
         fields[name] = tuple(inner) if isinstance(inner, list) else inner
 
     if "like" in row:
-        return replace(_made_of(_TABLE[row["like"]]), **fields)
+        return _changed(_made_of(_TABLE[row["like"]]), fields)
 
     return Windows(**fields) if row.get("kind") == "windows" else Rules(**fields)
 
 
-def _words(row: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    """Return the words of a row, or of the one that it is like."""
-    while "words" not in row and "like" in row:
-        row = _TABLE[row["like"]]
+def _known(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with what it has from the one that it is like, but for its fields."""
+    if "like" not in row:
+        return row
 
-    return row.get("words", {})
+    base = _known(_TABLE[row["like"]])
+    return {**{key: base[key] for key in ("paper", "may", "words") if key in base}, **row}
 
 
 def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
     """Return what makes a policy from the values that may be set."""
     plain, own = _made_of(row), inspect.Parameter.KEYWORD_ONLY
-    hints, words = get_type_hints(type(plain)), _words(row)
+    hints, words = get_type_hints(type(plain)), row.get("words", {})
     fields = {key: key for key in row.get("may", ())}  # that of a word's value, or ""
     for word, sets in words.items():
         if word in fields:
@@ -69,11 +80,7 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
             if given := values.get(word):
                 chosen |= {key: given if value == "=" else value for key, value in sets.items()}
 
-        if isinstance(plain, Rules) and (rounds := plain.in_rounds) is not None:
-            alike = {k: v for k, v in chosen.items() if getattr(rounds, k) == getattr(plain, k)}
-            chosen["in_rounds"] = replace(rounds, **alike)
-
-        return replace(plain, **chosen)
+        return _changed(plain, chosen)
 
     make.__doc__ = row.get("text")
     make.__annotations__ = {key: hints.get(field, bool) for key, field in fields.items()}
@@ -87,5 +94,6 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
 
 
 for _name, _row in _TABLE.items():
-    _about = {"clairvoyant": _row.get("clairvoyant", False), "paper": _row.get("paper", "")}
-    policy(_name, _row["summary"], **_about)(_maker(_row))
+    _all = _known(_row)
+    _about = {"clairvoyant": _row.get("clairvoyant", False), "paper": _all.get("paper", "")}
+    policy(_name, _row["summary"], **_about)(_maker(_all))
