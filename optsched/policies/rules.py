@@ -230,8 +230,9 @@ class Rules(Runner):
         drawing = (
             "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
         )
+        pauses, keeping = split and self.chunked and plain, "overflow='evict_latest' and no promote"
+        before = f"only 'running_decode' before it, chunked prefill, {keeping}"
         steady = "no promote, random ties or 'all' with it"
-        keeping = "overflow='evict_latest' and no promote with it"
         pausing = "groups with 'prefill' with it"
         checks = (
             ("alpha", 0 <= self.alpha < 1, "0 <= alpha < 1"),
@@ -241,15 +242,14 @@ class Rules(Runner):
             ("groups", not line or (at_rank and len(groups) == 1), "'all' alone, requeue='order'"),
             ("order", drawn or self.order != "random", "ties='random' with it"),
             ("ties", draws or not drawn, f"with it {drawing} other than 'evict_latest'"),
-            ("chunked", plain or not self.chunked, keeping),
+            ("chunked", plain or not self.chunked, f"{keeping} with it"),
             ("make_room", shortest or not self.make_room, "overflow='evict_shortest' with it"),
             ("late_last", fixed or not self.late_last, steady),
             ("paced", self.chunked or not self.paced, "chunked prefill with it"),
             ("hold", self.hold >= 1, "hold >= 1"),
             ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
             ("lump", self.lump >= 0.5, "lump >= 0.5"),
-            ("groups", split or "prefill" not in groups, "'running_decode' alone before 'prefill'"),
-            ("groups", self.chunked or not split, "chunked prefill with 'prefill'"),
+            ("groups", pauses or "prefill" not in groups, f"with 'prefill' {before}"),
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
             ("gate", split or self.gate == math.inf, pausing),
