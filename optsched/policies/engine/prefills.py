@@ -118,7 +118,7 @@ class Settings(NamedTuple):
     gather: int  # waiting requests that are admitted together
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def alone(r: np.record, cost: Floats) -> float:
     """Return the time of what is left of a request's prefill, in a batch of its own."""
     return float(batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached)))

@@ -54,7 +54,7 @@ MAX_STALLED_CLEARINGS = 100_000
 
 
 class Lists(NamedTuple):
-    """The lists that a batch changes: as few arrays as are passed to all that changes them."""
+    """The lists that a batch changes, for what rarely runs (`form` says why only for that)."""
 
     heap: Ints
     running: Ints
