@@ -584,7 +584,7 @@ class Readable:
         hard_batch = view.limits.max_batch_tokens or INFINITE
         if admission == "protect":
             spare = used <= (1 - self.rules.alpha) * capacity
-            alone = self.rules.patient and not any(allocated.values())
+            alone = self.rules.overflow == "evict_latest" and not any(allocated.values())
             return (spare or alone) and len(joined) + 1 <= hard_batch
         if admission == "lookahead":  # Jaillet et al. 2025, inequality (5)
             left = {k: max(1, self.estimate(view, k) - generated[k]) for k in [*joined, i]}

@@ -299,6 +299,13 @@ POLICIES = ("vllm", "vllm-v1", "trail", "mc-sf", "sarathi", "gsa")
 MOVING = "latency=5ms,token=20us"
 
 
+@pytest.mark.parametrize("spec", ["gsa", "gba", "sorted-f"])
+def test_policies_in_python_compute_the_last_prompt_token_again(spec: str) -> None:
+    again = pools(Link(0.5, 0.25, recompute_last=True))
+    schedule = optsched.simulate(pair(), spec, again)
+    assert evaluate(pair(), schedule, again).metrics["moves"] == 2
+
+
 @pytest.mark.parametrize("spec", POLICIES)
 @pytest.mark.parametrize("link", [MOVING, f"{MOVING},recompute_last=true"])
 def test_every_policy_runs_on_a_prefill_and_a_decode_pool(spec: str, link: str) -> None:

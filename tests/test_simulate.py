@@ -461,6 +461,15 @@ def test_a_protected_share_that_no_request_fits_is_no_endless_loop() -> None:
 
 
 @pytest.mark.parametrize(
+    "spec", ["nested-wait", "nested-wait:gather=1", "rank-input:watermark=0.5"]
+)
+def test_a_request_that_needs_the_protected_share_runs_alone(spec: str) -> None:
+    # 9 tokens of prompt and the first of the output fill the KV of 10: the other one waits.
+    schedule = simulate(Instance([0, 0], [9, 1], [1, 1], kv_capacity=10), spec)
+    assert np.diff(schedule.batch_offsets).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
     "batch", [Batch(), Batch(stall=True), Batch(evict=())], ids=["idle", "stall", "nothing"]
 )
 def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch, monkeypatch) -> None:

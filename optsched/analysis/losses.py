@@ -23,8 +23,7 @@ from optsched.optimize.interval import Interval
 from optsched.policies import Scheduler, make_policy, runner_of
 from optsched.policies.base import Rules, Runner
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.pausing import BY_WORK, GATE, PIECE
-from optsched.policies.unified import DECODE_FIRST
+from optsched.policies.table import rules_like
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -127,11 +126,11 @@ class Ladders:
             if instance.in_rounds or instance.chunked_prefill is False:
                 continue  # in rounds the bound is about whole prefills
 
-            chunks = replace(whole, groups=DECODE_FIRST, chunked=True)
+            chunks = replace(whole, groups=rules_like("sarathi").groups, chunked=True)
             yield f"{words}, look-ahead, chunks", chunks
             yield f"{words}, look-ahead, batches of cheap tokens", replace(chunks, cheap=True)
             if order == "work":
-                pausing = replace(BY_WORK, gate=GATE, piece=PIECE)
+                pausing = rules_like("spf-work", max_batch_tokens=None)
                 yield f"{words}, look-ahead, long prefills pause", pausing
 
     def _ladder(

@@ -29,6 +29,7 @@ from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
 from optsched.workloads.predict import check_predictor
 
 _ALIASES = {"vllm-v0": "vllm"}
+_ROUTING = {"workers", "router", "decode_router", "reserve"}
 _ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
 Make = TypeVar("Make", bound=Callable[..., Scheduler])
@@ -162,8 +163,8 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     info = _from_file(name) if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
     predictor = _predictor(spec, texts)
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
-    for_router = {"workers", "router", "decode_router", "reserve"} - set(info.parameters)
-    routing = {key: settings.pop(key) for key in settings.keys() & for_router}
+    for_router = settings.keys() & _ROUTING - info.parameters.keys()
+    routing = {key: settings.pop(key) for key in for_router}
     values = convert_all(settings, info.parameters, f"policy {name!r}")
 
     try:
@@ -189,7 +190,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
 
 def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str]) -> Scheduler:
     """Return several workers that run a policy, as its specification asks for."""
-    from optsched.policies.routers import DEFAULT, Routed
+    from optsched.policies.routers import Routed
 
     where = f"policy {spec!r}"
     if "workers" in info.parameters:
@@ -197,11 +198,8 @@ def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str])
     if "workers" not in texts:
         raise InputError(f"{where}: found a router alone; expected workers=N with it")
 
-    allowed = {"workers": Parameter(int, False, None), "router": Parameter(str, False, DEFAULT)}
-    allowed["decode_router"] = Parameter(str, False, None)
-    allowed["reserve"] = Parameter(bool, False, False)
-    values = {name: one.default for name, one in allowed.items()}
-    values |= convert_all(texts, allowed, where)
+    known = specs.parameters_of(Routed)
+    values = convert_all(texts, {name: known[name] for name in _ROUTING}, where)
     try:
         return Routed(runner_of(made), **values)
     except InputError as error:

@@ -82,7 +82,7 @@ class Geometric:
         for i in over:
             self._phase[i] += 1
 
-        staying = {i: c for i, c in decode_all(view).items() if i not in over}
+        staying = {i: c for i, c in decode_all(view, last=True).items() if i not in over}
         evicted, running = over.copy(), [i for i in view.running if i not in over]
         while kv_after(view, staying, evicted) > view.kv_capacity:
             evicted.append(running.pop())

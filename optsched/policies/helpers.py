@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from optsched.policies.base import View
 
 
-def decode_all(view: View) -> dict[int, int]:
+def decode_all(view: View, *, last: bool = False) -> dict[int, int]:
     """Return one token for every running request that decodes, in the order of ``view.running``.
 
     Where more requests decode than ``max_batch_tokens`` allows, the last ones pause. A request
@@ -25,9 +25,15 @@ def decode_all(view: View) -> dict[int, int]:
     Parameters
     ----------
     view : View
+    last : bool
+        Whether requests take their last prompt token, too, unless phases are kept apart and others
+        decode. Where KV moves between machines, a link may have it computed again.
     """
-    decoding = [i for i in view.running if view.decoding[i]]
-    return dict.fromkeys(decoding[: view.limits.max_batch_tokens], 1)
+    going = [i for i in view.running if view.decoding[i]]
+    if last and (view.hybrid or not going):
+        going = [i for i in view.running if view.decoding[i] or view.rest(i) == 1]
+
+    return dict.fromkeys(going[: view.limits.max_batch_tokens], 1)
 
 
 def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> int:

@@ -31,7 +31,7 @@ from optsched.workloads.predict import estimates
 if TYPE_CHECKING:  # the loop is loaded by those who run it
     from optsched.judge.life import Ints, Records
     from optsched.policies.engine.common import Columns
-    from optsched.policies.engine.rules import Settings
+    from optsched.policies.engine.prefills import Settings
 
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
@@ -90,7 +90,8 @@ class Rules(Runner):
         ``"lookahead"``: KV stays within capacity at every predicted completion (Jaillet et al.
         2025, inequality (5)). ``"reserve"``: the predicted peaks of all running requests fit
         together (eviction-free, Kim et al. 2024). ``"protect"``: the KV held stays within
-        (1 - alpha) of the capacity (Jaillet et al. 2025, section 5.2).
+        (1 - alpha) of the capacity (Jaillet et al. 2025, section 5.2); but with the overflow
+        ``"evict_latest"`` a request that nothing else runs beside may take all of it.
     alpha : float
         Share of the capacity that ``"protect"`` keeps free, 0 <= alpha < 1.
     overflow : {"evict_latest", "clear", "evict_shortest"}
@@ -224,11 +225,15 @@ class Rules(Runner):
         draws = self.order in ("output", "random") and at_rank and not (latest or line)
         plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
         fixed = not (self.promote or line or drawn)
-        anew, grouped = self.order in ("ratio", "service"), self.gather > 1
-        split = groups == ("running_decode", "prefill")
+        anew = self.gather > 1 or self.order in ("ratio", "service")
+        split, cached = groups == ("running_decode", "prefill"), self.caching != "none"
         drawing = (
             "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
         )
+        pauses, keeping = split and self.chunked and plain, "overflow='evict_latest' and no promote"
+        before = f"only 'running_decode' before it, chunked prefill, {keeping}"
+        steady = "no promote, random ties or 'all' with it"
+        pausing = "groups with 'prefill' with it"
         checks = (
             ("alpha", 0 <= self.alpha < 1, "0 <= alpha < 1"),
             ("beta", 0 < self.beta <= 1, "0 < beta <= 1"),
@@ -237,38 +242,25 @@ class Rules(Runner):
             ("groups", not line or (at_rank and len(groups) == 1), "'all' alone, requeue='order'"),
             ("order", drawn or self.order != "random", "ties='random' with it"),
             ("ties", draws or not drawn, f"with it {drawing} other than 'evict_latest'"),
-            (
-                "chunked",
-                plain or not self.chunked,
-                "overflow='evict_latest' and no promote with it",
-            ),
+            ("chunked", plain or not self.chunked, f"{keeping} with it"),
             ("make_room", shortest or not self.make_room, "overflow='evict_shortest' with it"),
-            ("late_last", fixed or not self.late_last, "no promote, random ties or 'all' with it"),
+            ("late_last", fixed or not self.late_last, steady),
             ("paced", self.chunked or not self.paced, "chunked prefill with it"),
             ("hold", self.hold >= 1, "hold >= 1"),
             ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
             ("lump", self.lump >= 0.5, "lump >= 0.5"),
-            (
-                "groups",
-                "prefill" not in groups or (split and self.chunked and plain),
-                "with 'prefill' only 'running_decode' before it, chunked prefill, "
-                "overflow='evict_latest' and no promote",
-            ),
+            ("groups", pauses or "prefill" not in groups, f"with 'prefill' {before}"),
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
-            ("gate", split or self.gate == math.inf, "groups with 'prefill' with it"),
+            ("gate", split or self.gate == math.inf, pausing),
             ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
-            ("caching", split or self.caching == "none", "groups with 'prefill' with it"),
-            (
-                "caching",
-                self.caching == "none" or not (anew or grouped),
-                "no gather and no order 'ratio' or 'service' with it",
-            ),
+            ("caching", split or not cached, pausing),
+            ("caching", not (cached and anew), "no gather, no order 'ratio' or 'service' with it"),
             ("gamma", self.gamma > 0, "gamma > 0"),
             ("clients", self.clients >= 1, "an integer >= 1"),
             ("gather", self.gather >= 1, "an integer >= 1"),
-            ("order", fixed or not (anew or grouped), "no promote, random ties or 'all' with it"),
-            ("patient", split or not self.patient, "groups with 'prefill' with it"),
+            ("order", fixed or not anew, steady),
+            ("patient", split or not self.patient, pausing),
             ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
         )
         for name, holds, expected in checks:
@@ -331,17 +323,17 @@ class Rules(Runner):
         Returns
         -------
         requests : ndarray of records
-        settings : optsched.policies.engine.rules.Settings
+        settings : optsched.policies.engine.prefills.Settings
         evict_mode : {"restart", "recompute"}
         """
         from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import common, prefills
 
         instance = job.instance
         rules, mode, hybrid, chunked = self.on(instance)
         predicted, _ = estimates(instance, rules.lengths, rules.margin)
-        fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
+        fields = prefills.CACHE_FIELDS if caching else prefills.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         requests["estimate"] = requests["second"] = predicted
         if rules.promote:
@@ -357,9 +349,9 @@ class Rules(Runner):
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
         requests["order"] = order_key(rules.order, instance, predicted, job.cost, rules.gamma)
-        usual = loop.IN_GROUPS if rules.gather > 1 else loop.RANKED
-        sorting = loop.SORTINGS.get(rules.order, usual)
-        if sorting != loop.RANKED:
+        usual = prefills.IN_GROUPS if rules.gather > 1 else prefills.RANKED
+        sorting = prefills.SORTINGS.get(rules.order, usual)
+        if sorting != prefills.RANKED:
             _, first, of = np.unique(rules.mates(instance), return_index=True, return_inverse=True)
             requests["client"] = first[of]
 
@@ -368,15 +360,16 @@ class Rules(Runner):
         if rules.cheap and isinstance(job.cost, BatchCost):
             batch = min(batch, job.cost.cheap_tokens or UNLIMITED)
 
-        groups = [*(loop.GROUPS[group] for group in rules.groups), loop.NO_GROUP, loop.NO_GROUP]
-        settings = loop.Settings(
+        groups = [prefills.GROUPS.index(group) for group in rules.groups]
+        groups += 2 * [prefills.NO_GROUP]
+        settings = prefills.Settings(
             limits=limits._replace(
                 hybrid=hybrid, chunked=chunked, max_running=min(limits.max_running, seats)
             ),
             origin=float(instance.clock_origin),
             groups=(groups[0], groups[1], groups[2]),
-            admission=loop.ADMISSIONS[rules.admission],
-            overflow=loop.OVERFLOWS[rules.overflow],
+            admission=prefills.ADMISSIONS.index(rules.admission),
+            overflow=prefills.OVERFLOWS.index(rules.overflow),
             threshold=(1.0 - rules.alpha) * instance.kv_capacity,
             beta=float(rules.beta),
             requeue_back=rules.requeue == "back",
@@ -428,10 +421,10 @@ class Rules(Runner):
         ndarray of records, shape (1,)
         """
         from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import common, prefills
 
         rules = self.on(job.instance)[0]
-        state = common.new_state(loop.STATE_FIELDS, job.instance)
+        state = common.new_state(prefills.STATE_FIELDS, job.instance)
         cost, one = job.cost.array, add_decode(EMPTY, 1)
         step = float(batch_time(cost, one))
         begun = add_prefill(one, 1, 0)

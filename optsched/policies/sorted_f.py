@@ -48,7 +48,7 @@ class SortedF:
 
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
-        tokens, evicted = evict_until_fits(view, decode_all(view))
+        tokens, evicted = evict_until_fits(view, decode_all(view, last=True))
         if self._run is not view.generator or not self._asked >= set(view.waiting):
             self._run, self._asked = view.generator, set(view.waiting)
             self._ranked, self._order = {}, _order(view)

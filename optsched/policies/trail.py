@@ -6,13 +6,13 @@ carries a forecast, the tokens that are left as it runs. Without predictions the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from optsched.policies import policy
-from optsched.policies.base import Batch, Fleet, Job, Rules, Runner, View
+from optsched.policies.base import Batch, Fleet, Job, Runner, View
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
@@ -155,30 +155,3 @@ class Srpt(Trail):
     """`Trail` with C = 1: preempted until it has produced as many tokens as first predicted."""
 
     c: float = field(default=1.0, init=False)
-
-
-CHUNKS = Rules(groups=("waiting", "running"), chunked=True, max_prefill_tokens=BATCH_TOKENS)
-
-
-@policy(
-    "vllm-sjf",
-    "vLLM with chunked prefill: new requests first, by predicted output",
-    clairvoyant=True,
-    paper="Shahout et al. 2024, section 4",
-)
-def vllm_sjf(*, max_running: int | None = None) -> Rules:
-    """Return rules that take waiting requests before running ones, by first prediction.
-
-    When KV is short, the latest arrival is evicted, and waits at its place in the order.
-    """
-    return replace(CHUNKS, order="output", max_running=max_running)
-
-
-@policy(
-    "vllm-fcfs",
-    "vLLM with chunked prefill: new requests first, by arrival",
-    paper="Shahout et al. 2024, section 4",
-)
-def vllm_fcfs(*, max_running: int | None = None) -> Rules:
-    """Return the rules of the paper's baseline: those of `vllm_sjf` in the order of arrival."""
-    return replace(CHUNKS, max_running=max_running)

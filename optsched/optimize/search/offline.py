@@ -20,7 +20,6 @@ from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
 from optsched.policies import Rules, behind_routers, make_policy, on_workers
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.pausing import TOKENS
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError
 from optsched.problem.instance import Instance
@@ -38,6 +37,8 @@ _MIN_S = 1.0
 """The seconds for a policy as long as there is no schedule."""
 _DEFAULT_S = 60.0
 """The time in seconds if no budget is given."""
+_TOKENS = 8192
+"""The max tokens of a batch that are varied where rules have no limit."""
 _TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
 """The search for a percentile ends within this, and spends this share of its time on a value."""
 POLICIES = (
@@ -166,7 +167,7 @@ def _changed(rules: Rules, generator: np.random.Generator, often: float, spread:
         rules,
         gate=rules.gate * gate,
         piece=rules.piece * piece,
-        max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or TOKENS))),
+        max_batch_tokens=max(16, round(tokens * (rules.max_batch_tokens or _TOKENS))),
         cheap=bool(generator.random() < 0.5),
         order="prompt" if generator.random() < often else "work",
         admission="present" if generator.random() < often else "lookahead",

@@ -23,8 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.judge import memory
 from optsched.judge.life import Ints, Records, record
 from optsched.judge.memory import kv_of
+from optsched.judge.replay import Limits
 from optsched.policies.engine.common import Compiled, new_columns
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
@@ -39,6 +41,7 @@ STATE = (  # fields of an engine's state
     ("row", np.int64),  # the first row of the table that is free
     ("kept", np.int64),  # idle copies that are not to be taken away for an admission
     ("oldest", np.int64),  # the first of them, or the head of the line
+    ("changed", np.bool_),  # what is cached, since waiting requests were sorted by it
 )
 
 COPY = record(
@@ -225,7 +228,7 @@ def extra(s: np.record, cache: Cache, i: int, blocks: int) -> int:
 
 
 @njit(allocates=False)
-def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: np.record) -> None:
+def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: Limits) -> None:
     """Give request i a row of the table, and let it use the blocks that it has found."""
     row = r.row = int(s.row)
     s.row = cache.table[row, 0]
@@ -242,7 +245,7 @@ def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: 
 
 
 @njit(allocates=False)
-def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: np.record) -> None:
+def _fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: Limits) -> None:
     """Make room for what request i has been given, and name the blocks that it fills with it."""
     while s.held + cache.block * s.idle > limits.kv_capacity:
         _take_away(s, cache)
@@ -251,6 +254,7 @@ def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: n
     if full == whole:
         return
 
+    s.changed = True
     _name(cache, i, whole, full)
     for d in range(whole, full):
         name = cache.names[d]
@@ -279,7 +283,25 @@ def fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: n
 
 
 @njit(allocates=False)
-def leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
+def take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Store) -> None:
+    """Allocate KV for more tokens of request i, and name the blocks that they fill."""
+    before = r.allocated
+    memory.take(s, r, tokens, limits)
+    if cache is not None:
+        _fill(r, i, s, cache, before // cache.block, limits)
+
+
+@njit(allocates=False)
+def free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) -> None:
+    """Free the KV of request i. What is cached of it stays as long as nobody needs its room."""
+    if cache is not None:
+        _leave(requests, i, s, cache)
+
+    memory.free(s, requests[i], limits)
+
+
+@njit(allocates=False)
+def _leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
     """Let request i use its blocks no more. What stays held is added to what its KV will free.
 
     Blocks that were allocated for a batch in which it then has no part lose their name.
@@ -299,7 +321,7 @@ def leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
         _let_go(s, cache, c, _line(requests, i, cache, one.name, d))
 
     cache.table[row, 0] = s.row
-    s.row, r.row = row, -1
+    s.row, r.row, s.changed = row, -1, True
 
 
 @njit(allocates=False)

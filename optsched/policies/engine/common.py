@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.costs.machine import Link
 from optsched.judge import life
-from optsched.judge.life import Ints, record
+from optsched.judge.life import Ints, Records, record
 from optsched.judge.replay import read_start
 from optsched.policies.fleet import Event, Fleet, Job, Part, Watch, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
@@ -496,6 +496,27 @@ def idle(requests: Any, s: Any, by_arrival: Ints, until: float) -> bool:
 
     s.now = max(s.now, at)
     return True
+
+
+@njit
+def goes_on(s: np.record, requests: int, until: float) -> bool:
+    """Begin another turn of a loop of so many requests, if there is to be one."""
+    if s.done == requests or s.outcome != DONE or s.now >= until or s.turns == 0 or s.pulled > 0:
+        return False
+
+    s.turns -= 1
+    return True
+
+
+@njit
+def waits(requests: Records, s: np.record, by_arrival: Ints, until: float, about: int) -> bool:
+    """Let time pass, since nothing can run. Return whether there is anything to wait for."""
+    if idle(requests, s, by_arrival, until):
+        return True
+    if until == np.inf and s.pulled == 0:  # else a request may change that
+        s.outcome, s.about = STUCK, about
+
+    return False
 
 
 @njit(allocates=False)

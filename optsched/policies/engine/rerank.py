@@ -26,11 +26,7 @@ REQUEST_FIELDS = (
 )
 
 STATE_FIELDS = (
-    ("clearings", np.int64),
     ("front", np.int64),  # the first in the line
-    ("alone", np.bool_),  # whether nobody else is prefilled, since it takes a batch for itself
-    ("decodes", np.int64),  # max tokens of the batch for each phase
-    ("prefills", np.int64),
     ("kept", np.int64),  # running requests that keep their seats
     ("lost", np.int64),  # those that lose them, at the front of the list aside
     ("admitted", np.int64),  # those that win them, from its end
@@ -85,8 +81,11 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
 @njit(allocates=False)
 def _shares(
     requests: Records, s: np.record, lines: Ints, decoding: int, settings: Settings
-) -> None:
-    """Say how much each phase may process. The first in the line always gets its tokens."""
+) -> tuple[bool, int, int]:
+    """Return how many tokens decodes and prefills may have. The first in the line gets its own.
+
+    Before them stands whether nobody else is prefilled, since it takes a batch for itself.
+    """
     heap, running, limits = lines[0], lines[1], settings.limits
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
@@ -110,17 +109,22 @@ def _shares(
     if not limits.hybrid and need == 0:
         prefills = 0
 
-    s.alone, s.decodes, s.prefills = alone, decodes, prefills
+    return alone, decodes, prefills
 
 
 @njit(allocates=False)
 def _choose(
-    requests: Records, s: np.record, lines: Ints, entries: Ints, settings: Settings
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    entries: Ints,
+    shares: tuple[bool, int, int],
+    settings: Settings,
 ) -> Sums:
     """Choose which requests hold KV and what each processes; return the sums of the batch."""
     heap, running, aside, limits = lines[0], lines[1], lines[2], settings.limits
     sums = EMPTY
-    alone, front, decodes, prefills = s.alone, s.front, s.decodes, s.prefills
+    alone, decodes, prefills = shares
     latest = 0.0
     used = kept = lost = admitted = position = 0
     refused, moving = False, s.moving  # those whose KV comes and that are not counted yet
@@ -155,7 +159,7 @@ def _choose(
             kv = kv_of(r.cached + work, limits)
         else:
             kv = kv_of(r.prompt + r.produced, limits)
-            if not alone or i == front:
+            if not alone or i == s.front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
             if r.away:
@@ -237,8 +241,8 @@ def decide(
 
     `lines`: the queue, a heap; the running requests; and room for those that change their seats.
     """
-    _shares(requests, s, lines, _sort_line(requests, s, lines[1]), settings)
-    sums = _choose(requests, s, lines, columns.entries, settings)
+    shares = _shares(requests, s, lines, _sort_line(requests, s, lines[1]), settings)
+    sums = _choose(requests, s, lines, columns.entries, shares, settings)
     if sums.tokens > 0 or s.admitted > 0:
         _give_up(requests, s, lines, columns.evicted, settings)
     else:  # nobody loses a seat
@@ -291,15 +295,10 @@ def run(
     until: float,
 ) -> Columns:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
-    n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
-        if s.pulled > 0:
-            break
-
-        s.turns -= 1
+    while common.goes_on(s, by_arrival.shape[0], until):
         if s.moving > 0:
             common.landed(requests, running, s)
 
@@ -327,11 +326,8 @@ def run(
             push(requests, heap, s, i)
 
         if sums.tokens == 0:
-            if not common.idle(requests, s, by_arrival, until):
-                if until < np.inf or s.pulled > 0:  # a request may change that
-                    break
-
-                s.outcome, s.about = common.STUCK, s.front
+            if not common.waits(requests, s, by_arrival, until, s.front):
+                break
 
             continue
 

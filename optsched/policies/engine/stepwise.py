@@ -78,7 +78,7 @@ class Stepwise:
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
         """Write into the records what a view shows; return those that run, and their later KV."""
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import common, prefills
 
         requests, s = self.requests, self.state[0]
         order, place = requests["order"], requests["seq"].__getitem__
@@ -104,7 +104,7 @@ class Stepwise:
         requests["gone"][gone] = True
         requests["produced"][gone] += 1
         for i in gone:
-            loop.end(requests[i], s, view.cost.array)
+            prefills.end(requests[i], s, view.cost.array)
 
         s.freed = sum(self.batched[i] for i in gone) if self.settings.make_room else 0
         lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)

@@ -13,7 +13,7 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
+from optsched.judge.memory import MEMORY, growth, kv_of, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common
 from optsched.policies.engine.blocks import Cache, Store
@@ -185,25 +185,6 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 
 
 @njit(allocates=False)
-def _take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache: Store) -> None:
-    """Allocate KV for more tokens of request i."""
-    before = r.allocated
-    take(s, r, tokens, limits)
-    if cache is not None:
-        blocks.fill(r, i, s, cache, before // cache.block, limits)
-
-
-@njit(allocates=False)
-def _free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) -> None:
-    """Free the KV of request i."""
-    if cache is not None:
-        blocks.leave(requests, i, s, cache)
-        requests[i].begun = s.prefilled
-
-    free(s, requests[i], limits)
-
-
-@njit(allocates=False)
 def _preempt(
     requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
 ) -> int:
@@ -221,7 +202,9 @@ def _preempt(
 
     i = running[at]
     r = requests[i]
-    _free(requests, i, s, settings.limits, cache)
+    blocks.free(requests, i, s, settings.limits, cache)
+    if cache is not None:
+        r.begun = s.prefilled
     if r.tokens > 0:
         _give(r, s, r.tokens, -1)
 
@@ -258,7 +241,7 @@ def _schedule_running(
                 at -= 1
 
         _give(r, s, tokens, 1)
-        _take(r, running[at], s, tokens, limits, cache)
+        blocks.take(r, running[at], s, tokens, limits, cache)
         at += 1
 
 
@@ -301,7 +284,7 @@ def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings, cac
             r.reused = r.cached
             blocks.seat(r, i, s, cache, found, limits)
 
-        _take(r, i, s, tokens, limits, cache)
+        blocks.take(r, i, s, tokens, limits, cache)
 
     if not s.defer:
         s.bound = s.waiting > 0
@@ -349,7 +332,7 @@ def _process(
         r.tokens = 0
         if life.advance(r, entries[TOKENS, k]) and common.note(r, s):
             finished += 1
-            _free(requests, i, s, limits, cache)
+            blocks.free(requests, i, s, limits, cache)
 
     common.after_batch(requests, running, s, finished)
 
@@ -370,15 +353,10 @@ def run(
 
     `lines` (shape (2, n + 1)) is room for the queue, and for the running ones by admission.
     """
-    n = by_arrival.shape[0]
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while s.done < n and s.outcome == common.DONE and s.now < until and s.turns > 0:
-        if s.pulled > 0:
-            break
-
-        s.turns -= 1
+    while common.goes_on(s, by_arrival.shape[0], until):
         if s.moving > 0:
             common.landed(requests, running, s)
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
@@ -413,11 +391,8 @@ def run(
         s.steps += 1
         sums = _entries(requests, s, running, columns.entries, cache)
         if sums.tokens == 0:
-            if s.evicted == before and not common.idle(requests, s, by_arrival, until):
-                if until < np.inf or s.pulled > 0:  # a request may change that
-                    break
-
-                s.outcome, s.about = common.STUCK, heap[0] if s.waiting > 0 else running[0]
+            about = heap[0] if s.waiting > 0 else running[0]
+            if s.evicted == before and not common.waits(requests, s, by_arrival, until, about):
                 break
 
             continue
@@ -427,7 +402,5 @@ def run(
 
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings.limits, cache)
-        if s.outcome != common.DONE:
-            break
 
     return columns

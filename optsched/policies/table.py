@@ -1,0 +1,99 @@
+"""The policies that are data: ``table.toml`` has their fields, and what of them users may set."""
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from optsched.policies import policy
+from optsched.policies.base import Rules, Windows
+from optsched.problem.errors import InputError
+
+_TABLE = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
+_ABOUT = ("summary", "paper", "clairvoyant", "text", "kind", "like", "may", "words")
+"""What a row has beside fields of `Rules` or `Windows`."""
+
+
+def rules_like(name: str, **fields: object) -> Rules:
+    """Return the rules of a policy of the table, with other values of some fields.
+
+    Parameters
+    ----------
+    name : str
+    **fields
+        Fields of `Rules`.
+    """
+    made = _changed(_made_of(_TABLE[name]), fields)
+    if not isinstance(made, Rules):
+        raise InputError(f"policy {name!r}: found windows; expected rules")
+
+    return made
+
+
+def _changed(made: Rules | Windows, fields: Mapping[str, Any]) -> Rules | Windows:
+    """Return a scheduler with other values; in rounds, too, where these were the same there."""
+    if not isinstance(made, Rules) or made.in_rounds is None or "in_rounds" in fields:
+        return replace(made, **fields)
+
+    rounds = made.in_rounds
+    alike = {k: v for k, v in fields.items() if getattr(rounds, k) == getattr(made, k)}
+    return replace(made, in_rounds=replace(rounds, **alike), **fields)
+
+
+def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
+    """Return what a row describes."""
+    fields: dict[str, Any] = {}
+    for name in row.keys() - _ABOUT:
+        value = row[name]
+        inner = _made_of(value) if isinstance(value, dict) else value
+        fields[name] = tuple(inner) if isinstance(inner, list) else inner
+
+    if "like" in row:
+        return _changed(_made_of(_TABLE[row["like"]]), fields)
+
+    return Windows(**fields) if row.get("kind") == "windows" else Rules(**fields)
+
+
+def _known(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with what it has from the one that it is like, but for its fields."""
+    if "like" not in row:
+        return row
+
+    base = _known(_TABLE[row["like"]])
+    return {**{key: base[key] for key in ("paper", "may", "words") if key in base}, **row}
+
+
+def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
+    """Return what makes a policy from the values that may be set."""
+    plain, own = _made_of(row), inspect.Parameter.KEYWORD_ONLY
+    hints, words = get_type_hints(type(plain)), row.get("words", {})
+    fields = {key: key for key in row.get("may", ())}  # that of a word's value, or ""
+    for word, sets in words.items():
+        if word in fields:
+            fields[word] = next((field for field, value in sets.items() if value == "="), "")
+
+    def make(**values: object) -> Rules | Windows:
+        chosen: dict[str, Any] = {key: values[key] for key in values.keys() - words}
+        for word, sets in words.items():
+            if given := values.get(word):
+                chosen |= {key: given if value == "=" else value for key, value in sets.items()}
+
+        return _changed(plain, chosen)
+
+    make.__doc__ = row.get("text")
+    make.__annotations__ = {key: hints.get(field, bool) for key, field in fields.items()}
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(key, own, default=getattr(plain, field, False))
+            for key, field in fields.items()
+        ]
+    )
+    return make
+
+
+for _name, _row in _TABLE.items():
+    _all = _known(_row)
+    _about = {"clairvoyant": _row.get("clairvoyant", False), "paper": _all.get("paper", "")}
+    policy(_name, _row["summary"], **_about)(_maker(_all))
