@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from optsched.cli import output
 from optsched.cli.options import NO_SLOS, Seed, Slos, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
+from optsched.files.outputs import make_folder
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import LOST, TABLE, compared
 from optsched.problem.objective import TOTAL_LATENCY
@@ -64,8 +65,6 @@ def compare(
 
     data = comparison.to_dict()
     if schedules_out is not None:
-        from optsched.files.outputs import make_folder
-
         folder = make_folder(schedules_out)
         for row, entry in zip(comparison.rows, data["policies"], strict=True):
             if row.schedule is not None:

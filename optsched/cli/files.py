@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer.core import TyperArgument, TyperCommand
 
 from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
 from optsched.cli.output import LiveLine, emit_json, tell, unit
+from optsched.costs.cost import cost_for, load_cost_model
+from optsched.files.library import cost_model_of
+from optsched.files.measured import write_measured
+from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.problem.errors import UsageError
-
-if TYPE_CHECKING:
-    from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance
+from optsched.problem.objective import parse_objectives
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
@@ -171,8 +174,6 @@ def import_trace(
         )
 
     if measured_out is not None and report.measured is not None:
-        from optsched.files.measured import write_measured
-
         write_measured(report.measured, measured_out)
 
 
@@ -194,18 +195,13 @@ def export(
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
 
-    from optsched.files.read_write import read_instance, write_bytes, write_instance
-
     instance = read_instance(instance_file)
     check_outputs(out)
     if format_name == "json":
         write_instance(instance, out)
         return
 
-    from optsched.costs.cost import cost_for
-    from optsched.files.library import cost_model_of
     from optsched.optimize.formulations import Task, formulations, get
-    from optsched.problem.objective import parse_objectives
 
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.export is None:
@@ -233,7 +229,6 @@ def export(
 
 def _capacity_of(cost_model: str, given: int | None, block: int) -> int:
     """Return the KV capacity of a cost model's machine, in whole blocks."""
-    from optsched.costs.cost import load_cost_model
 
     if given is not None:
         raise UsageError(
@@ -253,8 +248,6 @@ def _write(instance: Instance, out: str | None) -> None:
     if out is None or out == "-":
         emit_json(instance.to_dict(), "-")
         return
-
-    from optsched.files.read_write import write_instance
 
     check_outputs(out)
     write_instance(instance, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,16 +23,24 @@ from optsched.cli.options import (
     read_checked,
 )
 from optsched.cli.output import emit_json, number, tell, unit
+from optsched.costs.cost import CostModel
+from optsched.costs.machine import Pools
+from optsched.files.read_write import (
+    check_format,
+    read_instance,
+    read_json,
+    read_schedule,
+    schedule_from_dict,
+)
+from optsched.files.results import head, result_dict
+from optsched.files.sources import schedule_of
+from optsched.files.strict_json import Place
+from optsched.judge.evaluate import Evaluation, evaluate as judge
 from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
-
-if TYPE_CHECKING:
-    from optsched.costs.cost import CostModel
-    from optsched.costs.machine import Pools
-    from optsched.judge.evaluate import Evaluation
-    from optsched.problem.instance import Instance
 
 
 def simulate(
@@ -55,7 +63,6 @@ def simulate(
       policy --policy SPEC: The policy. `optsched policies` lists them.
     """
     check_requests_out(requests_out)
-    from optsched.judge.evaluate import evaluate as judge
     from optsched.policies import lengths_note, make_policy, runner_of
     from optsched.policies.engine.simulate import simulate as run
 
@@ -102,8 +109,6 @@ def evaluate(
 ) -> None:
     """Evaluate a schedule: check every constraint and compute every metric."""
     check_requests_out(requests_out)
-    from optsched.files.read_write import read_schedule
-    from optsched.judge.evaluate import evaluate as judge
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     machines = in_pools(instance, cost, pools, link, deflect_below) or cost
@@ -137,8 +142,6 @@ def hits(
             raise UsageError(f"--kv-capacity: found {one}; expected an integer >= 1")
 
     from optsched.analysis.hits import Found, prefix_hits
-    from optsched.files.read_write import read_schedule
-    from optsched.files.results import head
     from optsched.policies.engine.simulate import simulate as run
 
     instance, cost = read_checked(instance_file, cost_model, json_out)
@@ -185,8 +188,6 @@ def why(
       count N: How many requests to show that lose, and that gain.
     """
     from optsched.analysis.why import CAUSES, why as run
-    from optsched.files.read_write import read_instance
-    from optsched.files.sources import schedule_of
 
     instance = read_instance(instance_file)
     check_outputs(json_out)
@@ -208,7 +209,6 @@ def _emit(
     name: str, evaluation: Evaluation, cost: CostModel | None, json_out: str | None, **more: Any
 ) -> bool:
     """Write a result of a schedule, or print its metrics. Returns whether JSON was printed."""
-    from optsched.files.results import result_dict
 
     metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
     more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
@@ -254,8 +254,6 @@ def verify(
         check(instance_file, file)
         return
 
-    from optsched.files.read_write import read_instance, read_json
-
     files = sorted(Path(instance_file).glob("*.json"))
     formats = {path: read_json(path).get("format") for path in files}
     paths = [path for path, form in formats.items() if form == "optsched-instance"]
@@ -286,8 +284,6 @@ def verify(
 
 def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> str:
     """Check a file that its format names, and return what it proves in words."""
-    from optsched.files.read_write import check_format, read_json
-    from optsched.files.strict_json import Place
 
     data = read_json(file)
     kind = data.get("format")
@@ -304,9 +300,6 @@ def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> 
 def _verify_schedule(
     instance: Instance, file: str, data: dict[str, Any], cost: CostModel | Pools | None
 ) -> str:
-    from optsched.files.read_write import schedule_from_dict
-    from optsched.files.strict_json import Place
-    from optsched.judge.evaluate import evaluate as judge
 
     digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
@@ -336,7 +329,6 @@ def _verify_certificate(
 ) -> str:
     from optsched.bounds.certificate import verify_certificate
     from optsched.bounds.pools import verify_pools, words_of
-    from optsched.costs.machine import Pools
 
     on_pools = "pools" in certificate
     if on_pools != isinstance(cost, Pools):

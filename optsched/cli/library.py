@@ -14,6 +14,8 @@ from optsched.cli.options import (
     command,
 )
 from optsched.cli.output import LiveLine, emit_json, number, show_table, tell
+from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
+from optsched.problem.processes import memory_bytes
 
 app = typer.Typer(
     help="The library of instances with best known schedules and bounds, for all to beat.",
@@ -31,7 +33,6 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
       folder DIR: Another library's folder.
     """
     from optsched.analysis.library import gap
-    from optsched.files.library import read_library
 
     check_outputs(json_out)
     data = read_library(folder)
@@ -62,7 +63,6 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
       name NAME: The instance, as `optsched library list` names it.
       folder DIR: Another library's folder.
     """
-    from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
 
     bare = name.removeprefix(PREFIX)
     check_outputs(json_out)
@@ -200,7 +200,6 @@ def score(
       folder DIR: Another library's folder.
     """
     from optsched.analysis.score import score as run
-    from optsched.problem.processes import memory_bytes
 
     check_outputs(json_out)
     found = run(

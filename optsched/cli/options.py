@@ -10,19 +10,22 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from optsched.cli.output import tell
+from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.machine import Pools
+from optsched.costs.pools import make_pools
+from optsched.files import outputs
+from optsched.files.library import cost_model_of
+from optsched.files.outputs import check_output
+from optsched.files.read_write import read_instance
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.specs import read_pairs
+from optsched.problem.instance import Instance
+from optsched.problem.specs import read_entries, read_pairs
 from optsched.problem.text_files import parse_json
-
-if TYPE_CHECKING:
-    from optsched.costs.cost import CostModel
-    from optsched.costs.machine import Pools
-    from optsched.problem.instance import Instance
 
 
 def in_range(
@@ -105,18 +108,9 @@ _SHARED = """
 _SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
 
 
-def _texts(text: str) -> dict[str, tuple[list[str], str]]:
-    """Return names and metavar of each parameter, and its words."""
-    entries = (
-        " ".join(entry.split()) for entry in re.split(r"\n  (?=\S)", "\n" + text.strip("\n"))
-    )
-    parts = (re.split(r":(?: |$)", entry, maxsplit=1) for entry in entries if entry)
-    return {head.split()[0]: (head.split()[1:], words) for head, words in parts}
-
-
 @functools.cache
 def _shared() -> dict[str, tuple[list[str], str]]:
-    return _texts(_SHARED)
+    return read_entries(_SHARED)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -132,7 +126,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
 
     summary, _, own = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")
-    texts, hints = {**_shared(), **_texts(own)}, get_type_hints(function, include_extras=True)
+    texts, hints = {**_shared(), **read_entries(own)}, get_type_hints(function, include_extras=True)
     parameters = []
     for name, one in inspect.signature(function).parameters.items():
         if hints[name] is typer.Context:
@@ -199,9 +193,6 @@ def read_checked(
 
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
-    from optsched.costs.cost import cost_for
-    from optsched.files.library import cost_model_of
-    from optsched.files.read_write import read_instance
 
     instance = read_instance(instance_file)
     check_outputs(*outputs)
@@ -219,7 +210,6 @@ def in_pools(
     deflect_below: int = 0,
 ) -> Pools | None:
     """Return the pools that a command's options describe, or None if they name none."""
-    from optsched.costs.pools import make_pools
 
     if pools is not None:
         return make_pools(pools, instance, cost, link, deflect_below)
@@ -231,7 +221,6 @@ def in_pools(
 
 def check_outputs(*paths: str | None) -> None:
     """Check that every output can be written, before work is done whose result would be lost."""
-    from optsched.files.outputs import check_output
 
     seen: set[Path] = set()
     for text in paths:
@@ -244,7 +233,6 @@ def check_outputs(*paths: str | None) -> None:
 
 def check_folder(text: str | None) -> None:
     """Check that a folder exists or can be made, and that files can be written there."""
-    from optsched.files import outputs
 
     if text is not None:
         outputs.check_folder(text)
