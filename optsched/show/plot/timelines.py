@@ -26,6 +26,7 @@ PHASE_COLOURS = dict(
 IDLE = ("waiting", "paused", "evicted")
 """The phases in which a request is in no batch. They are drawn thinner."""
 
+_DISTINCT = (BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.YELLOW, GREY, BLACK)
 ROWS_APART = 100
 """Max number of requests that `plot_gantt` draws, each in a row of its own."""
 _NAMED = 40
@@ -182,16 +183,7 @@ def _kv_of(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
 def _shades(count: int) -> list[str]:
     """Return the colours of a stack: distinct ones for few requests, shades for ordered groups."""
     if count <= SEPARATE:
-        return [
-            BLUE,
-            style.ORANGE,
-            style.GREEN,
-            style.PURPLE,
-            style.SKY,
-            style.YELLOW,
-            GREY,
-            BLACK,
-        ][:count]
+        return list(_DISTINCT[:count])
 
     return [style.shade(k, count) for k in range(count)]
 
