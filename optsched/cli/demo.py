@@ -37,7 +37,6 @@ def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "
       out -o --out FILE.html: Write the report to this .html file, with a .png beside it and what it
         is made of in a folder.
     """
-
     check_suffix(out, "--out", ".html", ".htm")
     page = Path(out)
     places = str(page.with_name(f"{page.stem}-files")), str(page.with_suffix(".png")), out

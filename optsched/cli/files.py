@@ -229,7 +229,6 @@ def export(
 
 def _capacity_of(cost_model: str, given: int | None, block: int) -> int:
     """Return the KV capacity of a cost model's machine, in whole blocks."""
-
     if given is not None:
         raise UsageError(
             f"--kv-capacity: found {given} beside --cost-model, which sets it; expected one of both"

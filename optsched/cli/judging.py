@@ -209,7 +209,6 @@ def _emit(
     name: str, evaluation: Evaluation, cost: CostModel | None, json_out: str | None, **more: Any
 ) -> bool:
     """Write a result of a schedule, or print its metrics. Returns whether JSON was printed."""
-
     metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
     more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
     alone = emit_json(result_dict(evaluation.instance, name, cost_model=cost, **more), json_out)
@@ -284,7 +283,6 @@ def verify(
 
 def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> str:
     """Check a file that its format names, and return what it proves in words."""
-
     data = read_json(file)
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None

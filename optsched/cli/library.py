@@ -63,7 +63,6 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
       name NAME: The instance, as `optsched library list` names it.
       folder DIR: Another library's folder.
     """
-
     bare = name.removeprefix(PREFIX)
     check_outputs(json_out)
     data = read_library(folder)

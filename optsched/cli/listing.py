@@ -64,7 +64,6 @@ def methods() -> None:
 
 def models() -> None:
     """List the shipped cost models."""
-
     rows = []
     for name in shipped_models():
         model = load_cost_model(name)
@@ -81,7 +80,6 @@ def schema(name: str) -> None:
     Parameters:
       name NAME: The format: instance, schedule, result, comparison, certificate, library ...
     """
-
     emit_json(json_schema(name), "-")
 
 

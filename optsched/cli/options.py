@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
@@ -18,9 +17,8 @@ from optsched.cli.output import tell
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Pools
 from optsched.costs.pools import make_pools
-from optsched.files import outputs
 from optsched.files.library import cost_model_of
-from optsched.files.outputs import check_output
+from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
@@ -193,7 +191,6 @@ def read_checked(
 
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
-
     instance = read_instance(instance_file)
     check_outputs(*outputs)
     check_folder(folder)
@@ -210,32 +207,12 @@ def in_pools(
     deflect_below: int = 0,
 ) -> Pools | None:
     """Return the pools that a command's options describe, or None if they name none."""
-
     if pools is not None:
         return make_pools(pools, instance, cost, link, deflect_below)
     if link is not None or deflect_below:
         raise UsageError("--link, --deflect-below: found without --pools; expected both")
 
     return None
-
-
-def check_outputs(*paths: str | None) -> None:
-    """Check that every output can be written, before work is done whose result would be lost."""
-
-    seen: set[Path] = set()
-    for text in paths:
-        target = None if text is None or text == "-" else check_output(text)
-        if target in seen:
-            raise InputError(f"{text}: found for two outputs; expected two files")
-        if target is not None:
-            seen.add(target)
-
-
-def check_folder(text: str | None) -> None:
-    """Check that a folder exists or can be made, and that files can be written there."""
-
-    if text is not None:
-        outputs.check_folder(text)
 
 
 def check_requests_out(text: str | None) -> None:

@@ -117,7 +117,6 @@ class _Source:
         self, label: str, file: str | Path, kind: str, digest: object, known: object = None
     ) -> Figure:
         """Draw a schedule over time, or the distribution of a metric over its requests."""
-
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         made = schedule_of(file, instance, self.cost_model, known, data)
@@ -274,7 +273,6 @@ def _splits(source: _Source) -> Figure:
 
 def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
-
     path, data, judged = source.path, source.data, {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
     for row in [*data["policies"], *filter(None, [data.get("best")])]:

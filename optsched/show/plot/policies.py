@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.analysis.why import Why
+from optsched.judge.evaluate import Evaluation
 from optsched.show.plot import style
 from optsched.show.plot.style import BLACK, BLUE, RED, axes, labelled, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from optsched.analysis.why import Why
-    from optsched.judge.evaluate import Evaluation
 
 DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
 """The columns of an Evaluation whose distributions are drawn, and words for them."""

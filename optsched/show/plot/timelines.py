@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from optsched.judge.spans import DECODE, PHASES, PREFILL, REFILL
-from optsched.judge.timeline import SEPARATE
+from optsched.judge.timeline import SEPARATE, Timeline
 from optsched.show.plot import style
 from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from optsched.judge.timeline import Timeline
 
 PHASE_COLOURS = dict(
     zip(PHASES, (GREY, BLUE, style.SKY, style.YELLOW, RED, style.PURPLE), strict=True)
