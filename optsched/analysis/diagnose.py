@@ -60,6 +60,11 @@ class Change(NamedTuple):
     high: float
     metrics: dict[str, Any]
 
+    @property
+    def percents(self) -> tuple[int, ...]:
+        """The gain and its range in percent."""
+        return tuple(round(100 * share) for share in (self.gain, self.low, self.high))
+
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:

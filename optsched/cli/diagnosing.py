@@ -117,9 +117,8 @@ def _show(found: Diagnosis) -> None:
         sure = (
             "whatever the cost model's error" if found.sure == 1 else "if the cost model is right"
         )
-        gains = (100 * first.gain, 100 * first.low, 100 * first.high)
         print(f"first: {first.what}")
-        print("gain: {:.0f} % ({:.0f} to {:.0f} %) ".format(*gains) + f"{loss}, {sure}")
+        print("gain: {} % ({} to {} %) ".format(*first.percents) + f"{loss}, {sure}")
 
     within = "" if found.attainable is None else f", {100 * found.attainable:.1f} % within SLOs"
     print(f"nobody can have: less than {number(found.bound)} s of mean latency{within} at most")
@@ -138,10 +137,7 @@ def _show(found: Diagnosis) -> None:
         return [None if attained is None else 100.0 * attained, *shown]
 
     rows: list[tuple[Any, ...]] = [("as it is", None, None, None, *cells(base))]
-    for one in found.changes:
-        gains = (100 * one.gain, 100 * one.low, 100 * one.high)
-        rows.append((one.what, *(round(value) for value in gains), *cells(one.metrics)))
-
+    rows += [(one.what, *one.percents, *cells(one.metrics)) for one in found.changes]
     headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLOs\n[%]", "mean latency\n[s]",
                "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
     show_table(headers, rows)

@@ -253,11 +253,10 @@ def verify(
         check(instance_file, file)
         return
 
-    files = sorted(Path(instance_file).glob("*.json"))
-    formats = {path: read_json(path).get("format") for path in files}
-    paths = [path for path, form in formats.items() if form == "optsched-instance"]
-    instances = {read_instance(path).sha256: path for path in paths}
-    claims = [str(path) for path, form in formats.items() if form in _CHECKERS]
+    files = {path: read_json(path) for path in sorted(Path(instance_file).glob("*.json"))}
+    paths = [path for path, data in files.items() if data.get("format") == "optsched-instance"]
+    instances = {read_instance(path).sha256: str(path) for path in paths}
+    claims = {path: data for path, data in files.items() if data.get("format") in _CHECKERS}
     if not claims:
         raise InputError(
             f"{instance_file}: found no folder with schedules or certificates; expected one, or an "
@@ -265,13 +264,13 @@ def verify(
         )
 
     wrong = 0
-    for claim in claims:
-        found = instances.get(str(read_json(claim).get("instance_sha256")))
+    for claim, data in claims.items():
+        found = instances.get(str(data.get("instance_sha256")))
         try:
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            check(str(found), claim)
+            check(found, str(claim))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))

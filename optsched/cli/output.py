@@ -112,18 +112,16 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     inside = special or descriptor(target) is not None
     parquet = find_spec("pyarrow") is not None
 
+    beside = entries > io.INLINE_ENTRIES and parquet and not inside
+    io.write_schedule(schedule, target, columns="parquet" if beside else "json")
     if entries <= io.INLINE_ENTRIES:
-        io.write_schedule(schedule, target)
         return
 
-    if parquet and not inside:
-        io.write_schedule(schedule, target, columns="parquet")
+    where = "inside the JSON"
+    if beside:
         where = f"are in {io.columns_file(target)}; keep the two together"
-    else:
-        io.write_schedule(schedule, target)
-        where = "inside the JSON"
-        if not inside:
-            where += "; with the package pyarrow they would be Parquet beside it"
+    elif not inside:
+        where += "; with the package pyarrow they would be Parquet beside it"
 
     tell(f"note: {target}: {entries} entries {where}")
 

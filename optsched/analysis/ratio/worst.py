@@ -130,13 +130,12 @@ def worst_case(
     rng = np.random.default_rng(seed)
     pool: list[tuple[float, Instance]] = []
     tried, told = 0, begin
-    tell = progress if callable(progress) else None
 
     def report(best: float) -> None:
         spent = work_time() - begin
         line.show(f"{spent:.0f} of {budget_s:g} s, ratio {best:.3f}, {tried} instances")
-        if tell is not None:
-            tell(best, tried)
+        if callable(progress):
+            progress(best, tried)
 
     def score(instance: Instance) -> float:
         nonlocal tried, told
