@@ -277,7 +277,7 @@ class Study:
         def between(low: float, high: float) -> str:
             return f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
 
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for policy in self.policies:
             try:
                 mean, worst, good = self.mean(policy), self.worst(policy), self._good(policy)

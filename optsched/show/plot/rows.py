@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.show.plot import style
-from optsched.show.plot.style import BLACK, BLUE, COLOURS, GREY, axes, labelled, legend, plain
+from optsched.show.plot.style import BLACK, BLUE, COLOURS, GREY, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -211,7 +211,9 @@ def plot_histogram(
             ax.hist(numbers, edges, color=colour, histtype="step", lw=1.5)
 
     _references(ax, reference, horizontal=False)
-    return labelled(ax, grid=None, ylabel="number")
+    legend(ax)
+    ax.set_ylabel("number")
+    return ax
 
 
 def plot_claims(

@@ -127,12 +127,10 @@ def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
     ax.legend(fontsize="small", frameon=count <= 4, **options)
 
 
-def labelled(ax: Axes, *, grid: str | None = "both", **labels: Any) -> Axes:
-    """Return axes with labels (``xlabel``, ``ylabel``), a pale grid and a legend."""
+def labelled(ax: Axes, *, grid: Any = "both", **labels: Any) -> Axes:
+    """Return axes with labels (``xlabel``, ``ylabel``), pale lines along `grid`, and a legend."""
     ax.set(**labels)
-    if grid is not None:
-        ax.grid(alpha=0.3, axis=grid)
-
+    ax.grid(alpha=0.3, axis=grid)
     legend(ax)
     return ax
 

@@ -9,9 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from optsched.analysis.comparison import Column, policy_columns
 from optsched.problem.markup import number
-from optsched.problem.metrics import LOST, TABLE, compared, time_words
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.metrics import LOST, time_words
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
 from optsched.show.report.figures import capacity_figure, distribution_figure, timeline_figure
@@ -85,10 +85,6 @@ def _sentences(section: Section) -> list[str]:
 
     verdicts = (data.get("verdict") for data in section.capacities)
     return found + [f"{text[:1].upper()}{text[1:]}." for text in verdicts if text]
-
-
-Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
-"""A column of a table: header, unit, and the value or cell of a row."""
 
 
 def _table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -206,12 +202,13 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         for row in data["policies"]
         for note in (*_texts(row.get("notes")), *_texts(row.get("error")))
     ]
+    rows = _rows_of_policies(data)
     return {
         "file": data["file"],
         "lines": lines,
         "verdict": verdicts.get("bound"),
         "notes": notes,
-        **_table(_columns_of_policies(section, data), _rows_of_policies(data)),
+        **_table(_columns_of_policies(section, data, rows), rows),
     }
 
 
@@ -259,23 +256,18 @@ def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]:
+def _columns_of_policies(
+    section: Section, data: dict[str, Any], rows: Sequence[dict[str, Any]]
+) -> list[Column]:
     certified, verdicts = data.get("certified"), data["verdicts"]
-    ratios = ("ratio_to_best_known", "ratio_to_bound")
+    policy, kind, total, best, bound, *metrics = policy_columns(rows, section.time_unit)
 
-    def metric(name: str) -> Column:
-        found, unit = TABLE[name], TABLE[name].unit_words(section.time_unit)
-        return found.words, unit, lambda row: (row.get("metrics") or {}).get(name)
-
-    def ratio(name: str) -> Callable[[dict[str, Any]], Cell]:
-        return lambda row: _ratio(row.get(name))
+    def ratio(column: Column) -> Column:
+        return column[0], "", lambda row: _ratio(column[2](row))
 
     def to_certified(row: dict[str, Any]) -> Cell:
-        tel, inside = total[2](row), any(row.get(name) is not None for name in ratios)
+        tel, inside = total[2](row), any(one[2](row) is not None for one in (best, bound))
         return _ratio(tel / certified if certified and inside and tel is not None else None)
-
-    def kind(row: dict[str, Any]) -> str:
-        return next((name for name in ("measured", "clairvoyant") if row.get(name)), "")
 
     def replayed(row: dict[str, Any]) -> Cell:
         # A schedule that was not at hand has no verdict, and a good one needs no further words.
@@ -283,35 +275,28 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
         good = found is not None and found.state != "rejected"
         return _verdict(found._replace(words="") if found is not None and good else found)
 
-    def wall(row: dict[str, Any]) -> float | None:
-        return None if row.get("wall_s") is None else 1000 * row["wall_s"]
-
     def share(name: str) -> Callable[[dict[str, Any]], Cell]:
         def cell(row: dict[str, Any]) -> Cell:
-            lost = row.get("lost")
-            value = lost.get(name) if isinstance(lost, dict) else None
+            value = (row.get("lost") or {}).get(name)
             return _cell("–") if value is None else _cell(value, f"{100 * value:z.1f}")
 
         return cell
 
-    total = metric(TOTAL_LATENCY.name)
-    columns: list[Column] = [("policy", "", lambda row: row["policy"]), ("kind", "", kind), total]
-    columns += [("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1]))]
+    columns: list[Column] = [policy, kind, total, ratio(best), ratio(bound)]
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
-    if any(row.get("meaning") for row in data["policies"]):
+    if any(row.get("meaning") for row in rows):
         columns.append(("in words", "", lambda row: str(row.get("meaning") or "–")))
 
     columns += [
         (words, "%", share(name))
         for name, words in LOST.items()
-        if any(share(name)(row)["numeric"] for row in data["policies"])
+        if any(share(name)(row)["numeric"] for row in rows)
     ]
-    shown = compared(row.get("metrics") for row in data["policies"])
-    return [*columns, *map(metric, shown), ("decisions", "ms", wall)]
+    return columns + metrics
 
 
 def _ratio(value: float | None) -> Cell:
