@@ -13,7 +13,7 @@ from optsched.costs.cost import CostModel
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
-from optsched.problem.metrics import METRICS, TABLE, compared, time_words
+from optsched.problem.metrics import LOST, METRICS, TABLE, compared, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -57,6 +57,17 @@ def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> lis
         *map(metric, compared(every)),
         ("decisions", "ms", wall),
     ]
+
+
+def lost_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Return the columns of what ratios mean, and of the shares in percent that are lost."""
+
+    def share(name: str) -> Callable[[dict[str, Any]], float | None]:
+        return lambda row: 100 * row["lost"][name] if name in (row.get("lost") or {}) else None
+
+    known = [name for name in LOST if any(name in (row.get("lost") or {}) for row in rows)]
+    meaning: Column = ("in words", "", lambda row: row.get("meaning"))
+    return [meaning, *((LOST[name], "%", share(name)) for name in known)]
 
 
 @dataclass(frozen=True, eq=False)

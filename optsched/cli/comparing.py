@@ -117,7 +117,7 @@ _SHORT = {
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
-    from optsched.analysis.comparison import policy_columns
+    from optsched.analysis.comparison import lost_columns, policy_columns
 
     instance = comparison.instance
     times = output.unit(instance)
@@ -127,6 +127,9 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         shown.append({"policy": "bound", "metrics": comparison.bounds})
 
     columns = policy_columns(shown, instance.time_unit)
+    if output.only_tables_shown():  # then all is one table
+        columns += lost_columns(shown)
+
     heads = [(_SHORT.get(words, words), unit) for words, unit, _ in columns]
     headers = [f"{words}\n[{unit}]" if unit else words for words, unit in heads]
     if shown:
@@ -141,7 +144,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
 
         print()
         meant = [row for row in ranked if row.meaning is not None and row is not comparison.best]
-        if meant and comparison.bound is not None:
+        if meant and comparison.bound is not None and not output.only_tables_shown():
             _show_losses(meant, comparison.target)
 
     best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"

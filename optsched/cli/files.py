@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,11 @@ RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
 
 def generate(
-    name: str, seed: Seed = 0, settings: list[str] | None = None, out: str | None = None
+    name: str,
+    seed: Seed = 0,
+    settings: list[str] | None = None,
+    cost_model: str | None = None,
+    out: str | None = None,
 ) -> None:
     """Draw a random instance.
 
@@ -31,9 +36,14 @@ def generate(
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
         infermax-fixed, infermax-mix or prefix-trees.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
+      cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance to this file. The default is standard output.
     """
     texts = key_values(settings)
+    if cost_model is not None:
+        given = texts.get("kv_capacity")
+        texts["kv_capacity"] = str(_capacity_of(cost_model, given, 1))
+
     from optsched.workloads.generate import generate as run, parse_parameters
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
@@ -184,11 +194,11 @@ def export(
     formulation: str | None = None,
     cost_model: str | None = None,
 ) -> None:
-    """Write an instance's mathematical model, or the instance itself.
+    """Write an instance's mathematical model, or the instance itself, also for another machine.
 
     Parameters:
       format_name --format lp|mps|json: The format: lp or mps for the mathematical model, json for
-        the instance itself.
+        the instance itself, with the KV capacity of a cost model's machine if one is given.
       out -o --out FILE: Write to this file.
       formulation NAME: The formulation for lp and mps. `optsched formulations` lists them.
     """
@@ -198,6 +208,10 @@ def export(
     instance = read_instance(instance_file)
     check_outputs(out)
     if format_name == "json":
+        if cost_model is not None:
+            held = _capacity_of(cost_model, None, instance.kv_block_tokens)
+            instance = replace(instance, kv_capacity=held, known=None)
+
         write_instance(instance, out)
         return
 
@@ -227,7 +241,7 @@ def export(
         write_bytes(file.read_bytes(), out)
 
 
-def _capacity_of(cost_model: str, given: int | None, block: int) -> int:
+def _capacity_of(cost_model: str, given: object, block: int) -> int:
     """Return the KV capacity of a cost model's machine, in whole blocks."""
     if given is not None:
         raise UsageError(

@@ -194,7 +194,12 @@ def why(
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
     other = None if against is None else schedule_of(against, instance, cost_model)[0]
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    found = run(instance, schedule, cost, against=other, **limits)
+    with output.stop_at_ctrl_c() as stop:
+        found = run(instance, schedule, cost, against=other, stop=stop, **limits)
+
+    if against is not None and found.against is None:
+        tell(f"note: interrupted before {against}; the answer is of {schedule_file} alone")
+        against = None
     if emit_json(found.to_dict(), json_out):
         return
 

@@ -102,6 +102,11 @@ def only_tables(form: str) -> Iterator[None]:
         _table_format = None
 
 
+def only_tables_shown() -> bool:
+    """Whether tables are all that is printed."""
+    return _table_format is not None
+
+
 def save_schedule(schedule: Schedule, target: str) -> None:
     """Write a schedule file; a large schedule's columns go into a Parquet file beside it."""
     from importlib.util import find_spec

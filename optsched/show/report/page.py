@@ -1,7 +1,7 @@
 """The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG."""
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import islice
@@ -9,9 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from optsched.analysis.comparison import Column, policy_columns
+from optsched.analysis.comparison import Column, lost_columns, policy_columns
 from optsched.problem.markup import number
-from optsched.problem.metrics import LOST, time_words
+from optsched.problem.metrics import time_words
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
 from optsched.show.report.figures import capacity_figure, distribution_figure, timeline_figure
@@ -124,10 +124,6 @@ def _texts(value: object) -> list[str]:
 
 
 def _results(section: Section) -> dict[str, Any]:
-    def gap(data: dict[str, Any]) -> Cell:
-        value = data.get("gap")
-        return _cell(value, "–" if value is None else f"{value:.2%}")
-
     def proof(data: dict[str, Any]) -> Cell:
         verdicts: dict[str, Verdict] = data["verdicts"]
         found = verdicts.get("certificate")
@@ -144,7 +140,7 @@ def _results(section: Section) -> dict[str, Any]:
         ("value", section.unit, lambda data: data.get("objective")),
         ("bound", section.unit, lambda data: data.get("bound")),
         ("holds for", "", lambda data: _holds_for(data) or "–"),
-        ("gap", "", gap),
+        ("gap", "", lambda data: _formatted(data.get("gap"), ".2%")),
         ("status", "", lambda data: data.get("status") or "–"),
         ("schedule", "", lambda data: _verdict(data["verdicts"].get("schedule"))),
         ("bound's proof", "", proof),
@@ -262,12 +258,14 @@ def _columns_of_policies(
     certified, verdicts = data.get("certified"), data["verdicts"]
     policy, kind, total, best, bound, *metrics = policy_columns(rows, section.time_unit)
 
-    def ratio(column: Column) -> Column:
-        return column[0], "", lambda row: _ratio(column[2](row))
+    def formatted(column: Column, form: str) -> Column:
+        words, unit, of = column
+        return words, unit, lambda row: _formatted(of(row), form)
 
     def to_certified(row: dict[str, Any]) -> Cell:
         tel, inside = total[2](row), any(one[2](row) is not None for one in (best, bound))
-        return _ratio(tel / certified if certified and inside and tel is not None else None)
+        known = certified and inside and tel is not None
+        return _formatted(tel / certified if known else None, ".4f")
 
     def replayed(row: dict[str, Any]) -> Cell:
         # A schedule that was not at hand has no verdict, and a good one needs no further words.
@@ -275,32 +273,21 @@ def _columns_of_policies(
         good = found is not None and found.state != "rejected"
         return _verdict(found._replace(words="") if found is not None and good else found)
 
-    def share(name: str) -> Callable[[dict[str, Any]], Cell]:
-        def cell(row: dict[str, Any]) -> Cell:
-            value = (row.get("lost") or {}).get(name)
-            return _cell("–") if value is None else _cell(value, f"{100 * value:z.1f}")
-
-        return cell
-
-    columns: list[Column] = [policy, kind, total, ratio(best), ratio(bound)]
+    columns = [policy, kind, total, *(formatted(one, ".4f") for one in (best, bound))]
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
-    if any(row.get("meaning") for row in rows):
-        columns.append(("in words", "", lambda row: str(row.get("meaning") or "–")))
+    meaning, *lost = lost_columns(rows)
+    if any(map(meaning[2], rows)):
+        columns.append((meaning[0], "", lambda row: meaning[2](row) or "–"))
 
-    columns += [
-        (words, "%", share(name))
-        for name, words in LOST.items()
-        if any(share(name)(row)["numeric"] for row in rows)
-    ]
-    return columns + metrics
+    return [*columns, *(formatted(one, "z.1f") for one in lost), *metrics]
 
 
-def _ratio(value: float | None) -> Cell:
-    return _cell(value, "–" if value is None else f"{value:.4f}")
+def _formatted(value: float | None, form: str) -> Cell:
+    return _cell(value, "–" if value is None else format(value, form))
 
 
 def _origins(report: Report) -> dict[str, Any]:
