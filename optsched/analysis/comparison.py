@@ -31,7 +31,14 @@ Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
 
 
 def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> list[Column]:
-    """Return the columns of every table of policies, five before metrics and one behind them."""
+    """Return the columns of every table of policies, five before metrics and one behind them.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Objects of a comparison file.
+    time_unit : str or None
+    """
     every = [row.get("metrics") or {} for row in rows]
 
     def metric(name: str) -> Column:
@@ -60,7 +67,13 @@ def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> lis
 
 
 def lost_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
-    """Return the columns of what ratios mean, and of the shares in percent that are lost."""
+    """Return the columns of what ratios mean, and of the shares in percent that are lost.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Objects of a comparison file.
+    """
 
     def share(name: str) -> Callable[[dict[str, Any]], float | None]:
         return lambda row: 100 * row["lost"][name] if name in (row.get("lost") or {}) else None
