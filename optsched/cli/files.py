@@ -1,7 +1,5 @@
 """``generate``, ``import`` and ``export``: instances from generators and traces, and as models."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``simulate``, ``evaluate`` and ``verify``: make, evaluate and check schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

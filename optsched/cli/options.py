@@ -1,7 +1,5 @@
 """The options of commands, some of them shared, and the checks before the work begins."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

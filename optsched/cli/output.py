@@ -1,7 +1,5 @@
 """Output of commands: JSON, tables, and the line that shows the progress of a solver."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

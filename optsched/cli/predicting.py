@@ -1,7 +1,5 @@
 """``predict``: write an instance with the predictions of a named predictor."""
 
-from __future__ import annotations
-
 from optsched.cli.options import Seed, check_outputs
 from optsched.files.read_write import read_instance, write_instance
 from optsched.problem.instance import Instance

@@ -1,7 +1,5 @@
 """``replay``: an instance's requests on a real engine."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any
 
