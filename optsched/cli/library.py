@@ -41,13 +41,12 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
 
     rows = []
     for name, entry in data["instances"].items():
-        bound = None if entry.get("bound") is None else entry["bound"]["value"]
-        share = gap(entry)
         what = [entry["family"], entry["objective"], entry["requests"]]
-        values = [number(entry["best"]["value"]), None if bound is None else number(bound)]
-        rows.append(
-            [name, *what, *values, None if share is None else f"{share:.2%}", entry["status"]]
-        )
+        known = [entry.get(key) for key in ("best", "bound")]
+        values = [None if one is None else number(one["value"]) for one in known]
+        share = gap(entry)
+        shown = None if share is None else f"{share:.2%}"
+        rows.append([name, *what, *values, shown, entry["status"]])
 
     show_table(_HEADERS, rows, text_columns=(0, 1, 2, 7), drop=("requests", "objective"))
     still = sum(entry["status"] == "open" for entry in data["instances"].values())
