@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import same_cost_model, verify_certificate
 from optsched.costs.cost import CostModel
@@ -180,7 +178,8 @@ def _section(
     digest: str, instance: Instance | None, read: Sequence[tuple[str, str, dict[str, Any]]]
 ) -> Section:
     if instance is not None:
-        return Section(digest, instance.name, instance, _facts(instance))
+        facts = [(name, number(v)) for name, v in instance.facts() if v is not None]
+        return Section(digest, instance.name, instance, facts)
     for _, form, data in read:
         if form in _NAMING and _digest(form, data) == digest:
             about = data["instance"]
@@ -194,39 +193,6 @@ def _section(
             return section
 
     return Section(digest, "unknown", notes=["the instance's file is not at hand"])
-
-
-def _facts(instance: Instance) -> list[tuple[str, str]]:
-    arrival, block = instance.given_arrivals, instance.kv_block_tokens
-    unit = time_words(instance.time_unit)
-    blocks = f", in blocks of {block}" if block > 1 else ""
-    facts = [
-        ("requests", f"{instance.n:,}"),
-        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting}{blocks})"),
-        ("time", "rounds" if instance.in_rounds else "seconds"),
-        ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
-    ]
-    if span := float(arrival.max() - arrival.min()):
-        per = "round" if instance.in_rounds else "s"
-        facts.append(("rate", f"{instance.n / span:.3g} requests/{per}"))
-
-    columns = {"prompt": instance.prompt_tokens, "output": instance.output_tokens}
-    for words, column in columns.items():
-        low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
-        spread = f"{low:,} to {high:,}, median {median:,}"
-        sums = f"mean {column.mean():,.1f}, sum {int(column.sum()):,}"
-        facts.append((f"{words} tokens", f"{spread}, {sums}"))
-
-    switches = {name: getattr(instance, name) for name in ("hybrid_batching", "chunked_prefill")}
-    limits = {**instance.limits.as_dict(), **switches}
-    told = [f"{name} {value}" for name, value in limits.items() if value is not None]
-    if told:
-        facts.append(("limits", ", ".join(told)))
-
-    predicted = instance.predicted is not None or instance.predicted_upper is not None
-    facts.append(("output lengths", "predicted" if predicted else "no predictions: true lengths"))
-    known = (instance.known or {}).items()
-    return [*facts, *((f"known {name}".replace("_", " "), str(v)) for name, v in known)]
 
 
 def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
