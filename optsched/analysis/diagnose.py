@@ -208,19 +208,16 @@ def _spec(seqs: int, tokens: int, more: str = "") -> str:
 
 def _grid(instance: Instance, seqs: int, tokens: int) -> list[tuple[str, str, Instance, str]]:
     """Return changes: words, kind, and the instance and the policy with it."""
-    found: list[tuple[str, str, Instance, str]] = []
-    for factor in (0.5, 2, 4, 8):
-        value = max(1, round(seqs * factor))
-        found.append((f"max_num_seqs={value}", "settings", instance, _spec(value, tokens)))
-    for factor in (0.125, 0.25, 0.5, 2, 4):
-        value = max(seqs, 64, round(tokens * factor))
-        found.append((f"max_num_batched_tokens={value}", "settings", instance, _spec(seqs, value)))
-    for more in (
-        f"long_prefill_token_threshold={max(64, tokens // 8)}",
-        "prefill_schedule_interval=4",
-        "policy=priority,priority=prompt",
-    ):
-        found.append((more, "settings", instance, _spec(seqs, tokens, f",{more}")))
+    seats = [max(1, round(seqs * factor)) for factor in (0.5, 2, 4, 8)]
+    sizes = [max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4)]
+    others = [f"long_prefill_token_threshold={max(64, tokens // 8)}", "prefill_schedule_interval=4"]
+    settings = [(f"max_num_seqs={value}", _spec(value, tokens)) for value in seats]
+    settings += [(f"max_num_batched_tokens={value}", _spec(seqs, value)) for value in sizes]
+    settings += [
+        (more, _spec(seqs, tokens, f",{more}"))
+        for more in (*others, "policy=priority,priority=prompt")
+    ]
+    found = [(words, "settings", instance, spec) for words, spec in settings]
     for factor in (1.5, 2, 4):
         larger = replace(instance, kv_capacity=round(instance.kv_capacity * factor))
         words = f"kv_capacity={larger.kv_capacity}"

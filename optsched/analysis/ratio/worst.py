@@ -258,12 +258,10 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
         if kind == 0:
             far = int(arrival.max()) + 2
             arrival[i] = max(0, _nudged(int(arrival[i]), far, rng))
-        elif kind == 1:
-            prompt[i] = min(max(1, _nudged(int(prompt[i]), capacity, rng)), capacity - 1)
-            output[i] = min(output[i], capacity - prompt[i])
-        elif kind == 2:
-            output[i] = min(max(1, _nudged(int(output[i]), capacity, rng)), capacity - 1)
-            prompt[i] = min(prompt[i], capacity - output[i])
+        elif kind in (1, 2):
+            one, other = (prompt, output) if kind == 1 else (output, prompt)
+            one[i] = min(max(1, _nudged(int(one[i]), capacity, rng)), capacity - 1)
+            other[i] = min(other[i], capacity - one[i])
         elif kind == 3:  # a copy of another request
             j = rng.integers(instance.n)
             prompt[i], output[i], arrival[i] = prompt[j], output[j], arrival[j]
