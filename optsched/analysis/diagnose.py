@@ -143,7 +143,8 @@ def diagnose(
     instance : Instance
         The requests, in seconds, with the server's KV capacity.
     cost_model : BatchCost
-        As measured or of published peaks. With measured times it is calibrated.
+        As measured or of published peaks; of tables, the linear approximation. With measured times
+        it is calibrated.
     measured : Measured, optional
         The times that the server took.
     max_num_seqs, max_num_batched_tokens : int
@@ -165,10 +166,10 @@ def diagnose(
     spec = _spec(max_num_seqs, max_num_batched_tokens)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        error, cost = None, cost_model
+        error, cost = None, replace(cost_model, table=None)
         if measured is not None:
             measured.check(instance)
-            cost, error = _calibrated(instance, cost_model, measured, spec)
+            cost, error = _calibrated(instance, cost, measured, spec)
 
         spread = max(_UNMEASURED if error is None else error, 0.02)
         models = [_scaled(cost, f, f) for f in (1.0, 1.0 - spread, 1.0 + spread)]
@@ -252,9 +253,6 @@ def _first(changes: tuple[Change, ...]) -> Change | None:
 
 def _scaled(cost: BatchCost, prefill: float, rest: float) -> BatchCost:
     """Return a linear cost model whose prefills and decodes take other times."""
-    if cost.table is not None:
-        raise InputError("cost model: found a tabulated one; expected a linear one to calibrate")
-
     texts = {
         key: f"{float(text) * (prefill if key.startswith(_PREFILL) else rest):.9g}"
         for key, text in cost.coefficients.items()
