@@ -127,7 +127,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         shown.append({"policy": "bound", "metrics": comparison.bounds})
 
     columns = policy_columns(shown, instance.time_unit)
-    if output.only_tables_shown():  # then all is one table
+    if output.one_table():
         columns += lost_columns(shown)
 
     heads = [(_SHORT.get(words, words), unit) for words, unit, _ in columns]
@@ -144,7 +144,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
 
         print()
         meant = [row for row in ranked if row.meaning is not None and row is not comparison.best]
-        if meant and comparison.bound is not None and not output.only_tables_shown():
+        if meant and comparison.bound is not None and not output.one_table():
             _show_losses(meant, comparison.target)
 
     best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"

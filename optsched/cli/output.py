@@ -100,9 +100,9 @@ def only_tables(form: str) -> Iterator[None]:
         _table_format = None
 
 
-def only_tables_shown() -> bool:
-    """Whether tables are all that is printed."""
-    return _table_format is not None
+def one_table() -> bool:
+    """Whether what is printed should be one table, since programs read it."""
+    return _table_format == "csv"
 
 
 def save_schedule(schedule: Schedule, target: str) -> None:
