@@ -48,8 +48,8 @@ def capacity(
         def progress(spec: str, at: float, share: float) -> None:
             line.show(f"{spec} at {at:.4g}: {share:.4f}")
 
-        more: dict[str, Any] = {"cost_model": cost, "progress": progress, "stop": stop}
-        found = run(instance, policies or None, seed=seed, **asked, **more, **slos)
+        more: dict[str, Any] = {"cost_model": cost, "progress": progress, "stop": stop, **slos}
+        found = run(instance, policies or None, seed=seed, **asked, **more)
 
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)
