@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, read_checked
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c
-from optsched.problem.errors import NoIncumbentError
+from optsched.problem.errors import NoIncumbentError, UsageError
 
 if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity
@@ -39,8 +39,11 @@ def capacity(
     """
     from optsched.analysis.capacity import capacity as run
 
+    if workers != "auto" and not workers.lstrip("-").isdecimal():
+        raise UsageError(f"--workers: found {workers!r}; expected an integer >= 1, or auto")
+
     instance, cost = read_checked(instance_file, cost_model, json_out)
-    count = int(workers) if workers.isdecimal() else workers
+    count = workers if workers == "auto" else int(workers)
     asked: dict[str, Any] = {"attainment": attainment, "workers": count, "router": router}
     asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
