@@ -943,12 +943,15 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
 
     words = ("compare", "tiny", "--policy", "mc-sf", "--policy", "fcfs")
     found = run(*words, "--csv")
-    rows = list(csv.DictReader(found.stdout.split("\n\n")[0].splitlines()))
+    rows = list(csv.DictReader(found.stdout.splitlines()))  # one table, what is lost included
     assert {row["policy"]: row["TEL [rounds]"] for row in rows if row["policy"] != "bound"} == {
         "best known": "33", "mc-sf": "48", "fcfs": "63",
     }  # fmt: skip
+    (fcfs,) = (row for row in rows if row["policy"] == "fcfs")
+    assert (fcfs["in words"], fcfs["lost [%]"][:4]) == ("1.909 times the optimum", "47.6")
     assert "the bound holds for" in found.stderr
     assert "the bound holds for" not in found.stdout
+    assert "`> t.csv` writes it there" in one_line_error(run(*words, "--csv", "t.csv"))
     latex = run("--latex", *words).stdout
     assert latex.startswith("\\begin{tabular}")
     assert "mc-sf & clairvoyant & 48 & 1.455" in latex

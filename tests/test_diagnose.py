@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, run
+from test_table import LINEAR, tabulated
 
 import optsched
 from optsched.analysis.diagnose import diagnose
@@ -109,3 +110,12 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     alone = run("diagnose", instance_file, *words[2:])
     assert "no measured times" in alone
     assert "no format" in run("diagnose", __file__, *words[2:], status=2)
+
+
+def test_of_a_tabulated_cost_model_the_linear_approximation_is_taken() -> None:
+    load = requests(6, 4.0, 50, 5)
+    found = diagnose(load, tabulated(), max_num_seqs=2)
+    assert found.cost_model.table is None
+    assert {k: float(v) for k, v in found.cost_model.coefficients.items()} == {
+        name: float(text) for name, text in LINEAR.items()
+    }

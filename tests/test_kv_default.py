@@ -72,3 +72,16 @@ def test_import_takes_the_capacity_of_a_cost_model(tmp_path: Path, block: int, t
     )
     model(tmp_path, None)
     assert "--cost-model: found no KV capacity in 'machine'" in one_line_error(invoke(*words))
+
+
+def test_an_instance_for_another_machine_has_its_capacity(tmp_path: Path) -> None:
+    machine, old, new = model(tmp_path, 467_296), tmp_path / "old.json", tmp_path / "new.json"
+    made = ("generate", "lognormal", "--set", "n=3", "-o", old)
+    assert invoke(*made, "--cost-model", machine).exit_code == 0
+    assert read_instance(old).kv_capacity == 467_296
+    words = ("export", "tiny-seconds", "--format", "json", "--cost-model", machine, "-o", new)
+    assert invoke(*words).exit_code == 0
+    assert read_instance(new).kv_capacity == 467_296
+    assert read_instance(new).n == read_instance("tiny-seconds").n
+    twice = invoke(*made, "--set", "kv_capacity=9", "--cost-model", machine)
+    assert "--kv-capacity: found 9 beside --cost-model" in one_line_error(twice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,14 @@ def test_the_command_says_who_lost_and_gained(answers: Path, tmp_path: Path) -> 
         "plot", answers / "best.json", "--kind", "gap", "-o", picture, status=2
     )
     run("why", "tiny", answers / "comparison.json", status=2)
+
+
+def test_an_interruption_keeps_the_parts_of_the_schedule_itself() -> None:
+    instance, stop = Instance([0, 0], [5, 5], [5, 5], kv_capacity=10), threading.Event()
+    one, other = (optsched.simulate(instance, name) for name in ("fcfs", "mc-sf"))
+    whole = why(instance, one, against=other, stop=stop)
+    assert whole.against is not None
+    stop.set()
+    found = why(instance, one, against=other, stop=stop)
+    assert found.against is None
+    assert (found.parts == whole.parts).all()

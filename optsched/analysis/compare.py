@@ -36,6 +36,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, Times, derive
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.service import SLOS
 
 __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
@@ -61,15 +62,12 @@ def compare(
     pools: Pools | None = None,
     bound: bool = True,
     time_limit_s: float = 60.0,
-    slo_ttft: float | None = None,
-    slo_tpot: float | None = None,
-    slo_gap: float | None = None,
-    slo_latency: float | None = None,
     seed: int = 0,
     progress: Callable[[str, Any], None] | None = None,
     stop: threading.Event | None = None,
     keep_schedules: bool = True,
     measured: Measured | str | Path | None = None,
+    **slos: float | None,
 ) -> Comparison:
     """Run policies on an instance and set each beside the best known value and a bound.
 
@@ -95,8 +93,6 @@ def compare(
         (`optsched.analysis.losses`). The rest is for the bounds that search, the solver (in rounds)
         and the offline search (in seconds), which have at least half of the limit, beyond it if
         need be.
-    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        SLOs of every request, as for `optsched.evaluate`. Policies see them too.
     seed : int
         Seed of random policies and of the searches.
     progress : callable, optional
@@ -111,6 +107,9 @@ def compare(
         Times in seconds that a real server took for these requests. They become a row of their
         own, whose ratios hold if the cost model and the KV capacity are those of the server. They
         never become the best known value, since no schedule proves them.
+    **slos : float
+        SLOs of every request (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``), as for
+        `optsched.evaluate`. Policies see them too.
 
     Returns
     -------
@@ -139,8 +138,7 @@ def compare(
     if measured is not None:
         measured.check(instance)
 
-    limits = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot}
-    limits |= {"slo_gap": slo_gap, "slo_latency": slo_latency}
+    limits = {name: slos.get(name) for name in SLOS} | slos
     rows: list[PolicyRow] = []
     interrupted = False
     notes: tuple[str, ...] = ()

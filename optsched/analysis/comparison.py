@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from optsched.analysis.losses import Losses
@@ -12,7 +13,7 @@ from optsched.costs.cost import CostModel
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
-from optsched.problem.metrics import METRICS, TABLE, compared, time_words
+from optsched.problem.metrics import LOST, METRICS, TABLE, compared, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -23,6 +24,63 @@ if TYPE_CHECKING:
 
 BEST = "best known"
 """What tables and pictures call the best known schedule."""
+
+
+Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
+"""A column of a table: words, unit, and the value of a row, an object of a file."""
+
+
+def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> list[Column]:
+    """Return the columns of every table of policies, five before metrics and one behind them.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Objects of a comparison file.
+    time_unit : str or None
+    """
+    every = [row.get("metrics") or {} for row in rows]
+
+    def metric(name: str) -> Column:
+        unit = TABLE[name].unit_words(time_unit)
+        return TABLE[name].words, unit, lambda row: (row.get("metrics") or {}).get(name)
+
+    def attainment(row: dict[str, Any]) -> float | None:
+        share = (row.get("metrics") or {}).get("slo_attainment")
+        return None if share is None else 100 * share
+
+    def kind(row: dict[str, Any]) -> str:
+        return next((name for name in ("measured", "clairvoyant") if row.get(name)), "")
+
+    def wall(row: dict[str, Any]) -> float | None:
+        return None if row.get("wall_s") is None else 1000 * row["wall_s"]
+
+    goals = any(one.get("slo_attainment") is not None for one in every)
+    return [
+        *(("policy", "", itemgetter("policy")), ("kind", "", kind), metric(TOTAL_LATENCY.name)),
+        ("/ best known", "", lambda row: row.get("ratio_to_best_known")),
+        ("/ bound", "", lambda row: row.get("ratio_to_bound")),
+        *([("SLO attainment", "%", attainment)] if goals else []),
+        *map(metric, compared(every)),
+        ("decisions", "ms", wall),
+    ]
+
+
+def lost_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Return the columns of what ratios mean, and of the shares in percent that are lost.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Objects of a comparison file.
+    """
+
+    def share(name: str) -> Callable[[dict[str, Any]], float | None]:
+        return lambda row: 100 * row["lost"][name] if name in (row.get("lost") or {}) else None
+
+    known = [name for name in LOST if any(name in (row.get("lost") or {}) for row in rows)]
+    meaning: Column = ("in words", "", lambda row: row.get("meaning"))
+    return [meaning, *((LOST[name], "%", share(name)) for name in known)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,14 +317,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         unit = time_words(self.instance.time_unit)
-        shown = (TOTAL_LATENCY.name, *compared(row.metrics for row in self.rows))
-        rows = []
-
-        for row in self.shown:
-            kind = "clairvoyant" if row.clairvoyant else ""
-            values = map((row.metrics or {}).get, shown)
-            rows.append((row.policy, kind, row.ratio_to_best_known, row.ratio_to_bound, *values))
-
+        shown = [row.to_dict() for row in self.shown]
+        columns = policy_columns(shown, self.instance.time_unit)
+        rows = [[value(row) for *_, value in columns] for row in shown]
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
@@ -275,7 +328,7 @@ class Comparison:
         if self.bound is not None:
             below += f"; the bound holds for {self.scope}"
 
-        headers = ("policy", "", "/ best known", "/ bound", *(TABLE[name].words for name in shown))
+        headers = [words for words, *_ in columns]
         return table(f"Comparison on {self.instance.name}", headers, rows, below)
 
     def table(self) -> pd.DataFrame:

@@ -60,6 +60,11 @@ class Change(NamedTuple):
     high: float
     metrics: dict[str, Any]
 
+    @property
+    def percents(self) -> tuple[int, ...]:
+        """The gain and its range in percent."""
+        return tuple(round(100 * share) for share in (self.gain, self.low, self.high))
+
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
@@ -138,7 +143,8 @@ def diagnose(
     instance : Instance
         The requests, in seconds, with the server's KV capacity.
     cost_model : BatchCost
-        As measured or of published peaks. With measured times it is calibrated.
+        As measured or of published peaks; of tables, the linear approximation. With measured times
+        it is calibrated.
     measured : Measured, optional
         The times that the server took.
     max_num_seqs, max_num_batched_tokens : int
@@ -160,10 +166,10 @@ def diagnose(
     spec = _spec(max_num_seqs, max_num_batched_tokens)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        error, cost = None, cost_model
+        error, cost = None, replace(cost_model, table=None)
         if measured is not None:
             measured.check(instance)
-            cost, error = _calibrated(instance, cost_model, measured, spec)
+            cost, error = _calibrated(instance, cost, measured, spec)
 
         spread = max(_UNMEASURED if error is None else error, 0.02)
         models = [_scaled(cost, f, f) for f in (1.0, 1.0 - spread, 1.0 + spread)]
@@ -203,19 +209,16 @@ def _spec(seqs: int, tokens: int, more: str = "") -> str:
 
 def _grid(instance: Instance, seqs: int, tokens: int) -> list[tuple[str, str, Instance, str]]:
     """Return changes: words, kind, and the instance and the policy with it."""
-    found: list[tuple[str, str, Instance, str]] = []
-    for factor in (0.5, 2, 4, 8):
-        value = max(1, round(seqs * factor))
-        found.append((f"max_num_seqs={value}", "settings", instance, _spec(value, tokens)))
-    for factor in (0.125, 0.25, 0.5, 2, 4):
-        value = max(seqs, 64, round(tokens * factor))
-        found.append((f"max_num_batched_tokens={value}", "settings", instance, _spec(seqs, value)))
-    for more in (
-        f"long_prefill_token_threshold={max(64, tokens // 8)}",
-        "prefill_schedule_interval=4",
-        "policy=priority,priority=prompt",
-    ):
-        found.append((more, "settings", instance, _spec(seqs, tokens, f",{more}")))
+    seats = [max(1, round(seqs * factor)) for factor in (0.5, 2, 4, 8)]
+    sizes = [max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4)]
+    others = [f"long_prefill_token_threshold={max(64, tokens // 8)}", "prefill_schedule_interval=4"]
+    settings = [(f"max_num_seqs={value}", _spec(value, tokens)) for value in seats]
+    settings += [(f"max_num_batched_tokens={value}", _spec(seqs, value)) for value in sizes]
+    settings += [
+        (more, _spec(seqs, tokens, f",{more}"))
+        for more in (*others, "policy=priority,priority=prompt")
+    ]
+    found = [(words, "settings", instance, spec) for words, spec in settings]
     for factor in (1.5, 2, 4):
         larger = replace(instance, kv_capacity=round(instance.kv_capacity * factor))
         words = f"kv_capacity={larger.kv_capacity}"
@@ -250,9 +253,6 @@ def _first(changes: tuple[Change, ...]) -> Change | None:
 
 def _scaled(cost: BatchCost, prefill: float, rest: float) -> BatchCost:
     """Return a linear cost model whose prefills and decodes take other times."""
-    if cost.table is not None:
-        raise InputError("cost model: found a tabulated one; expected a linear one to calibrate")
-
     texts = {
         key: f"{float(text) * (prefill if key.startswith(_PREFILL) else rest):.9g}"
         for key, text in cost.coefficients.items()

@@ -139,10 +139,8 @@ class Reach:
         searched : str
             The name of its value, as `Capacity.searched` says.
         """
-        reached = {"policy": self.policy, searched: self.value, "attainment": self.attainment}
-        points = [list(point) for point in self.points]
-        about = {"clairvoyant": self.clairvoyant, "wall_s": self.wall_s, "error": self.error}
-        return {**reached, "missed": self.missed, "points": points, **about}
+        data = {searched if key == "value" else key: value for key, value in vars(self).items()}
+        return {**data, "points": [list(point) for point in self.points]}
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,14 +135,11 @@ class Score:
         times : bool
             Whether it has the seconds of each run.
         """
-        rows = []
-        for row in self.rows:
-            data = asdict(row)
-            if not times:
-                del data["wall_s"]
-
-            rows.append({**data, "captured": row.captured})
-
+        hidden = () if times else ("wall_s",)
+        rows = [
+            {k: v for k, v in asdict(row).items() if k not in hidden} | {"captured": row.captured}
+            for row in self.rows
+        ]
         head: dict[str, Any] = {"format": "optsched-score", "version": 1, "policy": self.policy}
         head |= {"seed": self.seed, "release": self.release}
         head |= {"score": self.score, "floor": self.floor, "best_known": self.best_known}

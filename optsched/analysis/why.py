@@ -19,6 +19,7 @@ memory that was given to another in the same batch counts as memory, though an o
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,7 @@ def why(
     against: Schedule | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    stop: threading.Event | None = None,
 ) -> Why:
     """Say what each request of a schedule waits for, and what another schedule does otherwise.
 
@@ -136,6 +138,8 @@ def why(
     max_num_seqs, max_num_batched_tokens : int, optional
         The scheduler's own limits of requests that hold KV and of tokens in a batch, beside the
         instance's. A schedule holds decisions only and does not name them.
+    stop : threading.Event, optional
+        When it is set before the other schedule's turn, the answer is of this one alone.
 
     Returns
     -------
@@ -143,12 +147,15 @@ def why(
     """
     cost = cost_for(instance, cost_model)
     given = None if instance.in_rounds else cost
-    other = None if against is None else why(instance, against, given)
     limits = instance.limits
     seats = min(limits.max_running or np.inf, max_num_seqs or np.inf)
     tokens = min(limits.max_batch_tokens or np.inf, max_num_batched_tokens or np.inf)
-    found = timeline(instance, schedule, given)
-    return Why(instance, cost, _parts(found, cost, seats, tokens), other)
+    parts = _parts(timeline(instance, schedule, given), cost, seats, tokens)
+    other = None
+    if against is not None and not (stop is not None and stop.is_set()):
+        other = why(instance, against, given)
+
+    return Why(instance, cost, parts, other)
 
 
 def _parts(found: Timeline, cost: CostModel, seats: float, room: float) -> Floats:

@@ -37,7 +37,9 @@ from optsched.cli import (
 from optsched.cli.options import command
 from optsched.cli.output import only_json, only_tables, tell
 from optsched.problem.budget import work_time
-from optsched.problem.errors import OptschedError
+from optsched.problem.errors import OptschedError, UsageError
+
+_FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
 
 
 class Commands(TyperGroup):
@@ -55,12 +57,19 @@ class Commands(TyperGroup):
         """Run the command line and exit with the status that `options` describes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
-        form = next((one for one in ("csv", "latex") if f"--{one}" in words), None)
-        words = [word for word in words if word not in ("--debug", "--csv", "--latex")]
+        form = next((one[2:] for one in _FORMS if one in words), None)
+        after = next((b for a, b in pairwise(words) if a in _FORMS and b.endswith(_TABLES)), None)
+        words = [word for word in words if word not in ("--debug", *_FORMS)]
         before = signal.getsignal(signal.SIGINT)
 
         try:
             _at_ctrl_c(signal.default_int_handler)
+            if after is not None:
+                raise UsageError(
+                    f"--{form}: found the file {after!r}; expected none: the table is printed, and "
+                    f"`> {after}` writes it there"
+                )
+
             # The parser's own `main` would end a closed pipe and Ctrl-C in its own way.
             with (
                 only_tables(form) if form else nullcontext(),

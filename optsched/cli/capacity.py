@@ -39,30 +39,20 @@ def capacity(
     """
     from optsched.analysis.capacity import capacity as run
 
-    count: int | str = workers
-    if workers != "auto":
-        try:
-            count = int(workers)
-        except ValueError:
-            raise UsageError(
-                f"--workers: found {workers!r}; expected an integer >= 1, or auto"
-            ) from None
+    if workers != "auto" and not workers.lstrip("-").isdecimal():
+        raise UsageError(f"--workers: found {workers!r}; expected an integer >= 1, or auto")
 
     instance, cost = read_checked(instance_file, cost_model, json_out)
+    count = workers if workers == "auto" else int(workers)
     asked: dict[str, Any] = {"attainment": attainment, "workers": count, "router": router}
-    asked |= {
-        "rate_scale": rate_scale,
-        "time_limit_s": time_limit,
-        "search_s": search,
-        "seed": seed,
-    }
+    asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
 
         def progress(spec: str, at: float, share: float) -> None:
             line.show(f"{spec} at {at:.4g}: {share:.4f}")
 
         more: dict[str, Any] = {"cost_model": cost, "progress": progress, "stop": stop, **slos}
-        found = run(instance, policies or None, **asked, **more)
+        found = run(instance, policies or None, seed=seed, **asked, **more)
 
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)

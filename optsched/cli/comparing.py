@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli import output
 from optsched.cli.options import NO_SLOS, Seed, Slos, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
+from optsched.files.outputs import make_folder
 from optsched.problem.errors import NoIncumbentError
-from optsched.problem.metrics import LOST, TABLE, compared
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.metrics import LOST
 
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison, PolicyRow
@@ -64,8 +63,6 @@ def compare(
 
     data = comparison.to_dict()
     if schedules_out is not None:
-        from optsched.files.outputs import make_folder
-
         folder = make_folder(schedules_out)
         for row, entry in zip(comparison.rows, data["policies"], strict=True):
             if row.schedule is not None:
@@ -110,52 +107,44 @@ def _show_losses(ranked: list[PolicyRow], target: str | None) -> None:
     print()
 
 
+_SHORT = {
+    "kind": "",
+    "/ best known": "/ best",
+    "SLO attainment": "SLO\nattainment",
+    "decisions": "wall",
+}
+"""Words of columns that are shorter on a terminal."""
+
+
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
+    from optsched.analysis.comparison import lost_columns, policy_columns
+
     instance = comparison.instance
     times = output.unit(instance)
-    tel = TOTAL_LATENCY.name
-    goals = any((r.metrics or {}).get("slo_attainment") is not None for r in comparison.rows)
-    shown = compared(r.metrics for r in comparison.rows)
-    keys = [*(["slo_attainment"] if goals else []), *shown]
-    of, *others = (TABLE[key].header(instance.time_unit) for key in (tel, *keys))
-    if goals:
-        others[0] = "SLO\nattainment\n[%]"
-
-    headers = ["policy", "", of, "/ best", "/ bound", *others, "wall\n[ms]"]
-    rows: list[tuple[Any, ...]] = []
-
-    def cells(metrics: Mapping[str, Any]) -> list[Any]:
-        values = [metrics.get(key) for key in keys]
-        if goals and values[0] is not None:
-            values[0] = 100.0 * values[0]
-
-        return values
-
     ranked = comparison.shown
-    for row in ranked:
-        kind = "measured" if row.measured else "clairvoyant" if row.clairvoyant else ""
-        wall_ms = None if row.wall_s is None else 1000 * row.wall_s
-        ratios = (row.ratio_to_best_known, row.ratio_to_bound)
-        metrics = row.metrics or {}
-        rows.append((row.policy, kind, metrics[tel], *ratios, *cells(metrics), wall_ms))
+    shown: list[dict[str, Any]] = [row.to_dict() for row in ranked]
+    if shown and comparison.bounds:
+        shown.append({"policy": "bound", "metrics": comparison.bounds})
 
-    if rows and comparison.bounds:
-        values = cells(comparison.bounds)
-        rows.append(("bound", "", comparison.bounds.get(tel), None, None, *values, None))
+    columns = policy_columns(shown, instance.time_unit)
+    if output.one_table():
+        columns += lost_columns(shown)
 
-    if rows:
+    heads = [(_SHORT.get(words, words), unit) for words, unit, _ in columns]
+    headers = [f"{words}\n[{unit}]" if unit else words for words, unit in heads]
+    if shown:
         # The mean latency is the TEL over the number of requests. The column "" has "clairvoyant".
         first = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
+        rows = [[value(row) for *_, value in columns] for row in shown]
         missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
-
         if "" in missing:
             names = [row.policy for row in ranked if row.clairvoyant]
             print(f"clairvoyant: {', '.join(names) or 'none'}")
 
         print()
         meant = [row for row in ranked if row.meaning is not None and row is not comparison.best]
-        if meant and comparison.bound is not None:
+        if meant and comparison.bound is not None and not output.one_table():
             _show_losses(meant, comparison.target)
 
     best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from optsched.cli.options import check_folder, check_outputs, check_suffix
+from optsched.files.outputs import make_folder
 from optsched.problem.budget import work_time
 
 _GPU = "--cost-model llama2-7b-a100-infermax"
@@ -36,8 +37,6 @@ def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "
       out -o --out FILE.html: Write the report to this .html file, with a .png beside it and what it
         is made of in a folder.
     """
-    from optsched.files.outputs import make_folder
-
     check_suffix(out, "--out", ".html", ".htm")
     page = Path(out)
     places = str(page.with_name(f"{page.stem}-files")), str(page.with_suffix(".png")), out

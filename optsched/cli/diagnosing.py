@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import AT_LEAST_1, NO_SLOS, Slos, check_outputs
 from optsched.cli.output import emit_json, number, show_table, stop_at_ctrl_c, tell
+from optsched.costs.cost import load_cost_model, roofline
+from optsched.files.measured import Measured, read_measured
+from optsched.files.read_write import named_instance, read_instance
 from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.instance import Instance
 
 if TYPE_CHECKING:
     from optsched.analysis.diagnose import Diagnosis
-    from optsched.files.measured import Measured
-    from optsched.problem.instance import Instance
 
 
 def diagnose(
@@ -46,7 +48,6 @@ def diagnose(
     """
     check_outputs(json_out)
     from optsched.analysis.diagnose import diagnose as run
-    from optsched.costs.cost import load_cost_model, roofline
 
     cost = roofline(model, gpu, tensor_parallel=tensor_parallel)
     capacity = kv_capacity or cost.kv_capacity_tokens
@@ -55,8 +56,6 @@ def diagnose(
 
     instance, times = _read(trace_file, format_name, capacity)
     if measured is not None:
-        from optsched.files.measured import read_measured
-
         times = read_measured(measured)
 
     settings: dict[str, Any] = {"max_num_seqs": max_num_seqs, "measured": times}
@@ -74,7 +73,6 @@ def _read(file: str, name: str | None, capacity: int | None) -> tuple[Instance, 
     """Return a file's requests and measured times; which format it is in, is found out."""
     from dataclasses import replace
 
-    from optsched.files.read_write import named_instance, read_instance
     from optsched.workloads.traces import read_trace_report, trace_formats
 
     if not os.path.isfile(named_instance(file)) or not os.path.getsize(named_instance(file)):
@@ -119,9 +117,8 @@ def _show(found: Diagnosis) -> None:
         sure = (
             "whatever the cost model's error" if found.sure == 1 else "if the cost model is right"
         )
-        gains = (100 * first.gain, 100 * first.low, 100 * first.high)
         print(f"first: {first.what}")
-        print("gain: {:.0f} % ({:.0f} to {:.0f} %) ".format(*gains) + f"{loss}, {sure}")
+        print("gain: {} % ({} to {} %) ".format(*first.percents) + f"{loss}, {sure}")
 
     within = "" if found.attainable is None else f", {100 * found.attainable:.1f} % within SLOs"
     print(f"nobody can have: less than {number(found.bound)} s of mean latency{within} at most")
@@ -140,10 +137,7 @@ def _show(found: Diagnosis) -> None:
         return [None if attained is None else 100.0 * attained, *shown]
 
     rows: list[tuple[Any, ...]] = [("as it is", None, None, None, *cells(base))]
-    for one in found.changes:
-        gains = (100 * one.gain, 100 * one.low, 100 * one.high)
-        rows.append((one.what, *(round(value) for value in gains), *cells(one.metrics)))
-
+    rows += [(one.what, *one.percents, *cells(one.metrics)) for one in found.changes]
     headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLOs\n[%]", "mean latency\n[s]",
                "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
     show_table(headers, rows)

@@ -18,6 +18,7 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, tell
 from optsched.problem.errors import InputError, SolverError, UsageError
+from optsched.problem.processes import memory_bytes
 
 if TYPE_CHECKING:
     from optsched.experiments.runner import Outcome
@@ -65,7 +66,6 @@ def experiment(
     check_folder(out)
     check_outputs(json_out)
     from optsched.experiments.runner import run_experiment
-    from optsched.problem.processes import memory_bytes
 
     if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
         raise UsageError(

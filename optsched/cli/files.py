@@ -1,26 +1,32 @@
 """``generate``, ``import`` and ``export``: instances from generators and traces, and as models."""
 
-from __future__ import annotations
-
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer.core import TyperArgument, TyperCommand
 
 from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
 from optsched.cli.output import LiveLine, emit_json, tell, unit
+from optsched.costs.cost import cost_for, load_cost_model
+from optsched.files.library import cost_model_of
+from optsched.files.measured import write_measured
+from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.problem.errors import UsageError
-
-if TYPE_CHECKING:
-    from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance
+from optsched.problem.objective import parse_objectives
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
 
 def generate(
-    name: str, seed: Seed = 0, settings: list[str] | None = None, out: str | None = None
+    name: str,
+    seed: Seed = 0,
+    settings: list[str] | None = None,
+    cost_model: str | None = None,
+    out: str | None = None,
 ) -> None:
     """Draw a random instance.
 
@@ -28,9 +34,14 @@ def generate(
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
         infermax-fixed, infermax-mix or prefix-trees.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
+      cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance to this file. The default is standard output.
     """
     texts = key_values(settings)
+    if cost_model is not None:
+        given = texts.get("kv_capacity")
+        texts["kv_capacity"] = str(_capacity_of(cost_model, given, 1))
+
     from optsched.workloads.generate import generate as run, parse_parameters
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
@@ -171,8 +182,6 @@ def import_trace(
         )
 
     if measured_out is not None and report.measured is not None:
-        from optsched.files.measured import write_measured
-
         write_measured(report.measured, measured_out)
 
 
@@ -183,29 +192,28 @@ def export(
     formulation: str | None = None,
     cost_model: str | None = None,
 ) -> None:
-    """Write an instance's mathematical model, or the instance itself.
+    """Write an instance's mathematical model, or the instance itself, also for another machine.
 
     Parameters:
       format_name --format lp|mps|json: The format: lp or mps for the mathematical model, json for
-        the instance itself.
+        the instance itself, with the KV capacity of a cost model's machine if one is given.
       out -o --out FILE: Write to this file.
       formulation NAME: The formulation for lp and mps. `optsched formulations` lists them.
     """
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
 
-    from optsched.files.read_write import read_instance, write_bytes, write_instance
-
     instance = read_instance(instance_file)
     check_outputs(out)
     if format_name == "json":
+        if cost_model is not None:
+            held = _capacity_of(cost_model, None, instance.kv_block_tokens)
+            instance = replace(instance, kv_capacity=held, known=None)
+
         write_instance(instance, out)
         return
 
-    from optsched.costs.cost import cost_for
-    from optsched.files.library import cost_model_of
     from optsched.optimize.formulations import Task, formulations, get
-    from optsched.problem.objective import parse_objectives
 
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.export is None:
@@ -231,10 +239,8 @@ def export(
         write_bytes(file.read_bytes(), out)
 
 
-def _capacity_of(cost_model: str, given: int | None, block: int) -> int:
+def _capacity_of(cost_model: str, given: object, block: int) -> int:
     """Return the KV capacity of a cost model's machine, in whole blocks."""
-    from optsched.costs.cost import load_cost_model
-
     if given is not None:
         raise UsageError(
             f"--kv-capacity: found {given} beside --cost-model, which sets it; expected one of both"
@@ -253,8 +259,6 @@ def _write(instance: Instance, out: str | None) -> None:
     if out is None or out == "-":
         emit_json(instance.to_dict(), "-")
         return
-
-    from optsched.files.read_write import write_instance
 
     check_outputs(out)
     write_instance(instance, out)

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import ABOVE_0, Seed, check_outputs, key_values
 from optsched.cli.output import emit_json, show_table, tell
+from optsched.costs.architectures import architecture
+from optsched.costs.batch import TERMS
+from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.devices import device as named
+from optsched.costs.model_file import to_toml
+from optsched.files.read_write import write_bytes
+from optsched.problem.errors import UsageError
 
 if TYPE_CHECKING:
-    from optsched.costs.cost import BatchCost
     from optsched.costs.fit import Fit
 
 
@@ -60,10 +66,7 @@ def fit(
 
         check_suffix(plot)
 
-    from optsched.costs.cost import load_cost_model
     from optsched.costs.fit import errors_of, fit as run
-    from optsched.files.read_write import write_bytes
-    from optsched.problem.errors import UsageError
 
     others = [load_cost_model(other) for other in against or []]
     asked: dict[str, Any] = {"model": model, "hardware": device, "link_gb_s": link_gb_s}
@@ -175,8 +178,6 @@ def roofline(
     """
     check_outputs(out, json_out)
     from optsched.costs.cost import roofline as run
-    from optsched.costs.model_file import to_toml
-    from optsched.files.read_write import write_bytes
 
     cost = run(model, device, tensor_parallel=tensor_parallel, usable=usable)
     if out is not None:
@@ -208,10 +209,7 @@ def kv_capacity(
       usable SHARE: The share of the memory that weights and KV may use.
     """
     check_outputs(json_out)
-    from optsched.costs.architectures import architecture
-    from optsched.costs.devices import device as named
     from optsched.costs.hardware import kv_capacity as run
-    from optsched.problem.errors import UsageError
 
     shape = architecture(model) if model is not None else None
     memory, each = memory_gib, bytes_per_token
@@ -258,7 +256,6 @@ def _model_dict(cost: BatchCost) -> dict[str, Any]:
 
 
 def _show_model(cost: BatchCost) -> None:
-    from optsched.costs.batch import TERMS
 
     print(f"\n{cost.name}: {cost.layers} layers, KV capacity {cost.kv_capacity_tokens} tokens")
     show_table(

@@ -1,10 +1,8 @@
 """``simulate``, ``evaluate`` and ``verify``: make, evaluate and check schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,16 +21,24 @@ from optsched.cli.options import (
     read_checked,
 )
 from optsched.cli.output import emit_json, number, tell, unit
+from optsched.costs.cost import CostModel
+from optsched.costs.machine import Pools
+from optsched.files.read_write import (
+    check_format,
+    read_instance,
+    read_json,
+    read_schedule,
+    schedule_from_dict,
+)
+from optsched.files.results import head, result_dict
+from optsched.files.sources import schedule_of
+from optsched.files.strict_json import Place
+from optsched.judge.evaluate import Evaluation, evaluate as judge
 from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
-
-if TYPE_CHECKING:
-    from optsched.costs.cost import CostModel
-    from optsched.costs.machine import Pools
-    from optsched.judge.evaluate import Evaluation
-    from optsched.problem.instance import Instance
 
 
 def simulate(
@@ -55,7 +61,6 @@ def simulate(
       policy --policy SPEC: The policy. `optsched policies` lists them.
     """
     check_requests_out(requests_out)
-    from optsched.judge.evaluate import evaluate as judge
     from optsched.policies import lengths_note, make_policy, runner_of
     from optsched.policies.engine.simulate import simulate as run
 
@@ -102,8 +107,6 @@ def evaluate(
 ) -> None:
     """Evaluate a schedule: check every constraint and compute every metric."""
     check_requests_out(requests_out)
-    from optsched.files.read_write import read_schedule
-    from optsched.judge.evaluate import evaluate as judge
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     machines = in_pools(instance, cost, pools, link, deflect_below) or cost
@@ -137,8 +140,6 @@ def hits(
             raise UsageError(f"--kv-capacity: found {one}; expected an integer >= 1")
 
     from optsched.analysis.hits import Found, prefix_hits
-    from optsched.files.read_write import read_schedule
-    from optsched.files.results import head
     from optsched.policies.engine.simulate import simulate as run
 
     instance, cost = read_checked(instance_file, cost_model, json_out)
@@ -185,15 +186,18 @@ def why(
       count N: How many requests to show that lose, and that gain.
     """
     from optsched.analysis.why import CAUSES, why as run
-    from optsched.files.read_write import read_instance
-    from optsched.files.sources import schedule_of
 
     instance = read_instance(instance_file)
     check_outputs(json_out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
     other = None if against is None else schedule_of(against, instance, cost_model)[0]
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    found = run(instance, schedule, cost, against=other, **limits)
+    with output.stop_at_ctrl_c() as stop:
+        found = run(instance, schedule, cost, against=other, stop=stop, **limits)
+
+    if against is not None and found.against is None:
+        tell(f"note: interrupted before {against}; the answer is of {schedule_file} alone")
+        against = None
     if emit_json(found.to_dict(), json_out):
         return
 
@@ -208,8 +212,6 @@ def _emit(
     name: str, evaluation: Evaluation, cost: CostModel | None, json_out: str | None, **more: Any
 ) -> bool:
     """Write a result of a schedule, or print its metrics. Returns whether JSON was printed."""
-    from optsched.files.results import result_dict
-
     metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
     more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
     alone = emit_json(result_dict(evaluation.instance, name, cost_model=cost, **more), json_out)
@@ -254,13 +256,10 @@ def verify(
         check(instance_file, file)
         return
 
-    from optsched.files.read_write import read_instance, read_json
-
-    files = sorted(Path(instance_file).glob("*.json"))
-    formats = {path: read_json(path).get("format") for path in files}
-    paths = [path for path, form in formats.items() if form == "optsched-instance"]
-    instances = {read_instance(path).sha256: path for path in paths}
-    claims = [str(path) for path, form in formats.items() if form in _CHECKERS]
+    files = {path: read_json(path) for path in sorted(Path(instance_file).glob("*.json"))}
+    paths = [path for path, data in files.items() if data.get("format") == "optsched-instance"]
+    instances = {read_instance(path).sha256: str(path) for path in paths}
+    claims = {path: data for path, data in files.items() if data.get("format") in _CHECKERS}
     if not claims:
         raise InputError(
             f"{instance_file}: found no folder with schedules or certificates; expected one, or an "
@@ -268,13 +267,13 @@ def verify(
         )
 
     wrong = 0
-    for claim in claims:
-        found = instances.get(str(read_json(claim).get("instance_sha256")))
+    for claim, data in claims.items():
+        found = instances.get(str(data.get("instance_sha256")))
         try:
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            check(str(found), claim)
+            check(found, str(claim))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))
@@ -286,9 +285,6 @@ def verify(
 
 def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> str:
     """Check a file that its format names, and return what it proves in words."""
-    from optsched.files.read_write import check_format, read_json
-    from optsched.files.strict_json import Place
-
     data = read_json(file)
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
@@ -304,9 +300,6 @@ def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> 
 def _verify_schedule(
     instance: Instance, file: str, data: dict[str, Any], cost: CostModel | Pools | None
 ) -> str:
-    from optsched.files.read_write import schedule_from_dict
-    from optsched.files.strict_json import Place
-    from optsched.judge.evaluate import evaluate as judge
 
     digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
@@ -336,7 +329,6 @@ def _verify_certificate(
 ) -> str:
     from optsched.bounds.certificate import verify_certificate
     from optsched.bounds.pools import verify_pools, words_of
-    from optsched.costs.machine import Pools
 
     on_pools = "pools" in certificate
     if on_pools != isinstance(cost, Pools):

@@ -14,6 +14,8 @@ from optsched.cli.options import (
     command,
 )
 from optsched.cli.output import LiveLine, emit_json, number, show_table, tell
+from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
+from optsched.problem.processes import memory_bytes
 
 app = typer.Typer(
     help="The library of instances with best known schedules and bounds, for all to beat.",
@@ -31,7 +33,6 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
       folder DIR: Another library's folder.
     """
     from optsched.analysis.library import gap
-    from optsched.files.library import read_library
 
     check_outputs(json_out)
     data = read_library(folder)
@@ -40,13 +41,12 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
 
     rows = []
     for name, entry in data["instances"].items():
-        bound = None if entry.get("bound") is None else entry["bound"]["value"]
-        share = gap(entry)
         what = [entry["family"], entry["objective"], entry["requests"]]
-        values = [number(entry["best"]["value"]), None if bound is None else number(bound)]
-        rows.append(
-            [name, *what, *values, None if share is None else f"{share:.2%}", entry["status"]]
-        )
+        known = [entry.get(key) for key in ("best", "bound")]
+        values = [None if one is None else number(one["value"]) for one in known]
+        share = gap(entry)
+        shown = None if share is None else f"{share:.2%}"
+        rows.append([name, *what, *values, shown, entry["status"]])
 
     show_table(_HEADERS, rows, text_columns=(0, 1, 2, 7), drop=("requests", "objective"))
     still = sum(entry["status"] == "open" for entry in data["instances"].values())
@@ -62,8 +62,6 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
       name NAME: The instance, as `optsched library list` names it.
       folder DIR: Another library's folder.
     """
-    from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
-
     bare = name.removeprefix(PREFIX)
     check_outputs(json_out)
     data = read_library(folder)
@@ -200,7 +198,6 @@ def score(
       folder DIR: Another library's folder.
     """
     from optsched.analysis.score import score as run
-    from optsched.problem.processes import memory_bytes
 
     check_outputs(json_out)
     found = run(

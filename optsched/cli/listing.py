@@ -5,6 +5,8 @@ from typing import Annotated
 
 from optsched.cli.options import ARGUMENT
 from optsched.cli.output import LiveLine, emit_json, show_table
+from optsched.costs.cost import load_cost_model, shipped_models
+from optsched.files.read_write import json_schema
 
 
 def policies(name: Annotated[str | None, ARGUMENT] = None) -> None:
@@ -62,8 +64,6 @@ def methods() -> None:
 
 def models() -> None:
     """List the shipped cost models."""
-    from optsched.costs.cost import load_cost_model, shipped_models
-
     rows = []
     for name in shipped_models():
         model = load_cost_model(name)
@@ -80,8 +80,6 @@ def schema(name: str) -> None:
     Parameters:
       name NAME: The format: instance, schedule, result, comparison, certificate, library ...
     """
-    from optsched.files.read_write import json_schema
-
     emit_json(json_schema(name), "-")
 
 

@@ -1,28 +1,27 @@
 """The options of commands, some of them shared, and the checks before the work begins."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from optsched.cli.output import tell
+from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.machine import Pools
+from optsched.costs.pools import make_pools
+from optsched.files.library import cost_model_of
+from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
+from optsched.files.read_write import read_instance
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.specs import read_pairs
+from optsched.problem.instance import Instance
+from optsched.problem.specs import read_entries, read_pairs
 from optsched.problem.text_files import parse_json
-
-if TYPE_CHECKING:
-    from optsched.costs.cost import CostModel
-    from optsched.costs.machine import Pools
-    from optsched.problem.instance import Instance
 
 
 def in_range(
@@ -105,18 +104,9 @@ _SHARED = """
 _SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
 
 
-def _texts(text: str) -> dict[str, tuple[list[str], str]]:
-    """Return names and metavar of each parameter, and its words."""
-    entries = (
-        " ".join(entry.split()) for entry in re.split(r"\n  (?=\S)", "\n" + text.strip("\n"))
-    )
-    parts = (re.split(r":(?: |$)", entry, maxsplit=1) for entry in entries if entry)
-    return {head.split()[0]: (head.split()[1:], words) for head, words in parts}
-
-
 @functools.cache
 def _shared() -> dict[str, tuple[list[str], str]]:
-    return _texts(_SHARED)
+    return read_entries(_SHARED)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -132,7 +122,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
 
     summary, _, own = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")
-    texts, hints = {**_shared(), **_texts(own)}, get_type_hints(function, include_extras=True)
+    texts, hints = {**_shared(), **read_entries(own)}, get_type_hints(function, include_extras=True)
     parameters = []
     for name, one in inspect.signature(function).parameters.items():
         if hints[name] is typer.Context:
@@ -199,10 +189,6 @@ def read_checked(
 
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
-    from optsched.costs.cost import cost_for
-    from optsched.files.library import cost_model_of
-    from optsched.files.read_write import read_instance
-
     instance = read_instance(instance_file)
     check_outputs(*outputs)
     check_folder(folder)
@@ -219,35 +205,12 @@ def in_pools(
     deflect_below: int = 0,
 ) -> Pools | None:
     """Return the pools that a command's options describe, or None if they name none."""
-    from optsched.costs.pools import make_pools
-
     if pools is not None:
         return make_pools(pools, instance, cost, link, deflect_below)
     if link is not None or deflect_below:
         raise UsageError("--link, --deflect-below: found without --pools; expected both")
 
     return None
-
-
-def check_outputs(*paths: str | None) -> None:
-    """Check that every output can be written, before work is done whose result would be lost."""
-    from optsched.files.outputs import check_output
-
-    seen: set[Path] = set()
-    for text in paths:
-        target = None if text is None or text == "-" else check_output(text)
-        if target in seen:
-            raise InputError(f"{text}: found for two outputs; expected two files")
-        if target is not None:
-            seen.add(target)
-
-
-def check_folder(text: str | None) -> None:
-    """Check that a folder exists or can be made, and that files can be written there."""
-    from optsched.files import outputs
-
-    if text is not None:
-        outputs.check_folder(text)
 
 
 def check_requests_out(text: str | None) -> None:

@@ -1,7 +1,5 @@
 """Output of commands: JSON, tables, and the line that shows the progress of a solver."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -11,17 +9,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from optsched.files import read_write as io
+from optsched.files.outputs import descriptor, write_bytes
+from optsched.files.read_write import json_text, write_json
+from optsched.files.strict_json import csv_text
+from optsched.judge.evaluate import Evaluation
 from optsched.problem.budget import work_time
 from optsched.problem.errors import NoIncumbentError
+from optsched.problem.instance import Instance
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.progress import LiveLine as LiveLine, number as number, percent as percent
-
-if TYPE_CHECKING:
-    from optsched.judge.evaluate import Evaluation
-    from optsched.problem.instance import Instance
-    from optsched.problem.schedule import Schedule
+from optsched.problem.schedule import Schedule
 
 _PIPE_WIDTH = 160
 _PATIENCE_S = 5.0
@@ -46,8 +46,6 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
     """Write a result to a file, or for ``-`` to standard output. Returns whether it was ``-``."""
     if target is None:
         return False
-
-    from optsched.files.read_write import json_text, write_json
 
     if target == "-":
         print(json_text(dict(data)), end="", file=_answers[-1] if _answers else None, flush=True)
@@ -102,12 +100,14 @@ def only_tables(form: str) -> Iterator[None]:
         _table_format = None
 
 
+def one_table() -> bool:
+    """Whether what is printed should be one table, since programs read it."""
+    return _table_format == "csv"
+
+
 def save_schedule(schedule: Schedule, target: str) -> None:
     """Write a schedule file; a large schedule's columns go into a Parquet file beside it."""
     from importlib.util import find_spec
-
-    from optsched.files import read_write as io
-    from optsched.files.outputs import descriptor
 
     column = schedule.starts if schedule.request is None else schedule.request
     entries = 0 if column is None else len(column)
@@ -115,18 +115,16 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     inside = special or descriptor(target) is not None
     parquet = find_spec("pyarrow") is not None
 
+    beside = entries > io.INLINE_ENTRIES and parquet and not inside
+    io.write_schedule(schedule, target, columns="parquet" if beside else "json")
     if entries <= io.INLINE_ENTRIES:
-        io.write_schedule(schedule, target)
         return
 
-    if parquet and not inside:
-        io.write_schedule(schedule, target, columns="parquet")
+    where = "inside the JSON"
+    if beside:
         where = f"are in {io.columns_file(target)}; keep the two together"
-    else:
-        io.write_schedule(schedule, target)
-        where = "inside the JSON"
-        if not inside:
-            where += "; with the package pyarrow they would be Parquet beside it"
+    elif not inside:
+        where += "; with the package pyarrow they would be Parquet beside it"
 
     tell(f"note: {target}: {entries} entries {where}")
 
@@ -135,9 +133,6 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     """Write the table of requests as CSV or Parquet. The suffix of the file says which."""
     if target is None:
         return
-
-    from optsched.files.outputs import write_bytes
-    from optsched.files.strict_json import csv_text
 
     table = evaluation.table()
     if target.endswith(".parquet"):

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import check_outputs, check_suffix
+from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
+from optsched.judge.evaluate import evaluate
+from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
@@ -16,7 +19,6 @@ from optsched.problem.objective import TOTAL_LATENCY, first_metric
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from optsched.judge.timeline import Timeline
 
 DISTRIBUTIONS = ("latency", "ttft", "tpot")
 SCHEDULE_KINDS = ("gantt", "states", "kv", "batches", *DISTRIBUTIONS, "gap")
@@ -64,8 +66,6 @@ def trace(instance_file: str, schedule_file: str, out: str, cost_model: str | No
       out -o --out FILE: Write the trace to this .json or .json.gz file.
     """
     check_suffix(out, "--out", ".json", ".json.gz")
-    from optsched.files.read_write import read_instance
-    from optsched.judge.timeline import timeline
     from optsched.show.perfetto import write_trace
 
     instance = read_instance(instance_file)
@@ -117,9 +117,6 @@ class _Source:
         self, label: str, file: str | Path, kind: str, digest: object, known: object = None
     ) -> Figure:
         """Draw a schedule over time, or the distribution of a metric over its requests."""
-        from optsched.judge.evaluate import evaluate
-        from optsched.judge.timeline import timeline
-
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         made = schedule_of(file, instance, self.cost_model, known, data)
@@ -276,8 +273,6 @@ def _splits(source: _Source) -> Figure:
 
 def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
-    from optsched.judge.evaluate import evaluate
-
     path, data, judged = source.path, source.data, {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
     for row in [*data["policies"], *filter(None, [data.get("best")])]:

@@ -1,13 +1,8 @@
 """``predict``: write an instance with the predictions of a named predictor."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from optsched.cli.options import Seed, check_outputs
-
-if TYPE_CHECKING:
-    from optsched.problem.instance import Instance
+from optsched.files.read_write import read_instance, write_instance
+from optsched.problem.instance import Instance
 
 
 def predict(instance_file: str, predictor: str, out: str, seed: Seed = 0) -> None:
@@ -19,7 +14,6 @@ def predict(instance_file: str, predictor: str, out: str, seed: Seed = 0) -> Non
         column:file=FILE.csv, FILE.py:FUNCTION, or another one.
       out -o --out FILE: Write the instance to this file.
     """
-    from optsched.files.read_write import read_instance, write_instance
     from optsched.workloads.predict import check_predictor, predict as run
 
     check_predictor(predictor)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from optsched.cli.options import Seed, engine_settings
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
-from optsched.problem.errors import UsageError
+from optsched.costs.devices import DEVICES
+from optsched.problem.errors import InputError, UsageError
 
 Count = Annotated[int, {"min": 1}]
 
@@ -34,10 +35,8 @@ def profile(
       max_kv N: Requests of up to N tokens.
       repeats N: Measure each batch N times after a warm-up.
     """
-    from optsched.costs.devices import DEVICES
     from optsched.costs.fit import fit
     from optsched.engines.profiling import profile as run
-    from optsched.problem.errors import InputError
 
     if engine != "vllm":
         raise UsageError(f"ENGINE: found {engine!r}; expected vllm")

@@ -1,17 +1,15 @@
 """``replay``: an instance's requests on a real engine."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from optsched.cli.options import ABOVE_0, Seed, check_outputs, engine_settings
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
+from optsched.costs.cost import UnitCost, load_cost_model
+from optsched.files.measured import Measured, write_measured
+from optsched.files.read_write import read_instance, write_instance
 from optsched.problem.errors import NoIncumbentError, UsageError
-
-if TYPE_CHECKING:
-    from optsched.files.measured import Measured
-    from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance
 
 
 def replay(
@@ -46,8 +44,6 @@ def replay(
     from dataclasses import replace
 
     from optsched.engines.replay import connect, replay as run
-    from optsched.files.measured import write_measured
-    from optsched.files.read_write import read_instance, write_instance
 
     instances = [read_instance(file) for file in instance_files]
     if len(outs) != len(instances):
@@ -102,7 +98,6 @@ def _priorities(instance: Instance, order: str | None, cost_model: str | None) -
 
         return None
 
-    from optsched.costs.cost import UnitCost, load_cost_model
     from optsched.policies.runner import waiting_rank
     from optsched.policies.vllm_v1 import VllmV1
     from optsched.workloads.predict import estimates

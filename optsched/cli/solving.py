@@ -11,17 +11,19 @@ import typer
 from optsched.cli import output
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, NO_SLOS, Seed, Slos, TimeLimit, read_checked
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
+from optsched.costs.cost import CostModel
+from optsched.files.read_write import read_schedule, write_json
+from optsched.judge.evaluate import evaluate
 from optsched.problem import errors, objective as objectives
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, InputError, NoIncumbentError, UsageError
+from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
-    from optsched.costs.cost import CostModel
     from optsched.optimize.bound import BoundResult
-    from optsched.problem.instance import Instance
-    from optsched.problem.schedule import Schedule
 
 
 def solve(
@@ -172,8 +174,6 @@ def bound(
 
     data = {**found.to_dict(), "method": found.name or method}
     if found.certificate is not None and certificate_out is not None:
-        from optsched.files.read_write import write_json
-
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
 
@@ -255,8 +255,6 @@ def _warm_start(
     if text is None:
         return None
 
-    from optsched.files.read_write import read_schedule
-    from optsched.judge.evaluate import evaluate
     from optsched.policies.engine.simulate import simulate
 
     if Path(text).exists() and not Path(text).is_dir():  # a pipe counts too, so not `is_file`

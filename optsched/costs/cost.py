@@ -369,6 +369,6 @@ def _warn_of_default(instance: Instance, cost: BatchCost) -> None:
     if held == DEFAULT_KV_CAPACITY and own is not None and abs(own - held) > SAME_CAPACITY * held:
         warnings.warn(
             f"the instance's KV capacity is the default of {held} tokens, and the machine of cost "
-            f"model {cost.name!r} holds {own}; `import --cost-model` or --kv-capacity sets it",
+            f"model {cost.name!r} holds {own}; --cost-model of `import` or `export` sets it",
             stacklevel=3,
         )

@@ -76,8 +76,22 @@ def check_output(path: str | Path) -> Path | None:
     return target
 
 
-def check_folder(path: str | Path) -> None:
-    """Check that a folder for results is there or can be made, and can be written to."""
+def check_outputs(*paths: str | None) -> None:
+    """Check that files of a command can be written, of which None and ``-`` are none."""
+    seen: set[Path] = set()
+    for text in paths:
+        target = None if text is None or text == "-" else check_output(text)
+        if target in seen:
+            raise InputError(f"{text}: found for two outputs; expected two files")
+        if target is not None:
+            seen.add(target)
+
+
+def check_folder(path: str | Path | None) -> None:
+    """Check that a folder for results is there or can be made, and can be written to, if any."""
+    if path is None:
+        return
+
     folder = Path(path)
     with _writing(folder):
         nearest = folder.absolute()

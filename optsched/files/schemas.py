@@ -4,17 +4,20 @@ Long columns have a precise schema and are not validated here. `optsched.problem
 them in one pass, and its errors name the request and the value.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, SkipValidation
 from pydantic.config import JsonDict
+from pydantic_core import CoreSchema
 
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_ROUND
 from optsched.problem.metrics import TABLE
+from optsched.problem.specs import read_entries
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -27,74 +30,110 @@ _Slos = SkipValidation[list[Annotated[float, Field(gt=0)] | None] | None]
 _NOT_EMPTY: JsonDict = {"minItems": 1}
 
 
-def _null(description: str, **more: Any) -> Any:
-    """Return a field that may be absent."""
-    return Field(None, description=description, **more)
-
-
 class _Strict(BaseModel):
+    """Fields that a model's docstring describes, with an entry for each below ``Fields:``."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        made = handler(core_schema)
+        whole = handler.resolve_ref_schema(made)
+        whole["description"], _, entries = inspect.cleandoc(cls.__doc__ or "").partition(
+            "\n\nFields:\n"
+        )
+        for name, (_, words) in read_entries(entries).items():
+            whole["properties"][name]["description"] = words
 
-class _Open(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+        return made
+
+
+class _Open(_Strict):
+    model_config = ConfigDict(extra="allow")
+
+
+class _File(_Strict):
+    format: str  # `schema` and `check_format` say which
+    version: Literal[1]
+
+
+class _OpenFile(_File):
+    model_config = ConfigDict(extra="allow")
 
 
 class LimitsFile(_Strict):
-    """Hard limits of the machine for each batch; null or absent means no limit."""
+    """Hard limits of the machine for each batch; null or absent means no limit.
 
-    max_batch_tokens: _Limit = _null(
-        "maximum tokens processed in one batch, prefill and decode together"
-    )
-    max_prefill_tokens: _Limit = _null("maximum prefill tokens processed in one batch")
-    max_running: _Limit = _null("maximum requests that hold KV after a batch")
+    Fields:
+      max_batch_tokens: maximum tokens processed in one batch, prefill and decode together
+      max_prefill_tokens: maximum prefill tokens processed in one batch
+      max_running: maximum requests that hold KV after a batch
+    """
+
+    max_batch_tokens: _Limit = None
+    max_prefill_tokens: _Limit = None
+    max_running: _Limit = None
 
 
 class ForecastFile(_Strict):
-    """Predicted output tokens that requests have left, renewed every few tokens."""
+    """Predicted output tokens that requests have left, renewed every few tokens.
 
-    every: SkipValidation[_Count] = Field(description="tokens from one prediction to the next")
-    offsets: _Integers = Field(
-        description="request i has the entries remaining[offsets[i]:offsets[i+1]], one or more"
-    )
-    remaining: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]]] = Field(
-        description="tokens left; entry k of a request is for when it has produced every * k tokens"
-    )
+    Fields:
+      every: tokens from one prediction to the next
+      offsets: request i has the entries remaining[offsets[i]:offsets[i+1]], one or more
+      remaining: tokens left; entry k of a request is for when it has produced every * k tokens
+    """
+
+    every: SkipValidation[_Count]
+    offsets: _Integers
+    remaining: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]]]
 
 
 class RequestsFile(_Strict):
-    """Columns of equal length, one entry per request."""
+    """Columns of equal length, one entry per request.
 
-    arrival: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None]] = Field(
-        description="whole rounds, or seconds; null beside after", json_schema_extra=_NOT_EMPTY
-    )
-    prompt_tokens: _Counts = Field(json_schema_extra=_NOT_EMPTY)
-    output_tokens: _Counts = Field(json_schema_extra=_NOT_EMPTY)
-    predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = _null(
-        "predicted output tokens"
-    )
-    predicted_lower: _Some = _null("lower ends of intervals that contain output_tokens")
-    predicted_upper: _Some = _null("upper ends of these intervals")
+    Fields:
+      arrival: whole rounds, or seconds; null beside after
+      predicted: predicted output tokens
+      predicted_lower: lower ends of intervals that contain output_tokens
+      predicted_upper: upper ends of these intervals
+      slo_ttft: max time to first token; null: no limit
+      slo_tpot: max mean time per output token after the first
+      slo_gap: max time between two output tokens in succession
+      slo_latency: max time from arrival to last token
+      prefix_parent: earlier request with which each shares the beginning of its sequence; null:
+        none
+      prefix_tokens: tokens that its prompt and output share with the parent's
+      after: the request, or the list of requests, that must end before each is released
+      delay: time from the end of the last of these to the release, in the instance's unit
+      id: external names, unique
+    """
+
+    arrival: Annotated[
+        SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None]],
+        Field(json_schema_extra=_NOT_EMPTY),
+    ]
+    prompt_tokens: Annotated[_Counts, Field(json_schema_extra=_NOT_EMPTY)]
+    output_tokens: Annotated[_Counts, Field(json_schema_extra=_NOT_EMPTY)]
+    predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = None
+    predicted_lower: _Some = None
+    predicted_upper: _Some = None
     forecast: ForecastFile | None = None
-    slo_ttft: _Slos = _null("max time to first token; null: no limit")
-    slo_tpot: _Slos = _null("max mean time per output token after the first")
-    slo_gap: _Slos = _null("max time between two output tokens in succession")
-    slo_latency: _Slos = _null("max time from arrival to last token")
-    prefix_parent: SkipValidation[list[Annotated[int, Field(ge=-1)] | None] | None] = _null(
-        "earlier request with which each shares the beginning of its sequence; null: none"
-    )
+    slo_ttft: _Slos = None
+    slo_tpot: _Slos = None
+    slo_gap: _Slos = None
+    slo_latency: _Slos = None
+    prefix_parent: SkipValidation[list[Annotated[int, Field(ge=-1)] | None] | None] = None
     prefix_tokens: SkipValidation[list[Annotated[int, Field(ge=0, le=2 * MAX_TOKENS)]] | None] = (
-        _null("tokens that its prompt and output share with the parent's")
+        None
     )
-    after: SkipValidation[list[int | list[int] | None] | None] = _null(
-        "the request, or the list of requests, that must end before each is released"
-    )
-    delay: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None] | None] = _null(
-        "time from the end of the last of these to the release, in the instance's unit"
-    )
-    id: SkipValidation[list[str | int] | None] = _null(
-        "external names, unique", json_schema_extra={"uniqueItems": True}
-    )
+    after: SkipValidation[list[int | list[int] | None] | None] = None
+    delay: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None] | None] = None
+    id: Annotated[
+        SkipValidation[list[str | int] | None], Field(json_schema_extra={"uniqueItems": True})
+    ] = None
 
 
 class KnownFile(_Strict):
@@ -110,8 +149,16 @@ _WHOLE: JsonDict = {"type": ["integer", "null"]}
 _WHOLE_TIMES: JsonDict = {"arrival": {"items": _WHOLE}, "delay": {"items": _WHOLE}}
 
 
-class InstanceFile(_Strict):
-    """An instance: requests, the KV capacity and the limits of the machine."""
+class InstanceFile(_File):
+    """An instance: requests, the KV capacity and the limits of the machine.
+
+    Fields:
+      name: absent: the name of the file
+      kv_capacity: in tokens
+      kv_accounting: whether the KV of a running request's newest token counts
+      kv_block_tokens: KV tokens of a block; a request holds whole blocks of kv_capacity
+      prefix_block_tokens: tokens of the blocks in which KV is shared, a multiple of kv_block_tokens
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -119,20 +166,12 @@ class InstanceFile(_Strict):
             "then": {"properties": {"requests": {"properties": _WHOLE_TIMES}}},
         },
     )
-    format: Literal["optsched-instance"]
-    version: Literal[1]
-    name: str | None = _null("absent: the name of the file")
+    name: str | None = None
     time_unit: SkipValidation[_Unit]
-    kv_capacity: SkipValidation[_Count] = Field(description="in tokens")
-    kv_accounting: SkipValidation[Literal["generated", "cached"]] = Field(
-        description="whether the KV of a running request's newest token counts"
-    )
-    kv_block_tokens: SkipValidation[Annotated[int, Field(ge=1, le=MAX_TOKENS)]] = Field(
-        1, description="KV tokens of a block; a request holds whole blocks of kv_capacity"
-    )
-    prefix_block_tokens: _Limit = _null(
-        "tokens of the blocks in which KV is shared, a multiple of kv_block_tokens"
-    )
+    kv_capacity: SkipValidation[_Count]
+    kv_accounting: SkipValidation[Literal["generated", "cached"]]
+    kv_block_tokens: SkipValidation[Annotated[int, Field(ge=1, le=MAX_TOKENS)]] = 1
+    prefix_block_tokens: _Limit = None
     limits: LimitsFile | None = None
     hybrid_batching: bool | None = None
     chunked_prefill: bool | None = None
@@ -143,8 +182,25 @@ class InstanceFile(_Strict):
 _OF_BATCHES: list[JsonValue] = ["batch_offsets", "request", "tokens", "evicted_offsets", "evicted"]
 
 
-class ScheduleFile(_Strict):
-    """A schedule: start times (kind "starts") or flat columns of batches (kind "batches")."""
+class ScheduleFile(_File):
+    """A schedule: start times (kind "starts") or flat columns of batches (kind "batches").
+
+    Fields:
+      starts: start of each request, which runs from the round after it
+      batch_offsets: batch j processes the entries batch_offsets[j]:batch_offsets[j+1]
+      request: request of each entry, from 0
+      tokens: tokens that each entry processes
+      reused: cached tokens that each entry claims before, in whole blocks of prefix_block_tokens
+      evicted_offsets: batch j follows the evictions evicted_offsets[j]:evicted_offsets[j+1]
+      start: start of each batch, in the instance's unit; absent: as early as possible
+      worker: worker of each batch, from 0
+      moved_offsets: batch j follows the moves moved_offsets[j]:moved_offsets[j+1]
+      moved: request of each move of KV, from 0
+      moved_to: worker to which each move goes, from 0
+      moved_start: start of each move, in the instance's unit; absent: as early as possible
+      columns: Parquet file beside this one that holds the columns, one row of lists
+      columns_sha256: digest of that file's bytes
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -155,41 +211,25 @@ class ScheduleFile(_Strict):
             },
         },
     )
-    format: Literal["optsched-schedule"]
-    version: Literal[1]
     instance_sha256: Sha256 | None = None
     kind: Literal["starts", "batches"]
-    starts: _Integers | None = _null("start of each request, which runs from the round after it")
-    batch_offsets: _Integers | None = _null(
-        "batch j processes the entries batch_offsets[j]:batch_offsets[j+1]"
-    )
-    request: _Integers | None = _null("request of each entry, from 0")
-    tokens: _Integers | None = _null("tokens that each entry processes")
-    reused: _Integers | None = _null(
-        "cached tokens that each entry claims before, in whole blocks of prefix_block_tokens"
-    )
-    evicted_offsets: _Integers | None = _null(
-        "batch j follows the evictions evicted_offsets[j]:evicted_offsets[j+1]"
-    )
+    starts: _Integers | None = None
+    batch_offsets: _Integers | None = None
+    request: _Integers | None = None
+    tokens: _Integers | None = None
+    reused: _Integers | None = None
+    evicted_offsets: _Integers | None = None
     evicted: _Integers | None = None
-    start: SkipValidation[list[float] | None] = _null(
-        "start of each batch, in the instance's unit; absent: as early as possible",
-    )
-    worker: _Integers | None = _null("worker of each batch, from 0")
-    moved_offsets: _Integers | None = _null(
-        "batch j follows the moves moved_offsets[j]:moved_offsets[j+1]"
-    )
-    moved: _Integers | None = _null("request of each move of KV, from 0")
-    moved_to: _Integers | None = _null("worker to which each move goes, from 0")
-    moved_start: SkipValidation[list[float] | None] = _null(
-        "start of each move, in the instance's unit; absent: as early as possible",
-    )
+    start: SkipValidation[list[float] | None] = None
+    worker: _Integers | None = None
+    moved_offsets: _Integers | None = None
+    moved: _Integers | None = None
+    moved_to: _Integers | None = None
+    moved_start: SkipValidation[list[float] | None] = None
     evict_mode: Literal["restart", "recompute"] | None = None
     cost_model_sha256: Sha256 | None = None
-    columns: Annotated[str, Field(pattern=r"^[^/\\]+\.parquet$")] | None = _null(
-        "Parquet file beside this one that holds the columns, one row of lists"
-    )
-    columns_sha256: Sha256 | None = _null("digest of that file's bytes")
+    columns: Annotated[str, Field(pattern="^[^/\\\\]+\\.parquet$")] | None = None
+    columns_sha256: Sha256 | None = None
 
 
 class InstanceReference(_Open):
@@ -200,9 +240,7 @@ class InstanceReference(_Open):
     requests: Annotated[int, Field(ge=1)]
 
 
-class _Answer(_Open):
-    format: str
-    version: Literal[1]
+class _Answer(_OpenFile):
     optsched: str = Field(description="version of optsched")
     command: str
     instance: InstanceReference
@@ -218,7 +256,7 @@ else:
         **{
             metric.name: (
                 (int if metric.unit == "count" else float) | None,
-                _null(metric.meaning or None),
+                Field(None, description=metric.meaning or None),
             )
             for metric in TABLE.values()
         },
@@ -234,24 +272,31 @@ class ProgressFile(_Open):
 
 
 class ResultFile(_Answer):
-    """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear."""
+    """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear.
 
-    format: Literal["optsched-result"]
+    Fields:
+      workers: number of equal workers; absent: 1
+      objective: null without an incumbent
+      bound: null when unknown
+      scope: the schedules for which the bound holds: workers, without, words
+      certificate: file
+      certificate_missing: why there is no certificate
+      schedule: file
+    """
+
     time_unit: _Unit | None = None
     formulation: str | None = None
     method: str | None = None
-    workers: int | None = _null("number of equal workers; absent: 1")
+    workers: int | None = None
     objective_name: str | None = None
     status: Literal["optimal", "feasible", "infeasible", "no_incumbent", "error"] | None = None
-    objective: float | None = _null("null without an incumbent")
-    bound: float | None = _null("null when unknown")
+    objective: float | None = None
+    bound: float | None = None
     gap: float | None = None
     gap_definition: str | None = None
-    scope: dict[str, Any] | None = _null(
-        "the schedules for which the bound holds: workers, without, words"
-    )
-    certificate: str | None = _null("file")
-    certificate_missing: str | None = _null("why there is no certificate")
+    scope: dict[str, Any] | None = None
+    certificate: str | None = None
+    certificate_missing: str | None = None
     metrics: MetricsFile | None = None
     build_s: float | None = None
     solve_s: float | None = None
@@ -259,214 +304,262 @@ class ResultFile(_Answer):
     seed: int | None = None
     threads: int | None = None
     versions: dict[str, str] | None = None
-    schedule: str | None = _null("file")
+    schedule: str | None = None
 
 
 class ComparedPolicy(_Open):
-    """One scheduler in a comparison."""
+    """One scheduler in a comparison.
+
+    Fields:
+      meaning: both ratios in words
+      lost: shares of the total latency: known, its parts (lengths, order, admission, batching,
+        rest), and not_known
+      lost_missing: why the known loss has no parts
+    """
 
     policy: str
     metrics: MetricsFile | None = None
     ratio_to_best_known: float | None = None
     ratio_to_bound: float | None = None
-    meaning: str | None = _null("both ratios in words")
-    lost: dict[str, float] | None = _null(
-        "shares of the total latency: known, its parts (lengths, order, admission, batching, "
-        "rest), and not_known"
-    )
-    lost_missing: str | None = _null("why the known loss has no parts")
+    meaning: str | None = None
+    lost: dict[str, float] | None = None
+    lost_missing: str | None = None
     wall_s: float | None = None
 
 
 class ComparisonFile(_Answer):
-    """What `compare` writes; further fields may appear."""
+    """What `compare` writes; further fields may appear.
 
-    format: Literal["optsched-comparison"]
+    Fields:
+      lost_target: the rules to which order, admission and batching are lost
+      best: the best known schedule, with the metrics of a policy
+      bounds: what no schedule on one worker beats, by the metric's name
+    """
+
     bound: float | None = None
     best_known: float | None = None
-    lost_target: str | None = _null("the rules to which order, admission and batching are lost")
-    best: ComparedPolicy | None = _null("the best known schedule, with the metrics of a policy")
-    bounds: dict[str, float] | None = _null(
-        "what no schedule on one worker beats, by the metric's name"
-    )
+    lost_target: str | None = None
+    best: ComparedPolicy | None = None
+    bounds: dict[str, float] | None = None
     policies: list[ComparedPolicy]
 
 
 class CapacityFile(_Answer):
-    """What `capacity` writes; further fields may appear. Rates are multiples of the instance's."""
+    """What `capacity` writes; further fields may appear. Rates are multiples of the instance's.
 
-    format: Literal["optsched-capacity"]
-    attainment: float = Field(description="share of requests within all their SLOs", gt=0, le=1)
+    Fields:
+      attainment: share of requests within all their SLOs
+      verdict: what is attained and what is impossible, in a sentence
+      requests_per_second: the mean rate at rate scale 1
+      impossible_rate_scale: no schedule attains it at this rate or a larger one
+      workers: workers given, or the fewest found and those proved too few
+    """
+
+    attainment: Annotated[float, Field(gt=0, le=1)]
     policies: list[dict[str, Any]]
-    verdict: str | None = _null("what is attained and what is impossible, in a sentence")
-    requests_per_second: float | None = _null("the mean rate at rate scale 1")
+    verdict: str | None = None
+    requests_per_second: float | None = None
     best_rate_scale: float | None = None
     best_origin: str | None = None
-    impossible_rate_scale: float | None = _null(
-        "no schedule attains it at this rate or a larger one"
-    )
+    impossible_rate_scale: float | None = None
     bound_origin: str | None = None
-    workers: dict[str, float | int | None] | None = _null(
-        "workers given, or the fewest found and those proved too few"
-    )
+    workers: dict[str, float | int | None] | None = None
 
 
 class SplitsFile(_Answer):
-    """What `splits` writes; further fields may appear."""
+    """What `splits` writes; further fields may appear.
 
-    format: Literal["optsched-splits"]
-    link: dict[str, float | bool] = Field(description="what a move of KV takes")
+    Fields:
+      link: what a move of KV takes
+      splits: each split's pools, and by metric its bound, found, policy and verdict
+    """
+
+    link: dict[str, float | bool]
     metrics: list[str]
     slos: dict[str, float]
-    splits: list[dict[str, Any]] = Field(
-        description="each split's pools, and by metric its bound, found, policy and verdict"
-    )
+    splits: list[dict[str, Any]]
     interrupted: bool
 
 
-class CertificateFile(_Open):
-    """A bound or an optimum that the checker recomputes exactly; further fields may appear."""
+class CertificateFile(_OpenFile):
+    """A bound or an optimum that the checker recomputes exactly; further fields may appear.
 
-    format: Literal["optsched-certificate"]
-    version: Literal[1]
+    Fields:
+      cost_model: in seconds: the layers, and the decimal text of every coefficient
+      ticks_per_second: in seconds: the value is an integer number of ticks
+      pools: several machines: how many prefill and decode, or are mixed, and what moves take
+      tree: a leaf, which names its relaxation
+      schedule: a schedule file with that value, if the claim is optimal
+      sha256: digest of the rest of the file in canonical JSON
+    """
+
     instance_sha256: Sha256
     model: str
     objective: str
     claim: Literal["bound", "optimal"]
     value: int | float
     denominator: Annotated[int, Field(ge=1)] | None = None
-    cost_model: SkipValidation[dict[str, Any] | None] = _null(
-        "in seconds: the layers, and the decimal text of every coefficient"
-    )
-    ticks_per_second: Annotated[int, Field(ge=1)] | None = _null(
-        "in seconds: the value is an integer number of ticks"
-    )
-    pools: SkipValidation[dict[str, Any] | None] = _null(
-        "several machines: how many prefill and decode, or are mixed, and what moves take"
-    )
-    tree: SkipValidation[dict[str, Any]] = Field(description="a leaf, which names its relaxation")
-    schedule: SkipValidation[dict[str, Any] | None] = _null(
-        "a schedule file with that value, if the claim is optimal"
-    )
-    sha256: Sha256 = Field(description="digest of the rest of the file in canonical JSON")
+    cost_model: SkipValidation[dict[str, Any] | None] = None
+    ticks_per_second: Annotated[int, Field(ge=1)] | None = None
+    pools: SkipValidation[dict[str, Any] | None] = None
+    tree: SkipValidation[dict[str, Any]]
+    schedule: SkipValidation[dict[str, Any] | None] = None
+    sha256: Sha256
 
 
-class MeasuredFile(_Strict):
-    """Times that a real server took for an instance's requests, in the instance's order."""
+class MeasuredFile(_File):
+    """Times that a real server took for an instance's requests, in the instance's order.
 
-    format: Literal["optsched-measured"]
-    version: Literal[1]
-    name: str | None = _null("what tables call the server")
+    Fields:
+      name: what tables call the server
+      ttft: seconds from each arrival to the first token; null: not measured
+      latency: seconds from each arrival to the last token; null: see errors
+      errors: requests, from 0, that were not served as the instance says, and why
+    """
+
+    name: str | None = None
     instance_sha256: Sha256 | None = None
-    ttft: SkipValidation[list[Annotated[float, Field(ge=0)] | None] | None] = _null(
-        "seconds from each arrival to the first token; null: not measured"
-    )
-    latency: SkipValidation[list[Annotated[float, Field(gt=0)] | None]] = Field(
-        description="seconds from each arrival to the last token; null: see errors",
-        json_schema_extra=_NOT_EMPTY,
-    )
-    errors: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = _null(
-        "requests, from 0, that were not served as the instance says, and why"
-    )
+    ttft: SkipValidation[list[Annotated[float, Field(ge=0)] | None] | None] = None
+    latency: Annotated[
+        SkipValidation[list[Annotated[float, Field(gt=0)] | None]],
+        Field(json_schema_extra=_NOT_EMPTY),
+    ]
+    errors: dict[Annotated[str, Field(pattern="^[0-9]+$")], str] | None = None
 
 
 class LibraryRecord(_Strict):
-    """A best known schedule, or a bound with its certificate, and where it is from."""
+    """A best known schedule, or a bound with its certificate, and where it is from.
+
+    Fields:
+      sha256: digest of that file's bytes
+      by: who found it
+      seconds: time that it took
+    """
 
     value: int | float
     file: Annotated[str, Field(pattern=r"^(schedules|certificates)/[^/\\\\]+$")]
-    sha256: Sha256 = Field(description="digest of that file's bytes")
+    sha256: Sha256
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
-    by: str = Field(description="who found it")
+    by: str
     method: str | None = None
-    seconds: Annotated[float, Field(ge=0)] | None = _null("time that it took")
+    seconds: Annotated[float, Field(ge=0)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
 
 
 class LibraryEntry(_Strict):
-    """What is known of an instance of the library."""
+    """What is known of an instance of the library.
+
+    Fields:
+      purpose: what the instance is for
+      source: the generator, its parameters and the seed
+      cost_model: a shipped one, for an instance in seconds
+      workers: max workers of a schedule
+      status: closed: the best known value is proved optimal by the bound's certificate
+      bound: absent: nothing is proved
+      sha256: digest of the rest with name, release and the family's summary as canonical JSON
+    """
 
     family: str
-    purpose: str = Field(description="what the instance is for")
-    source: str = Field(description="the generator, its parameters and the seed")
+    purpose: str
+    source: str
     objective: str
-    cost_model: str | None = _null("a shipped one, for an instance in seconds")
-    workers: Annotated[int, Field(ge=1)] = Field(1, description="max workers of a schedule")
+    cost_model: str | None = None
+    workers: Annotated[int, Field(ge=1)] = 1
     requests: Annotated[int, Field(ge=1)]
     instance_sha256: Sha256
-    status: Literal["closed", "open"] = Field(
-        description="closed: the best known value is proved optimal by the bound's certificate"
-    )
+    status: Literal["closed", "open"]
     best: LibraryRecord
-    bound: LibraryRecord | None = _null("absent: nothing is proved")
-    sha256: Sha256 = Field(
-        description="digest of the rest with name, release and the family's summary as canonical "
-        "JSON"
-    )
+    bound: LibraryRecord | None = None
+    sha256: Sha256
 
 
-class LibraryFile(_Strict):
-    """A library's best known schedules and bounds, by family and instance."""
+class LibraryFile(_File):
+    """A library's best known schedules and bounds, by family and instance.
 
-    format: Literal["optsched-library"]
-    version: Literal[1]
+    Fields:
+      families: what each family is for
+    """
+
     release: str
-    families: dict[str, str] = Field(description="what each family is for")
+    families: dict[str, str]
     instances: dict[str, LibraryEntry]
 
 
-class ScoreFile(_Open):
-    """What `score` writes; further fields may appear."""
+class ScoreFile(_OpenFile):
+    """What `score` writes; further fields may appear.
 
-    format: Literal["optsched-score"]
-    version: Literal[1]
+    Fields:
+      score: null: the policy failed on an instance
+      floor: no policy's score is smaller
+      combined_score: floor / score, or 0
+    """
+
     policy: str
-    score: float | None = _null("null: the policy failed on an instance")
-    floor: float = Field(description="no policy's score is smaller")
+    score: float | None = None
+    floor: float
     best_known: float
-    combined_score: Annotated[float, Field(ge=0)] = Field(description="floor / score, or 0")
+    combined_score: Annotated[float, Field(ge=0)]
     instances: list[dict[str, Any]]
 
 
 class HitsFile(_Answer):
-    """What `hits` writes: tokens found, and seconds of prefill saved, by cache."""
+    """What `hits` writes: tokens found, and seconds of prefill saved, by cache.
 
-    format: Literal["optsched-hits"]
-    asked_tokens: int = Field(description="prompt tokens of all requests")
+    Fields:
+      asked_tokens: prompt tokens of all requests
+      infinite: without a limit of memory
+      caches: best and lru, by kv_capacity
+    """
+
+    asked_tokens: int
     own: dict[str, Any]
-    infinite: dict[str, Any] = Field(description="without a limit of memory")
-    caches: list[dict[str, Any]] = Field(description="best and lru, by kv_capacity")
+    infinite: dict[str, Any]
+    caches: list[dict[str, Any]]
 
 
 class WhyFile(_Answer):
-    """What `why` writes, in the instance's unit."""
+    """What `why` writes, in the instance's unit.
 
-    format: Literal["optsched-why"]
-    total: dict[str, float] = Field(description="what is lost to each cause, over all requests")
-    requests: dict[str, list[float]] = Field(description="the parts of each latency, by cause")
-    against: dict[str, list[float]] | None = _null("the same of the other schedule")
+    Fields:
+      total: what is lost to each cause, over all requests
+      requests: the parts of each latency, by cause
+      against: the same of the other schedule
+    """
+
+    total: dict[str, float]
+    requests: dict[str, list[float]]
+    against: dict[str, list[float]] | None = None
 
 
 class DiagnosisFile(_Answer):
-    """What `diagnose` writes, in seconds; further fields may appear."""
+    """What `diagnose` writes, in seconds; further fields may appear.
 
-    format: Literal["optsched-diagnosis"]
-    error: float | None = _null("by how much the twin misses measured latencies in the median")
+    Fields:
+      error: by how much the twin misses measured latencies in the median
+      changes: what was tried: gain, low and high
+      first: what to change first; null: nothing
+    """
+
+    error: float | None = None
     metrics: MetricsFile
     waits_s: dict[str, float]
-    changes: list[dict[str, Any]] = Field(description="what was tried: gain, low and high")
-    first: dict[str, Any] | None = _null("what to change first; null: nothing")
+    changes: list[dict[str, Any]]
+    first: dict[str, Any] | None = None
 
 
-class RatiosFile(_Open):
-    """What `ratios` writes."""
+class RatiosFile(_OpenFile):
+    """What `ratios` writes.
 
-    format: Literal["optsched-ratios"]
-    version: Literal[1]
+    Fields:
+      summary: a row for each policy
+      paired: the first policy beside each other one
+      ratios: columns of one length
+    """
+
     reference: str
-    summary: list[dict[str, Any]] = Field(description="a row for each policy")
-    paired: list[dict[str, Any]] = Field(description="the first policy beside each other one")
-    ratios: dict[str, list[Any]] = Field(description="columns of one length")
+    summary: list[dict[str, Any]]
+    paired: list[dict[str, Any]]
+    ratios: dict[str, list[Any]]
 
 
 MODELS: Mapping[str, type[BaseModel]] = {
@@ -490,11 +583,11 @@ MODELS: Mapping[str, type[BaseModel]] = {
 
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a file format."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **MODELS[name].model_json_schema(),
-        "title": f"optsched-{name}",
-    }
+    made = MODELS[name].model_json_schema()
+    fields = made["properties"]
+    fields["format"] = {"const": f"optsched-{name}", **fields["format"]}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**head, **made, "title": f"optsched-{name}"}
 
 
 def check_shape(name: str, data: Mapping[str, Any]) -> None:

@@ -1,23 +1,24 @@
 """Files that plots and reports are made from, recognised by their formats."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from optsched.costs.cost import CostModel, cost_for, load_cost_model, shipped_models
+from optsched.files.read_write import (
+    read_instance,
+    read_schedule,
+    schedule_from_dict,
+    shipped_instance,
+)
+from optsched.files.strict_json import Place, check_format, read_json_and_digest
 from optsched.problem.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from optsched.costs.cost import CostModel
-    from optsched.problem.instance import Instance
-    from optsched.problem.schedule import Schedule
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule
 
 
 def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any], str]:
     """Return the format, the JSON object and the SHA-256 of a file, which is read once."""
-    from optsched.files.strict_json import Place, check_format, read_json_and_digest
-
     data, digest = read_json_and_digest(path)
     with Place(Path(path)):
         return check_format(data, allowed), data, digest
@@ -36,8 +37,6 @@ def named_file(named: object, beside: str | Path) -> Path | None:
 
 def instance_for(digest: object, given: str | None, what: str) -> Instance:
     """Return the given instance, or the shipped one with a digest."""
-    from optsched.files.read_write import read_instance, shipped_instance
-
     if given is None:
         shipped = shipped_instance(digest)
         if shipped is not None:
@@ -59,8 +58,6 @@ def cost_model_like(
     instance: Instance, given: str | None, known: object, digest: object = None
 ) -> CostModel | None:
     """Return the given cost model, or the shipped one that a file refers to."""
-    from optsched.costs.cost import cost_for, load_cost_model, shipped_models
-
     named = known.get("sha256") if isinstance(known, Mapping) else None
     digests = {text for text in (digest, named) if isinstance(text, str)}
     if given is None and not instance.in_rounds and digests:
@@ -81,9 +78,6 @@ def schedule_of(
     data: dict[str, Any] | None = None,
 ) -> tuple[Schedule, CostModel | None]:
     """Return the schedule in a file and the cost model that it was made for."""
-    from optsched.files.read_write import read_schedule, schedule_from_dict
-    from optsched.files.strict_json import Place
-
     if data is None:
         schedule = read_schedule(path, instance)
     else:

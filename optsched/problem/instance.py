@@ -356,32 +356,40 @@ class Instance:
             f"kv_capacity {self.kv_capacity} ({self.kv_accounting})>"
         )
 
-    def _repr_html_(self) -> str:
-        unit = "rounds" if self.in_rounds else "s"
-        sizes = {
-            name: f"{column.min():,} to {column.max():,}, mean {column.mean():,.1f}"
-            for name, column in (("prompt", self.prompt_tokens), ("output", self.output_tokens))
-        }
-        limits = ", ".join(f"{name} {value}" for name, value in self.limits.as_dict().items())
-        told = self.predicted is not None or self.predicted_upper is not None
+    def facts(self) -> list[tuple[str, Any]]:
+        """Return what there is to say of it in short: words, and a value or None."""
+        arrival, per = self.given_arrivals, self.time_unit if self.in_rounds else "s"
+        unit, block = "rounds" if self.in_rounds else "s", self.kv_block_tokens
+        span = float(arrival.max() - arrival.min())
+        blocks = f", in blocks of {block}" if block > 1 else ""
 
-        return facts(
-            f"Instance {self.name}",
-            [
-                ("requests", self.n),
-                ("arrivals", f"{self.first_arrival:g} to {self.arrival.max():g} {unit}"),
-                ("sessions", self.sessions and int(self.sessions.session.max()) + 1),
-                *((f"{name} tokens", words) for name, words in sizes.items()),
-                ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting})"),
-                ("KV block", None if self.kv_block_tokens == 1 else self.kv_block_tokens),
-                ("limits", limits or None),
-                ("prefix block", self.prefixes and self.prefixes.block),
-                ("hybrid batching", self.hybrid_batching),
-                ("chunked prefill", self.chunked_prefill),
-                ("output lengths", "predicted" if told else "true lengths only"),
-                ("known optimum", (self.known or {}).get("optimum")),
-            ],
-        )
+        def spread(column: NDArray[np.int64]) -> str:
+            low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
+            sums = f"mean {column.mean():,.1f}, sum {int(column.sum()):,}"
+            return f"{low:,} to {high:,}, median {median:,}, {sums}"
+
+        limits = self.limits.as_dict() | {
+            name: value
+            for name in ("hybrid_batching", "chunked_prefill")
+            if (value := getattr(self, name)) is not None
+        }
+        told = self.predicted is not None or self.predicted_upper is not None
+        return [
+            ("requests", self.n),
+            ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting}{blocks})"),
+            ("prefix block", self.prefixes and self.prefixes.block),
+            ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
+            ("rate", f"{self.n / span:.3g} requests/{per}" if span else None),
+            ("sessions", self.sessions and int(self.sessions.session.max()) + 1),
+            ("prompt tokens", spread(self.prompt_tokens)),
+            ("output tokens", spread(self.output_tokens)),
+            ("limits", ", ".join(f"{k} {v}" for k, v in limits.items()) or None),
+            ("output lengths", "predicted" if told else "no predictions: true lengths"),
+            *((f"known {name}".replace("_", " "), v) for name, v in (self.known or {}).items()),
+        ]
+
+    def _repr_html_(self) -> str:
+        return facts(f"Instance {self.name}", self.facts())
 
     @property
     def n(self) -> int:

@@ -77,6 +77,15 @@ def read_pairs(
     return texts
 
 
+def read_entries(text: str) -> dict[str, tuple[list[str], str]]:
+    """Return, by NAME, the MORE and the WORDS of entries ``NAME MORE: WORDS`` of a docstring."""
+    entries = (
+        " ".join(entry.split()) for entry in re.split(r"\n  (?=\S)", "\n" + text.strip("\n"))
+    )
+    parts = (re.split(r":(?: |$)", entry, maxsplit=1) for entry in entries if entry)
+    return {head.split()[0]: (head.split()[1:], words) for head, words in parts}
+
+
 def split_specs(text: str) -> list[str]:
     """Split ``a:x=1,y=2,b`` into ``a:x=1,y=2`` and ``b``."""
     specs: list[str] = []

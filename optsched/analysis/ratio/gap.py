@@ -129,8 +129,8 @@ def gap_breakdown(
     """
     if not instance.in_rounds:
         raise UsageError(
-            "gap_breakdown: found an instance in seconds; expected one in rounds, since the "
-            "optimum is needed"
+            "gap_breakdown: found an instance in seconds; expected one in rounds. In seconds "
+            "`optsched.why(..., against=best)` has the parts, and a comparison the losses"
         )
 
     if instance.limits.as_dict() or instance.hybrid_batching is False:

@@ -277,7 +277,7 @@ class Study:
         def between(low: float, high: float) -> str:
             return f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
 
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for policy in self.policies:
             try:
                 mean, worst, good = self.mean(policy), self.worst(policy), self._good(policy)
@@ -287,12 +287,9 @@ class Study:
 
             top = max(math.inf if row.high is None else row.high for row in good)
             count = f"{mean.count} ({mean.failed} failed)" if mean.failed else str(mean.count)
-            largest, where = (
-                between(worst.low or 0.0, top),
-                worst.name or f"instance {worst.instance}",
-            )
-            values = between(mean.low, mean.high), between(*mean.interval), largest, where, count
-            rows.append((policy, *values))
+            ends = (mean.low, mean.high), mean.interval, (worst.low or 0.0, top)
+            where = worst.name or f"instance {worst.instance}"
+            rows.append((policy, *(between(*pair) for pair in ends), where, count))
 
         interval, mean_words = f"{self.confidence:.0%} interval", f"mean ratio to {self.reference}"
         columns = ["policy", mean_words, interval, "worst", "on", "instances"]
@@ -421,7 +418,7 @@ def competitive_ratio(
     folder = None if certificates is None else make_folder(Path(certificates))
     plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s, folder)
     found = _measure(plan, cases, progress, stop)
-    every = tuple(row for k in sorted(found) for row in found[k])
+    every = tuple(row for rows in found for row in rows)
     return Study(tuple(specs), reference, every, confidence, seed, len(cases) - len(found))
 
 
@@ -430,14 +427,10 @@ def _measure(
     cases: Sequence[Instance],
     progress: bool | Callable[[int, int], None],
     stop: threading.Event | None,
-) -> dict[int, list[Ratio]]:
-    """Return the rows of every instance that finished, by its position."""
-    tell = progress if callable(progress) else None
-    found: dict[int, list[Ratio]] = {}
-    with (
-        interrupts_noted() as interrupted,
-        LiveLine(wanted=progress is True) as line,
-    ):
+) -> list[list[Ratio]]:
+    """Return the rows of the first instances, as far as these finished."""
+    found: list[list[Ratio]] = []
+    with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         line.counted(0, len(cases), "instances")
         try:
             for k, case in enumerate(cases):
@@ -445,10 +438,10 @@ def _measure(
                 if interrupted.is_set():
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
 
-                found[k] = rows
+                found.append(rows)
                 line.counted(len(found), len(cases), "instances")
-                if tell is not None:
-                    tell(len(found), len(cases))
+                if callable(progress):
+                    progress(len(found), len(cases))
                 if stop is not None and stop.is_set():
                     break
         except KeyboardInterrupt:

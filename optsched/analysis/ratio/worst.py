@@ -130,13 +130,12 @@ def worst_case(
     rng = np.random.default_rng(seed)
     pool: list[tuple[float, Instance]] = []
     tried, told = 0, begin
-    tell = progress if callable(progress) else None
 
     def report(best: float) -> None:
         spent = work_time() - begin
         line.show(f"{spent:.0f} of {budget_s:g} s, ratio {best:.3f}, {tried} instances")
-        if tell is not None:
-            tell(best, tried)
+        if callable(progress):
+            progress(best, tried)
 
     def score(instance: Instance) -> float:
         nonlocal tried, told
@@ -259,12 +258,10 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
         if kind == 0:
             far = int(arrival.max()) + 2
             arrival[i] = max(0, _nudged(int(arrival[i]), far, rng))
-        elif kind == 1:
-            prompt[i] = min(max(1, _nudged(int(prompt[i]), capacity, rng)), capacity - 1)
-            output[i] = min(output[i], capacity - prompt[i])
-        elif kind == 2:
-            output[i] = min(max(1, _nudged(int(output[i]), capacity, rng)), capacity - 1)
-            prompt[i] = min(prompt[i], capacity - output[i])
+        elif kind in (1, 2):
+            one, other = (prompt, output) if kind == 1 else (output, prompt)
+            one[i] = min(max(1, _nudged(int(one[i]), capacity, rng)), capacity - 1)
+            other[i] = min(other[i], capacity - one[i])
         elif kind == 3:  # a copy of another request
             j = rng.integers(instance.n)
             prompt[i], output[i], arrival[i] = prompt[j], output[j], arrival[j]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from optsched.show.plot import style
-from optsched.show.plot.style import BLACK, BLUE, GREEN, GREY, RED, axes, curves, legend
+from optsched.show.plot.style import BLACK, BLUE, GREEN, GREY, RED, axes, curves, labelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,13 +72,9 @@ def plot_capacity(
         style.plain_ticks(ax.xaxis)
 
     xlabel = "rate, as a multiple of the instance's" if rates else "workers"
-    ax.set(xlabel=xlabel, ylabel="share of requests within SLOs")
     bottom = 0.0 if attainment is None else max(0.0, 1 - _LATE * max(0.01, 1 - attainment))
     ax.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
-    ax.grid(alpha=0.3)
-    legend(ax)
-
-    return ax
+    return labelled(ax, xlabel=xlabel, ylabel="share of requests within SLOs")
 
 
 def plot_splits(
@@ -112,15 +108,11 @@ def plot_splits(
     best = [found for _, _, found, verdict in rows if verdict == "best" and found is not None]
     if best:
         ax.axhline(best[0], color=BLACK, lw=0.9, ls=":", label=f"best found: {best[0]:.4g}")
-        legend(ax)
-
     if not more_is_better:
         ax.set_yscale("log")
 
     ax.set_xticks(range(len(rows)), [name for name, *_ in rows])
-    ax.set(xlabel="prefill and decode machines", ylabel=ylabel)
-    ax.grid(alpha=0.3, axis="y")
-    return ax
+    return labelled(ax, grid="y", xlabel="prefill and decode machines", ylabel=ylabel)
 
 
 def plot_load(
@@ -154,13 +146,9 @@ def plot_load(
     at, low = zip(*bound, strict=True)
     bottom = 0.7 * min(low)
     ax.fill_between(at, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
-    ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.margins(x=0.02)
     style.logarithmic(ax, bottom=bottom)
-    ax.grid(alpha=0.3)
-    legend(ax)
-
-    return ax
+    return labelled(ax, xlabel=xlabel, ylabel=ylabel)
 
 
 def plot_progress(
@@ -201,10 +189,7 @@ def plot_progress(
         look = {"step": "post", "color": GREY, "alpha": 0.3, "lw": 0}
         ax.fill_between(last.index, last["bound"], last["incumbent"], **look)
 
-    ax.set(xlabel="solving time [s]", ylabel=ylabel)
-    ax.grid(alpha=0.3)
-    legend(ax)
-    return ax
+    return labelled(ax, xlabel="solving time [s]", ylabel=ylabel)
 
 
 def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:

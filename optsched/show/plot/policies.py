@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.analysis.why import Why
+from optsched.judge.evaluate import Evaluation
 from optsched.show.plot import style
-from optsched.show.plot.style import BLACK, BLUE, RED, axes, legend, plain
+from optsched.show.plot.style import BLACK, BLUE, RED, axes, labelled, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from optsched.analysis.why import Why
-    from optsched.judge.evaluate import Evaluation
 
 DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
 """The columns of an Evaluation whose distributions are drawn, and words for them."""
@@ -69,12 +68,8 @@ def plot_distribution(
         ax.set_xscale("log")
         style.plain_ticks(ax.xaxis)
 
-    ax.set(xlabel=f"{DISTRIBUTIONS[metric]} [{', '.join(units)}]", ylabel="share of requests")
-    ax.set_ylim(0, 1.02)
-    ax.grid(alpha=0.3)
-    legend(ax)
-
-    return ax
+    words = f"{DISTRIBUTIONS[metric]} [{', '.join(units)}]"
+    return labelled(ax, xlabel=words, ylabel="share of requests", ylim=(0, 1.02))
 
 
 def plot_comparison(
@@ -165,10 +160,8 @@ def plot_ratios(ratios: Mapping[str, Sequence[Any]], ax: Axes | None = None) -> 
         colour: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
         ax.fill_betweenx(share, low, high, **colour)
 
-    ax.set(xlabel="total latency / reference", ylabel="share of instances", ylim=(0, 1.02))
-    ax.grid(alpha=0.3)
-    legend(ax)
-    return ax
+    words = "total latency / reference"
+    return labelled(ax, xlabel=words, ylabel="share of instances", ylim=(0, 1.02))
 
 
 def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
@@ -193,8 +186,5 @@ def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
             ax.scatter(arrival[mine], lost[k, mine], s=12, color=style.COLOURS[k], label=words)
 
     ax.axhline(0.0, color=BLACK, lw=0.8)
-    ax.set(xlabel=f"arrival [{unit}]", ylabel=f"latency lost to each cause [{unit}]")
-    ax.grid(alpha=0.3)
-    legend(ax)
-
-    return ax
+    words = f"latency lost to each cause [{unit}]"
+    return labelled(ax, xlabel=f"arrival [{unit}]", ylabel=words)

@@ -127,6 +127,14 @@ def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
     ax.legend(fontsize="small", frameon=count <= 4, **options)
 
 
+def labelled(ax: Axes, *, grid: Any = "both", **labels: Any) -> Axes:
+    """Return axes with labels (``xlabel``, ``ylabel``), pale lines along `grid`, and a legend."""
+    ax.set(**labels)
+    ax.grid(alpha=0.3, axis=grid)
+    legend(ax)
+    return ax
+
+
 def check_suffix(path: str | Path) -> None:
     """Check that a file's name says which kind of image it is."""
     if Path(path).suffix.lower() not in SUFFIXES:

@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from optsched.judge.spans import DECODE, PHASES, PREFILL, REFILL
-from optsched.judge.timeline import SEPARATE
+from optsched.judge.timeline import SEPARATE, Timeline
 from optsched.show.plot import style
 from optsched.show.plot.style import BLACK, BLUE, GREY, RED, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from optsched.judge.timeline import Timeline
 
 PHASE_COLOURS = dict(
     zip(PHASES, (GREY, BLUE, style.SKY, style.YELLOW, RED, style.PURPLE), strict=True)
@@ -26,6 +24,7 @@ PHASE_COLOURS = dict(
 IDLE = ("waiting", "paused", "evicted")
 """The phases in which a request is in no batch. They are drawn thinner."""
 
+_DISTINCT = (BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.YELLOW, GREY, BLACK)
 ROWS_APART = 100
 """Max number of requests that `plot_gantt` draws, each in a row of its own."""
 _NAMED = 40
@@ -182,16 +181,7 @@ def _kv_of(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
 def _shades(count: int) -> list[str]:
     """Return the colours of a stack: distinct ones for few requests, shades for ordered groups."""
     if count <= SEPARATE:
-        return [
-            BLUE,
-            style.ORANGE,
-            style.GREEN,
-            style.PURPLE,
-            style.SKY,
-            style.YELLOW,
-            GREY,
-            BLACK,
-        ][:count]
+        return list(_DISTINCT[:count])
 
     return [style.shade(k, count) for k in range(count)]
 

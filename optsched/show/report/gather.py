@@ -6,25 +6,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
+from optsched.analysis.hits import Hits, prefix_hits
+from optsched.bounds.certificate import same_cost_model, verify_certificate
+from optsched.costs.cost import CostModel
+from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
-from optsched.files.strict_json import Place, stem
+from optsched.files.strict_json import Place, read_json, stem
+from optsched.judge.timeline import Timeline, timeline
 from optsched.optimize.consistency import AGREEMENT
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER
-
-if TYPE_CHECKING:
-    from optsched.analysis.hits import Hits
-    from optsched.costs.cost import CostModel
-    from optsched.judge.timeline import Timeline
-    from optsched.problem.schedule import Schedule
 
 _NAMING = ("result", "comparison", "capacity")
 """Formats with the instance's name."""
@@ -73,8 +71,6 @@ class Section:
 
         It is one for one worker, and in seconds for the result's cost model or the given one.
         """
-        from optsched.bounds.certificate import same_cost_model
-
         if (data.get("workers") or 1) > 1:
             return None
 
@@ -120,8 +116,6 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
             "report: found no file; expected results, comparisons, capacities, certificates, "
             "schedules or instances"
         )
-
-    from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 
     read: list[tuple[str, str, dict[str, Any]]] = []
     instances: dict[str, Instance] = {}
@@ -184,7 +178,8 @@ def _section(
     digest: str, instance: Instance | None, read: Sequence[tuple[str, str, dict[str, Any]]]
 ) -> Section:
     if instance is not None:
-        return Section(digest, instance.name, instance, _facts(instance))
+        facts = [(name, number(v)) for name, v in instance.facts() if v is not None]
+        return Section(digest, instance.name, instance, facts)
     for _, form, data in read:
         if form in _NAMING and _digest(form, data) == digest:
             about = data["instance"]
@@ -198,39 +193,6 @@ def _section(
             return section
 
     return Section(digest, "unknown", notes=["the instance's file is not at hand"])
-
-
-def _facts(instance: Instance) -> list[tuple[str, str]]:
-    arrival, block = instance.given_arrivals, instance.kv_block_tokens
-    unit = time_words(instance.time_unit)
-    blocks = f", in blocks of {block}" if block > 1 else ""
-    facts = [
-        ("requests", f"{instance.n:,}"),
-        ("KV capacity", f"{instance.kv_capacity:,} tokens ({instance.kv_accounting}{blocks})"),
-        ("time", "rounds" if instance.in_rounds else "seconds"),
-        ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
-    ]
-    if span := float(arrival.max() - arrival.min()):
-        per = "round" if instance.in_rounds else "s"
-        facts.append(("rate", f"{instance.n / span:.3g} requests/{per}"))
-
-    columns = {"prompt": instance.prompt_tokens, "output": instance.output_tokens}
-    for words, column in columns.items():
-        low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
-        spread = f"{low:,} to {high:,}, median {median:,}"
-        sums = f"mean {column.mean():,.1f}, sum {int(column.sum()):,}"
-        facts.append((f"{words} tokens", f"{spread}, {sums}"))
-
-    switches = {name: getattr(instance, name) for name in ("hybrid_batching", "chunked_prefill")}
-    limits = {**instance.limits.as_dict(), **switches}
-    told = [f"{name} {value}" for name, value in limits.items() if value is not None]
-    if told:
-        facts.append(("limits", ", ".join(told)))
-
-    predicted = instance.predicted is not None or instance.predicted_upper is not None
-    facts.append(("output lengths", "predicted" if predicted else "no predictions: true lengths"))
-    known = (instance.known or {}).items()
-    return [*facts, *((f"known {name}".replace("_", " "), str(v)) for name, v in known)]
 
 
 def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
@@ -287,24 +249,16 @@ def _unused(section: Section, label: str) -> str:
     return unique
 
 
-def _add_certificate(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
-    _certificate(section, file, data)
-
-
-def _add_schedule(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
-    _schedule(section, Path(file), data, Path(file).stem, cost)
-
-
-def _add_capacity(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
-    section.capacities.append({**data, "file": Path(file).name})
-
-
-_ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], None]] = {
-    "certificate": _add_certificate,
-    "schedule": _add_schedule,
+_ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
+    "certificate": lambda section, file, data, _: _certificate(section, file, data),
+    "schedule": lambda section, file, data, cost: _schedule(
+        section, Path(file), data, Path(file).stem, cost
+    ),
     "result": _add_result,
     "comparison": _add_comparison,
-    "capacity": _add_capacity,
+    "capacity": lambda section, file, data, _: section.capacities.append(
+        {**data, "file": Path(file).name}
+    ),
 }
 """The functions that add a file to its section, in the order in which files are taken."""
 
@@ -317,9 +271,6 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
     if section.instance is None:
         found = Verdict("unchecked", "its instance is not at hand")
     else:
-        from optsched.bounds.certificate import verify_certificate
-        from optsched.files.strict_json import read_json
-
         try:
             whole = read_json(file, expect="certificate") if data is None else data
             value = verify_certificate(section.instance, whole)
@@ -351,8 +302,6 @@ def _schedule(
     known: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Add a schedule under a label of its own. Returns the label, or None if it cannot be drawn."""
-    from optsched.judge.timeline import timeline
-
     if section.instance is None:
         section.notes.append(f"{file.name}: its instance is not at hand: not drawn")
         return None
@@ -373,8 +322,6 @@ def _add_hits(
     section: Section, label: str, schedule: Schedule, cost: CostModel | None = None
 ) -> None:
     """Find where the prefix hits of a schedule go, if it is one of batches on one worker."""
-    from optsched.analysis.hits import prefix_hits
-
     instance, workers = section.instance, section.schedules[label].evaluation.workers
     if instance is not None and instance.prefixes and schedule.kind == "batches" and workers == 1:
         section.hits[label] = prefix_hits(instance, schedule, cost)

@@ -1,7 +1,7 @@
 """The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG."""
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import islice
@@ -9,9 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from optsched.analysis.comparison import Column, lost_columns, policy_columns
 from optsched.problem.markup import number
-from optsched.problem.metrics import LOST, TABLE, compared, time_words
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.metrics import time_words
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
 from optsched.show.report.figures import capacity_figure, distribution_figure, timeline_figure
@@ -87,10 +87,6 @@ def _sentences(section: Section) -> list[str]:
     return found + [f"{text[:1].upper()}{text[1:]}." for text in verdicts if text]
 
 
-Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
-"""A column of a table: header, unit, and the value or cell of a row."""
-
-
 def _table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the headers of a table, and a cell for every row and column."""
     made = [[value(row) for _, _, value in columns] for row in rows]
@@ -128,10 +124,6 @@ def _texts(value: object) -> list[str]:
 
 
 def _results(section: Section) -> dict[str, Any]:
-    def gap(data: dict[str, Any]) -> Cell:
-        value = data.get("gap")
-        return _cell(value, "–" if value is None else f"{value:.2%}")
-
     def proof(data: dict[str, Any]) -> Cell:
         verdicts: dict[str, Verdict] = data["verdicts"]
         found = verdicts.get("certificate")
@@ -148,7 +140,7 @@ def _results(section: Section) -> dict[str, Any]:
         ("value", section.unit, lambda data: data.get("objective")),
         ("bound", section.unit, lambda data: data.get("bound")),
         ("holds for", "", lambda data: _holds_for(data) or "–"),
-        ("gap", "", gap),
+        ("gap", "", lambda data: _formatted(data.get("gap"), ".2%")),
         ("status", "", lambda data: data.get("status") or "–"),
         ("schedule", "", lambda data: _verdict(data["verdicts"].get("schedule"))),
         ("bound's proof", "", proof),
@@ -206,12 +198,13 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
         for row in data["policies"]
         for note in (*_texts(row.get("notes")), *_texts(row.get("error")))
     ]
+    rows = _rows_of_policies(data)
     return {
         "file": data["file"],
         "lines": lines,
         "verdict": verdicts.get("bound"),
         "notes": notes,
-        **_table(_columns_of_policies(section, data), _rows_of_policies(data)),
+        **_table(_columns_of_policies(section, data, rows), rows),
     }
 
 
@@ -259,23 +252,20 @@ def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]:
+def _columns_of_policies(
+    section: Section, data: dict[str, Any], rows: Sequence[dict[str, Any]]
+) -> list[Column]:
     certified, verdicts = data.get("certified"), data["verdicts"]
-    ratios = ("ratio_to_best_known", "ratio_to_bound")
+    policy, kind, total, best, bound, *metrics = policy_columns(rows, section.time_unit)
 
-    def metric(name: str) -> Column:
-        found, unit = TABLE[name], TABLE[name].unit_words(section.time_unit)
-        return found.words, unit, lambda row: (row.get("metrics") or {}).get(name)
-
-    def ratio(name: str) -> Callable[[dict[str, Any]], Cell]:
-        return lambda row: _ratio(row.get(name))
+    def formatted(column: Column, form: str) -> Column:
+        words, unit, of = column
+        return words, unit, lambda row: _formatted(of(row), form)
 
     def to_certified(row: dict[str, Any]) -> Cell:
-        tel, inside = total[2](row), any(row.get(name) is not None for name in ratios)
-        return _ratio(tel / certified if certified and inside and tel is not None else None)
-
-    def kind(row: dict[str, Any]) -> str:
-        return next((name for name in ("measured", "clairvoyant") if row.get(name)), "")
+        tel, inside = total[2](row), any(one[2](row) is not None for one in (best, bound))
+        known = certified and inside and tel is not None
+        return _formatted(tel / certified if known else None, ".4f")
 
     def replayed(row: dict[str, Any]) -> Cell:
         # A schedule that was not at hand has no verdict, and a good one needs no further words.
@@ -283,39 +273,21 @@ def _columns_of_policies(section: Section, data: dict[str, Any]) -> list[Column]
         good = found is not None and found.state != "rejected"
         return _verdict(found._replace(words="") if found is not None and good else found)
 
-    def wall(row: dict[str, Any]) -> float | None:
-        return None if row.get("wall_s") is None else 1000 * row["wall_s"]
-
-    def share(name: str) -> Callable[[dict[str, Any]], Cell]:
-        def cell(row: dict[str, Any]) -> Cell:
-            lost = row.get("lost")
-            value = lost.get(name) if isinstance(lost, dict) else None
-            return _cell("–") if value is None else _cell(value, f"{100 * value:z.1f}")
-
-        return cell
-
-    total = metric(TOTAL_LATENCY.name)
-    columns: list[Column] = [("policy", "", lambda row: row["policy"]), ("kind", "", kind), total]
-    columns += [("/ best known", "", ratio(ratios[0])), ("/ bound", "", ratio(ratios[1]))]
+    columns = [policy, kind, total, *(formatted(one, ".4f") for one in (best, bound))]
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
-    if any(row.get("meaning") for row in data["policies"]):
-        columns.append(("in words", "", lambda row: str(row.get("meaning") or "–")))
+    meaning, *lost = lost_columns(rows)
+    if any(map(meaning[2], rows)):
+        columns.append((meaning[0], "", lambda row: meaning[2](row) or "–"))
 
-    columns += [
-        (words, "%", share(name))
-        for name, words in LOST.items()
-        if any(share(name)(row)["numeric"] for row in data["policies"])
-    ]
-    shown = compared(row.get("metrics") for row in data["policies"])
-    return [*columns, *map(metric, shown), ("decisions", "ms", wall)]
+    return [*columns, *(formatted(one, "z.1f") for one in lost), *metrics]
 
 
-def _ratio(value: float | None) -> Cell:
-    return _cell(value, "–" if value is None else f"{value:.4f}")
+def _formatted(value: float | None, form: str) -> Cell:
+    return _cell(value, "–" if value is None else format(value, form))
 
 
 def _origins(report: Report) -> dict[str, Any]:
