@@ -58,8 +58,8 @@ from optsched.bounds.batch import (
 )
 from optsched.bounds.checker.busy_time import alone_of, chunk_share, line_of
 from optsched.bounds.checker.prefixes import Charge
-from optsched.bounds.checker.requests import shortest_first
 from optsched.bounds.leaves import busy_time_leaf
+from optsched.bounds.timeline import schedule_prices as schedule_prices
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
@@ -297,39 +297,6 @@ def costs_at_prices(
             low = high
 
     return total
-
-
-def schedule_prices(
-    release: Floats, length: Floats, cells: int, weight: Floats | None = None
-) -> tuple[Floats, float]:
-    """Return the dual prices of the preemptive schedule (module's text, Prices used)."""
-    length = np.maximum(length, 1e-12)
-    weight = np.ones(len(length)) if weight is None else weight
-    pieces = shortest_first(release.tolist(), length.tolist(), (length / weight).tolist())
-    starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
-    slope = weight / length
-    high, low = np.zeros(len(starts)), np.zeros(len(starts))
-    resume: dict[int, tuple[float, float]] = {}
-
-    for q in range(len(starts) - 1, -1, -1):
-        j = int(jobs[q])
-        if j in resume:
-            at, price = resume[j]
-            low[q] = price + (at - ends[q]) * slope[j]
-        elif q + 1 < len(starts) and starts[q + 1] <= ends[q]:
-            low[q] = high[q + 1]
-
-        high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
-        resume[j] = starts[q], high[q]
-
-    width = float(ends[-1]) / cells
-    edges = np.arange(cells + 1) * width
-    before = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
-    piece = np.clip(np.searchsorted(starts, edges, "right") - 1, 0, len(starts) - 1)
-    into = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
-    upto = before[piece] + high[piece] * into - slope[jobs[piece]] * into**2 / 2
-
-    return np.maximum(np.diff(upto) / width, 0.0), width
 
 
 def prices_of(
