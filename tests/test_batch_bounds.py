@@ -18,10 +18,10 @@ from sweeps import parts
 from optsched import BatchCost, Instance, Limits, Schedule, evaluate, load_cost_model, simulate
 from optsched.bounds import bounds, busy_time as busy, lower_bound, pieces as pieces_module
 from optsched.bounds.base import BoundTask, Proof
-from optsched.bounds.batch import unavoidable_work
+from optsched.bounds.batch import part_of, unavoidable_work
 from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_prices, tokens_of
 from optsched.bounds.checker.clock import BITS, table_of
-from optsched.bounds.clock import part_of, search, searched
+from optsched.bounds.clock import search, searched
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.bounds.shares import completions_of, value_at

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from optsched import BatchCost, Instance, bound, load_cost_model
 from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.base import BoundTask
+from optsched.bounds.batch import part_of
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import (
     check_certificate,
@@ -41,7 +42,7 @@ from optsched.bounds.checker.kernel import (
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.checker.seconds import proved_ticks
-from optsched.bounds.clock import part_of, search
+from optsched.bounds.clock import search
 from optsched.bounds.leaves import (
     TICKS_PER_SECOND,
     busy_time_leaf,

@@ -40,12 +40,15 @@ from optsched.bounds.base import (
 from optsched.bounds.checker.fields import COST_TERMS
 from optsched.bounds.checker.prefixes import Charge
 from optsched.bounds.checker.requests import (
+    Part,
     Rates,
     Request,
     exact_rates,
     request_of,
     srpt_completions,
+    ticks_since,
 )
+from optsched.bounds.checker.seconds import work_ticks
 from optsched.bounds.leaves import TICKS_PER_SECOND, work_leaf
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
@@ -108,6 +111,16 @@ def unavoidable_work(
     return Work(*in_seconds(rates, rows))
 
 
+def part_of(task: BoundTask) -> Part:
+    """Return the requests of a task in order of arrival, as the checker has them."""
+    instance, arrival = task.instance, task.instance.release_times
+    rates, requests = requests_of(instance, task.batch_cost, task.charged)
+    own = [requests[i] for i in np.argsort(arrival, kind="stable")]
+    since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
+    machine = instance, task.cost_model
+    return Part(since, own, rates, TICKS_PER_SECOND, [], machine, task.workers)
+
+
 def _ticks(values: Floats) -> list[int]:
     return [int(tick) for tick in np.floor(values * TICKS_PER_SECOND).tolist()]
 
@@ -125,8 +138,11 @@ def sum_on_machine(since: Floats, length: Floats, alone: Floats) -> float:
     return total / TICKS_PER_SECOND
 
 
-def _leaf(task: BoundTask) -> dict[str, Any] | None:
-    return work_leaf() if task.workers == 1 else None
+def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:
+    """Return what work proves of a sum over requests or of the makespan, in seconds, and a leaf."""
+    ticks = work_ticks(part_of(task), objective)
+    leaf = work_leaf() if task.workers == 1 else None
+    return ticks / TICKS_PER_SECOND * (1 - _SAFETY), leaf
 
 
 def scale_of(task: BoundTask) -> int:
@@ -137,24 +153,19 @@ def scale_of(task: BoundTask) -> int:
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds, or its weighted sum with that on TTFT."""
     weight = task.objective.ttft_weight
-    work = unavoidable_work(task.instance, task.batch_cost, task.charged)
-    length = work.total / task.workers
-    total = max(sum_on_machine(task.instance.release, length, work.chain), float(work.chain.sum()))
+    total, leaf = _from_work(task, "tel")
     if task.objective == TOTAL_LATENCY:
-        return Proof(total, tree=_leaf(task))
+        return Proof(total, tree=leaf)
     if weight > 0:
-        firsts = work_ttft(task, budget).value * task.instance.n
-        total = (1 - weight) * total + weight * firsts
+        total = (1 - weight) * total + weight * _from_work(task, "mean_ttft")[0]
 
     return Proof(total / task.instance.n)
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on mean TTFT in seconds, for which only prefills count."""
-    work = unavoidable_work(task.instance, task.batch_cost, task.charged)
-    total = sum_on_machine(task.instance.release, work.prefill / task.workers, work.first)
-    value = max(total, float(work.first.sum())) / task.instance.n
-    return Proof(value, tree=_leaf(task))
+    total, leaf = _from_work(task, "mean_ttft")
+    return Proof(total / task.instance.n, tree=leaf)
 
 
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
@@ -162,15 +173,8 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
 
     It is the max over t of t plus the work that arrives from t on, and any arrival plus the chain.
     """
-    instance = task.instance
-    work = unavoidable_work(instance, task.batch_cost, task.charged)
-    order = np.argsort(instance.release_times, kind="stable")
-    arrival = instance.release
-    remaining = np.cumsum(work.total[order][::-1])[::-1] / task.workers
-    busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
-    latest = max(busy, float((arrival + work.chain).max()))
-
-    return Proof(latest + float(instance.first_arrival), tree=_leaf(task))
+    latest, leaf = _from_work(task, "makespan")
+    return Proof(latest + float(task.instance.first_arrival), tree=leaf)
 
 
 _WORK = "unavoidable GPU work on one preemptive machine"

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, requests_of
+from optsched.bounds.batch import PROVED_FOR, part_of
 from optsched.bounds.checker.clock import AFTER, BEFORE, Marks, node_value, table_of
 from optsched.bounds.checker.parts import Ints
-from optsched.bounds.checker.requests import Part, ticks_since
+from optsched.bounds.checker.requests import Part
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.leaves import TICKS_PER_SECOND, clock_leaf, parts, work_leaf
 from optsched.problem.budget import Budget
@@ -33,16 +33,6 @@ _FEWEST, _MOST = 3, 6
 _TOGETHER = 5
 """A piece goes over at most so many of them."""
 _FEW_NODES, _MANY_NODES = 30, 1000
-
-
-def part_of(task: BoundTask) -> Part:
-    """Return the requests of a task in order of arrival, with exact times."""
-    instance = task.instance
-    rates, requests = requests_of(instance, task.batch_cost)
-    order = np.argsort(instance.release_times, kind="stable").tolist()
-    arrival = sorted(ticks_since(instance.release_times.tolist(), TICKS_PER_SECOND))
-    own = [requests[i] for i in order]
-    return Part(arrival, own, rates, TICKS_PER_SECOND, [], (instance, task.cost_model))
 
 
 def search(part: Part, first: int, last: int, nodes: int) -> tuple[int, Leaf]:
