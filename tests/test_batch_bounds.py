@@ -18,11 +18,12 @@ from sweeps import parts
 from optsched import BatchCost, Instance, Limits, Schedule, evaluate, load_cost_model, simulate
 from optsched.bounds import bounds, busy_time as busy, lower_bound, pieces as pieces_module
 from optsched.bounds.base import BoundTask, Proof
-from optsched.bounds.batch import unavoidable_work
+from optsched.bounds.batch import part_of, unavoidable_work
 from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_prices, tokens_of
-from optsched.bounds.clock import piece_of
-from optsched.bounds.clock_search import searched
+from optsched.bounds.checker.clock import BITS, table_of
+from optsched.bounds.clock import search, searched
 from optsched.bounds.cuts import cut_where_quiet
+from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.bounds.shares import completions_of, value_at
 from optsched.bounds.shares_kernel import Shared, scale_to_one
 from optsched.costs.batch import COEFFICIENTS
@@ -323,17 +324,17 @@ def check_tiny(seed: int, count: int) -> None:
                 for _ in range(2):  # the second time around the multipliers that were best
                     found = value_at(tokens, width, p2, levels, shared, centre=centre)
                     assert found <= tel * (1 + 1e-12), about
-        piece = piece_of(BoundTask(instance, cost))
+        table, fixed, shift = table_of(part_of(BoundTask(instance, cost)))
+        unit = 2**shift / TICKS_PER_SECOND
         for nodes in (1, 4, 40):
             # A smaller share eta leaves eta alone_k <= w_k.
             scale = generator.random(instance.n) ** generator.choice([0, 1])
-            decode = (piece.need - piece.fixed) * (1 + piece.rate)
-            share = piece.rate / (1 + piece.rate) * scale
-            fewer = piece._replace(
-                need=piece.fixed + (1 - share) * decode, rate=share / (1 - share),
-                slack=piece.slack * scale,
-            )  # fmt: skip
-            assert searched(fewer, nodes)[0] <= tel * (1 + 1e-12), about
+            fewer, rate = table.copy(), table[:, 3] / 2**BITS
+            share = rate / (1 + rate) * scale
+            fewer[:, 2] = table[:, 2] * (1 + rate) * (1 - share)
+            fewer[:, 3] = share / (1 - share) * 2**BITS
+            fewer[:, 4] = np.ceil(table[:, 4] * scale)
+            assert searched(fewer, fixed, nodes)[0] * unit <= tel * (1 + 1e-12), about
         try:
             found, _ = improve(instance, cost, Budget(0.05))
         except NoIncumbentError:
@@ -494,7 +495,8 @@ def test_the_clock_of_two_requests_by_hand() -> None:
             [0.0, 0.012], [8, prompt], [1, 1], kv_capacity=100, time_unit="second",
             kv_accounting="cached",
         )  # fmt: skip
-        return searched(piece_of(BoundTask(instance, PLAIN)), nodes)[0]
+        part = part_of(BoundTask(instance, PLAIN))
+        return search(part, 0, 2, nodes)[0] / TICKS_PER_SECOND
 
     assert value(4, 1) == value(4, 9) == pytest.approx(0.050, rel=1e-6)
     # With 40 tokens request 1 waits: the clock runs 13 ms more, and request 0 saves 40 ms.
@@ -510,8 +512,8 @@ def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
             np.sort(generator.random(8)) * 3, generator.integers(50, 4000, 8),
             generator.integers(1, 200, 8), kv_capacity=100_000, time_unit="second",
         )  # fmt: skip
-        piece = piece_of(BoundTask(instance, cost))
-        values = [searched(piece, nodes)[0] for nodes in (1, 10, 1000)]
+        part = part_of(BoundTask(instance, cost))
+        values = [search(part, 0, 8, nodes)[0] / TICKS_PER_SECOND for nodes in (1, 10, 1000)]
         assert values == sorted(values)
         more += values[0] < values[-1]
         for policy in ("least-work", "rank-output", "vllm"):

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from optsched import BatchCost, Instance, bound, load_cost_model
 from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.base import BoundTask
+from optsched.bounds.batch import part_of
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import (
     check_certificate,
@@ -41,8 +42,7 @@ from optsched.bounds.checker.kernel import (
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.checker.seconds import proved_ticks
-from optsched.bounds.clock import piece_of
-from optsched.bounds.clock_search import searched
+from optsched.bounds.clock import search
 from optsched.bounds.leaves import (
     TICKS_PER_SECOND,
     busy_time_leaf,
@@ -84,7 +84,7 @@ def cuts(rng: np.random.Generator, n: int) -> Iterator[tuple[int, int]]:
 
 def clock_tree(instance: Instance, cost: BatchCost, nodes: int) -> dict[str, Any]:
     """The leaf of a search of so many nodes."""
-    return clock_leaf(searched(piece_of(BoundTask(instance, cost)), nodes)[1])
+    return search(part_of(BoundTask(instance, cost)), 0, instance.n, nodes)[1]
 
 
 def wild_leaf(
@@ -376,7 +376,7 @@ def test_the_compiled_clock_is_that_of_the_definition() -> None:
             rng.integers(0, 3 << BITS, n), rng.integers(0, 4, n),
         ], axis=1)  # fmt: skip
         decided = rng.choice(3, (n, n), p=[0.6, 0.2, 0.2]).astype(np.int8)
-        value, _ = node_value(table, fixed, decided)
+        value, _ = node_value(table, fixed, decided, np.empty((4, n), np.int64))
         assert value == slow_node(table.tolist(), fixed, decided.tolist())
         found.append(value)
     assert len(set(found)) > 30
@@ -384,12 +384,12 @@ def test_the_compiled_clock_is_that_of_the_definition() -> None:
 
 def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> None:
     table = np.array([[0, 5, 9, 1 << BITS, 1], [3, 7, 4, 1 << BITS, 1]])
-    decided = np.zeros((2, 2), np.int8)
-    root, _ = node_value(table, 2, decided)
+    decided, found = np.zeros((2, 2), np.int8), np.empty((4, 2), np.int64)
+    root, _ = node_value(table, 2, decided, found)
     both = []
     for choice in (1, 2):
         decided[0, 1] = choice  # code 2: the requests 0 and 1
-        both.append(node_value(table, 2, decided)[0])
+        both.append(node_value(table, 2, decided, found)[0])
     tree = np.array([2, 0, 0])
     assert tree_value(table, 2, tree, 10**6)[0] == max(root, min(both)) > root
     assert tree_value(table, 2, tree, 3)[0] == TOO_LONG

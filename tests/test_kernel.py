@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import optsched.problem.kernel as kernel
-from optsched.problem.kernel import njit, prefetch
 
 FILES = {
     "__init__.py": "",
@@ -104,20 +102,6 @@ def test_it_runs_as_plain_python_where_numba_is_told_so(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_DISABLE_JIT": "1"},
     )  # fmt: skip
     assert (result.stdout.strip(), result.stderr) == ("function 30", "")
-
-
-def total(values: np.ndarray, ahead: int) -> int:
-    found = 0
-    for i in range(len(values)):
-        prefetch(values, i + ahead)
-        found += values[i]
-    return found
-
-
-def test_asking_for_entries_ahead_changes_nothing_even_beyond_the_array() -> None:
-    compiled = njit(total, allocates=False)
-    for ahead in (0, 3, 10**9, -(10**9)):
-        assert compiled(np.arange(10), ahead) == total(np.arange(10), ahead) == 45
 
 
 def test_the_package_compiles_by_this_alone() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from slow_judge import _block_of, of_rows, sequences_of
 from test_certificate_seconds import forgeries
 
 from optsched import compare
-from optsched.bounds import batch, busy_time, lower_bound, raise_bound, relaxations, service
+from optsched.bounds import batch, lower_bound, raise_bound, relaxations, service
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import parts as checker, prefixes
+from optsched.bounds.checker.requests import Rates, exact_rates
 from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.service import most_within
 from optsched.costs.cost import BatchCost
@@ -200,9 +202,14 @@ def test_each_trap_is_caught_without_its_repair(monkeypatch, trap):
     for module in (relaxations, service):
         monkeypatch.setattr(module, "charges_of", changed["charges_of"])
     if not repair:
-        for module in (batch, busy_time):
-            monkeypatch.setattr(module, "found_of", lambda cost, charged: 0.0)
+        monkeypatch.setattr(batch, "exact_rates", _nothing_found)
     assert beaten(case, monkeypatch)
+
+
+def _nothing_found(*given: Any, **more: Any) -> Rates:
+    """Rates by which refilled tokens are never found cached."""
+    rates = exact_rates(*given, **more)
+    return replace(rates, refilled=rates.cost["token"] + rates.cost["prefill_token"])
 
 
 def named_by_hand(instance: Instance, within: int) -> list[tuple]:

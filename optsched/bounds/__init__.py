@@ -174,7 +174,10 @@ def lower_bound(
 
 
 def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[np.float64]:
-    """Return the price of one KV token over time, see `optsched.bounds.shadow`.
+    """Return the shadow price of one KV token over time.
+
+    A price lambda_t is what one more token of capacity in round t alone would save, in rounds of
+    total latency, against the dual (docs/formulations.md, "Prices of memory").
 
     Parameters
     ----------
@@ -190,4 +193,4 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[
     """
     from optsched.bounds import shadow
 
-    return shadow.shadow_prices(instance, time_limit_s=time_limit_s)
+    return shadow.best_prices(instance, time_limit_s=time_limit_s)[0].array()

@@ -4,7 +4,7 @@ The batch times are those of Kim et al. 2024, and the rules those of the judge. 
 request costs the following, whatever the schedule.
 
 *Own work* and *shares of fixed costs* are those of `optsched.bounds.checker.requests`, which has
-the proof. Here they are computed in floating point, and for other bounds, too.
+the proof and computes them exactly; here they become seconds, for other bounds, too.
 
 A batch of length T thus has room for at most T of own work and shares of its requests, and a
 schedule is a single preemptive machine on which request i has received at least w_i by its
@@ -14,15 +14,16 @@ the speed: whatever they do at the same time, it does one after another, as fast
 Notes
 -----
 Times are counted from the first arrival in whole picoseconds. Lengths and arrivals are rounded
-down, so sums are exact in integers of any size. The float64 arithmetic behind a request's length is
-covered by a relative margin of 1e-9. The bounds hold for both eviction modes, with and without
-chunking as the instance allows; certificates are for one worker.
+down, so sums are exact in integers of any size. A relative margin of 1e-9 covers that a request's
+length is a float64, and the rounding of the judge. The bounds hold for both eviction modes, with
+and without chunking as the instance allows; certificates are for one worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,22 +38,25 @@ from optsched.bounds.base import (
     Proof,
 )
 from optsched.bounds.checker.fields import COST_TERMS
-from optsched.bounds.checker.prefixes import FINE, Charge
-from optsched.bounds.checker.requests import srpt_completions
-from optsched.bounds.leaves import work_leaf
-from optsched.costs.batch import decode_ms
+from optsched.bounds.checker.prefixes import Charge
+from optsched.bounds.checker.requests import (
+    Part,
+    Rates,
+    Request,
+    exact_rates,
+    request_of,
+    srpt_completions,
+    ticks_since,
+)
+from optsched.bounds.checker.seconds import work_ticks
+from optsched.bounds.leaves import TICKS_PER_SECOND, work_leaf
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
-from optsched.problem.memory import check_size
 from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
-_TICKS = 10**12
-"""Ticks per second of the integer clock."""
 _SAFETY = 1e-9
-_TOKEN_BYTES = 40
-"""The bytes of an output token in all columns of `later_tokens`."""
 
 PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERMS}
 """Features that the bounds in seconds are proved for."""
@@ -64,182 +68,61 @@ SUMS = ("tel", "latency_and_ttft")
 class Work:
     """A lower bound on the machine time of each request, in seconds, each of shape (n,).
 
-    ``own_prefill`` is own work of the prefill alone, and ``first_shares`` the shares of
-    ``prefill_base`` in it. ``prefill`` and ``total`` are machine time (own work and shares) until
-    the first token and until the last. ``first`` and ``chain`` are the times to these if the
-    request were alone, one batch after another with its fixed cost. ``decode_share`` is then the
-    least share of own work in the time of a later token's batch, 0 without such tokens, and
-    ``longest_step`` the longest of these times.
+    ``prefill`` and ``total`` are machine time (own work and shares) until the first token and until
+    the last. ``first`` and ``chain`` are the times to these if the request were alone, one batch
+    after another with its fixed cost.
     """
 
-    own_prefill: Floats
     prefill: Floats
     total: Floats
-    first_shares: Floats
     first: Floats
     chain: Floats
-    decode_share: Floats
-    longest_step: Floats
 
 
-def prefill_cap(instance: Instance) -> float:
-    """Return the max prefill tokens of a batch. They are held after it, too."""
-    limits, capacity = instance.limits, float(instance.kv_capacity)
-    return min(limits.max_batch_tokens or np.inf, limits.max_prefill_tokens or np.inf, capacity)
+def requests_of(
+    instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
+) -> tuple[Rates, list[Request]]:
+    """Return the exact least times of requests, of whole prompts or of what is charged."""
+    texts = {name: Fraction(cost.coefficients.get(name, 0)) for name in COST_TERMS}
+    rates = exact_rates(instance, cost.layers, texts, shared=charged is not None)
+    return rates, with_rates(rates, instance, charged)
 
 
-class Prefill(NamedTuple):
-    """Own work, shares of fixed costs and time alone of prefills, in ms per layer, shape (n,).
-
-    ``first_shares`` are the shares of ``prefill_base``. ``paid`` and ``held`` tokens are those of
-    `optsched.bounds.checker.requests`. It is released ``lag`` seconds
-    before its arrival.
-    """
-
-    own: Floats
-    share: Floats
-    first_shares: Floats
-    alone: Floats
-    paid: Floats
-    held: Floats
-    lag: Floats
+def with_rates(rates: Rates, instance: Instance, charged: Sequence[Charge] | None) -> list[Request]:
+    """Return the least times of requests under some rates."""
+    sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    each: Sequence[Charge | None] = charged or [None] * instance.n
+    found = zip(*sizes, each, strict=True)
+    return [request_of(rates, s, o, one, TICKS_PER_SECOND) for s, o, one in found]
 
 
-def prefill_of(instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None) -> Prefill:
-    """Return what prefills take, of whole prompts or of what is charged."""
-    if charged is not None:
-        return _charged_prefill(instance, cost, charged)
-
-    token_prefill, base = cost["token"] + cost["prefill_token"], cost["base"]
-    square, cross = cost["prefill_square"], cost["prefill_cross"]
-    prompt, capacity = instance.prompt_tokens.astype(np.float64), float(instance.kv_capacity)
-    cap = prefill_cap(instance)
-
-    chunks = np.ceil(prompt / cap)
-    if instance.chunked_prefill is False:
-        chunks = np.ones(instance.n)
-        squared = square * prompt**2
-    elif 2 * square <= cross:
-        squared = square * prompt**2  # splitting only adds
-    else:
-        part = (square - cross / 2) * prompt**2
-        request = cost["prefill_request"]
-        best = np.sqrt(part / request) if request > 0 else prompt
-        many = np.clip(best, chunks, np.maximum(prompt, chunks))
-        squared = cross / 2 * prompt**2 + part / many + request * (many - chunks)
-
-    before = np.zeros(instance.n)  # sum over chunks of the tokens cached before
-    if chunks.max() > 1:
-        whole = chunks - 1
-        before = whole * prompt - cap * whole * (whole + 1) / 2
-
-    own_prefill = (
-        token_prefill * prompt
-        + squared
-        + cost["prefill_kv"] * before
-        + cost["prefill_request"] * chunks
-    )
-    first_shares = cost["prefill_base"] * prompt / cap
-    share = base * (before + prompt + instance.kv_offset * chunks) / capacity + first_shares
-    first = own_prefill + chunks * (base + cost["prefill_base"])
-    return Prefill(own_prefill, share, first_shares, first, prompt, prompt, np.zeros(instance.n))
-
-
-def _charged_prefill(instance: Instance, cost: BatchCost, charged: Sequence[Charge]) -> Prefill:
-    rows = np.array(charged, dtype=np.float64)
-    _, lag, tokens, squares, distinct, alone, alone_squares, held = rows.T
-    tokens, squares, distinct = tokens / FINE, squares / FINE, distinct / FINE
-    cap = prefill_cap(instance)
-    square = min(cost["prefill_square"], cost["prefill_cross"] / 2)
-    token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
-
-    own = token * tokens + square * squares + cost["prefill_request"]
-    first = token * alone + square * alone_squares + cost["prefill_request"]
-    first += np.ceil(alone / cap) * (cost["base"] + cost["prefill_base"])
-    first_shares = cost["prefill_base"] * distinct / cap
-    share = cost["base"] * distinct / instance.kv_capacity + first_shares
-    paid = np.where(distinct < tokens, 0.0, tokens)
-
-    return Prefill(own, share, first_shares, first, paid, held, lag / _TICKS)
-
-
-def found_of(cost: BatchCost, charged: Sequence[Charge] | None) -> float:
-    """Return how much less a refilled token is if it may be found cached, in ms per layer."""
-    token, cached = (
-        cost["token"] + cost["prefill_token"],
-        cost["prefill_kv"] + cost["prefill_cross"],
-    )
-    return 0.0 if charged is None else max(0.0, token - cached)
+def in_seconds(rates: Rates, rows: Iterable[Sequence[int]]) -> Floats:
+    """Return rows of exact times as columns of seconds, rounded down."""
+    columns = np.array([[time / rates.scale for time in row] for row in rows]).T
+    return np.asarray(columns * (1 - _SAFETY))
 
 
 def unavoidable_work(
     instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
 ) -> Work:
     """Return the work that no schedule can avoid (see the module's text for the proof)."""
-    base, decode_base, prefill_base = cost["base"], cost["decode_base"], cost["prefill_base"]
-    capacity, offset = float(instance.kv_capacity), instance.kv_offset
-    own_prefill, share, first_shares, first, _, private, lag = prefill_of(instance, cost, charged)
-
-    owner, after, decode, refill = later_tokens(instance, cost, charged)
-    alone_kv = private[owner] + (after - instance.prompt_tokens[owner])
-    held = (np.where(private[owner] < 0, 0.0, alone_kv) + offset) / capacity
-    with_share = np.minimum(decode + (base + decode_base) * held, refill + base * held)
-    alone = np.minimum(decode + base + decode_base, refill + base + prefill_base)
-    seconds = cost.layers / 1000.0 * (1 - _SAFETY)
-
-    def per_request(values: Floats) -> Floats:
-        return np.bincount(owner, weights=values, minlength=instance.n).astype(np.float64)
-
-    steps = instance.output_tokens - 1
-    decoding, ends = steps > 0, np.cumsum(steps)
-    begins = (ends - steps)[decoding]
-    decode_share, longest_step = np.zeros(instance.n), np.zeros(instance.n)
-
-    if len(begins) > 0:
-        own = np.minimum(decode, refill) / np.maximum(alone, 1e-300)
-        decode_share[decoding] = np.minimum.reduceat(own, begins)
-        longest_step[decoding] = np.maximum.reduceat(alone, begins)
-
-    return Work(
-        own_prefill=own_prefill * seconds,
-        prefill=(own_prefill + share) * seconds,
-        total=(own_prefill + share + per_request(with_share)) * seconds,
-        first_shares=first_shares * seconds,
-        first=(first * seconds) + lag,
-        chain=(first + per_request(alone)) * seconds + lag,
-        decode_share=np.minimum(decode_share, 1.0) * (1 - _SAFETY),
-        longest_step=longest_step * cost.layers / 1000.0 * (1 + _SAFETY),
-    )
+    rates, requests = requests_of(instance, cost, charged)
+    rows = ((r.own + r.share, r.total, r.first, r.chain) for r in requests)
+    return Work(*in_seconds(rates, rows))
 
 
-def later_tokens(
-    instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
-) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
-    """Return what tokens 2 to o of every request take, flat, in ms per layer."""
-    check_size(
-        float(instance.output_tokens.sum()),
-        _TOKEN_BYTES,
-        "output tokens, each with its own work",
-        "fewer requests or shorter outputs",
-    )
-    steps = instance.output_tokens - 1
-    owner = np.repeat(np.arange(instance.n), steps)
-    ends = np.cumsum(steps)
-    k = np.arange(len(owner)) - np.repeat(ends - steps, steps) + 2.0
-    after = instance.prompt_tokens[owner] + k - 1
-    decode = decode_ms(cost.array, after - 1)
-    refill = (cost["token"] + cost["prefill_token"]) * after + cost["prefill_request"]
-    refill -= found_of(cost, charged) * (after - 1)
-
-    return owner, after, decode, refill
+def part_of(task: BoundTask) -> Part:
+    """Return the requests of a task in order of arrival, as the checker has them."""
+    instance, arrival = task.instance, task.instance.release_times
+    rates, requests = requests_of(instance, task.batch_cost, task.charged)
+    own = [requests[i] for i in np.argsort(arrival, kind="stable")]
+    since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
+    machine = instance, task.cost_model
+    return Part(since, own, rates, TICKS_PER_SECOND, [], machine, task.workers)
 
 
 def _ticks(values: Floats) -> list[int]:
-    ticks = np.floor(values * _TICKS)
-    if ticks.max() < 2.0**62:
-        return list(ticks.astype(np.int64).tolist())
-
-    return [int(tick) for tick in ticks.tolist()]
+    return [int(tick) for tick in np.floor(values * TICKS_PER_SECOND).tolist()]
 
 
 def sum_on_machine(since: Floats, length: Floats, alone: Floats) -> float:
@@ -252,11 +135,14 @@ def sum_on_machine(since: Floats, length: Floats, alone: Floats) -> float:
         total += max(completion, floor)
 
     total -= sum(release) + len(release)  # releases were rounded down
-    return total / _TICKS
+    return total / TICKS_PER_SECOND
 
 
-def _leaf(task: BoundTask) -> dict[str, Any] | None:
-    return work_leaf() if task.workers == 1 else None
+def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:
+    """Return what work proves of a sum over requests or of the makespan, in seconds, and a leaf."""
+    ticks = work_ticks(part_of(task), objective)
+    leaf = work_leaf() if task.workers == 1 else None
+    return ticks / TICKS_PER_SECOND * (1 - _SAFETY), leaf
 
 
 def scale_of(task: BoundTask) -> int:
@@ -267,24 +153,19 @@ def scale_of(task: BoundTask) -> int:
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on total latency in seconds, or its weighted sum with that on TTFT."""
     weight = task.objective.ttft_weight
-    work = unavoidable_work(task.instance, task.batch_cost, task.charged)
-    length = work.total / task.workers
-    total = max(sum_on_machine(task.instance.release, length, work.chain), float(work.chain.sum()))
+    total, leaf = _from_work(task, "tel")
     if task.objective == TOTAL_LATENCY:
-        return Proof(total, tree=_leaf(task))
+        return Proof(total, tree=leaf)
     if weight > 0:
-        firsts = work_ttft(task, budget).value * task.instance.n
-        total = (1 - weight) * total + weight * firsts
+        total = (1 - weight) * total + weight * _from_work(task, "mean_ttft")[0]
 
     return Proof(total / task.instance.n)
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
     """Return the SRPT bound on mean TTFT in seconds, for which only prefills count."""
-    work = unavoidable_work(task.instance, task.batch_cost, task.charged)
-    total = sum_on_machine(task.instance.release, work.prefill / task.workers, work.first)
-    value = max(total, float(work.first.sum())) / task.instance.n
-    return Proof(value, tree=_leaf(task))
+    total, leaf = _from_work(task, "mean_ttft")
+    return Proof(total / task.instance.n, tree=leaf)
 
 
 def work_makespan(task: BoundTask, budget: Budget) -> Proof:
@@ -292,15 +173,8 @@ def work_makespan(task: BoundTask, budget: Budget) -> Proof:
 
     It is the max over t of t plus the work that arrives from t on, and any arrival plus the chain.
     """
-    instance = task.instance
-    work = unavoidable_work(instance, task.batch_cost, task.charged)
-    order = np.argsort(instance.release_times, kind="stable")
-    arrival = instance.release
-    remaining = np.cumsum(work.total[order][::-1])[::-1] / task.workers
-    busy = float((arrival[order] + remaining * (1 - _SAFETY)).max())
-    latest = max(busy, float((arrival + work.chain).max()))
-
-    return Proof(latest + float(instance.first_arrival), tree=_leaf(task))
+    latest, leaf = _from_work(task, "makespan")
+    return Proof(latest + float(task.instance.first_arrival), tree=leaf)
 
 
 _WORK = "unavoidable GPU work on one preemptive machine"

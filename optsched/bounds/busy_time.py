@@ -52,16 +52,14 @@ from optsched.bounds.base import CHARGES, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import (
     PROVED_FOR,
     SUMS,
-    found_of,
-    prefill_cap,
-    prefill_of,
+    in_seconds,
+    requests_of,
     scale_of,
-    unavoidable_work,
 )
+from optsched.bounds.checker.busy_time import alone_of, chunk_share, line_of
 from optsched.bounds.checker.prefixes import Charge
-from optsched.bounds.checker.requests import shortest_first
 from optsched.bounds.leaves import busy_time_leaf
-from optsched.costs.batch import decode_ms
+from optsched.bounds.timeline import schedule_prices as schedule_prices
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
@@ -121,49 +119,38 @@ class Tokens(NamedTuple):
 def tokens_of(
     instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None = None
 ) -> Tokens:
-    """Return lower bounds on what tokens take.
+    """Return lower bounds on what tokens take, which are the checker's, in seconds.
 
-    Where a token may come from a decode step or from a refill, it is the smaller of the two. The
-    share of a chunk is at least ``kappa`` times its own work: a chunk of c tokens has a share of
-    at least (base / M + prefill_base / P) c, and own work of at most
-    (token + max(square, cross) s + prefill_kv s + request) c.
+    Slopes are the least ones of all requests.
     """
-    unit = cost.layers / 1000.0 * (1 - _SAFETY)
-    prompt = instance.prompt_tokens.astype(np.float64)
-    room, offset = float(instance.kv_capacity), instance.kv_offset
-    token, base = cost["token"], cost["base"]
-    refill_token = token + cost["prefill_token"]
-    decode, refill = base + cost["decode_base"], base + cost["prefill_base"]
-    work = unavoidable_work(instance, cost, charged)
-    _, _, _, _, paid, private, _ = prefill_of(instance, cost, charged)
-    own = work.own_prefill / unit
-    share = (base / room + cost["prefill_base"] / prefill_cap(instance)) * paid
-
-    if instance.chunked_prefill is not False or charged is not None:
-        steepest = max(cost["prefill_square"], cost["prefill_cross"]) + cost["prefill_kv"]
-        largest = (refill_token + steepest * prompt + cost["prefill_request"]) * paid
-        share = np.where(largest > 0, own * share / np.where(largest > 0, largest, 1.0), 0.0)
-
-    held, growth = (private + 1 + offset) / room, 1.0 if private.min() >= 0 else 0.0
-    step, found = decode_ms(cost.array, prompt), found_of(cost, charged)
-    again = refill_token * (prompt + 1) + cost["prefill_request"] - found * prompt
-    slopes = min(cost["decode_kv"], refill_token - found)
-    paid_slope = cost["decode_kv"] + decode / room * growth
-    paid_slope = min(paid_slope, refill_token - found + base / room * growth)
+    rates, requests = requests_of(instance, cost, charged)
+    lines = [line_of(rates, request) for request in requests]
+    columns = in_seconds(
+        rates,
+        [
+            (r.own, r.own + chunk_share(rates, r), r.first, line.work, line.paid, alone)
+            for r, line in zip(requests, lines, strict=True)
+            for alone in (alone_of(rates, r.prompt),)
+        ],
+    )
+    slopes = min(line.work_slope for line in lines), min(line.paid_slope for line in lines)
+    fixed = min(rates.decode, rates.refill), rates.refill
+    work_slope, paid_slope, decode, refill = in_seconds(rates, [(*slopes, *fixed)]).ravel().tolist()
+    prefill, prefill_paid, first, work, paid, alone = columns
 
     return Tokens(
         arrival=instance.release,
-        prefill=own * unit,
-        prefill_paid=(own + share) * unit,
-        first=work.first,
+        prefill=prefill,
+        prefill_paid=prefill_paid,
+        first=first,
         steps=(instance.output_tokens - 1).astype(np.float64),
-        work=np.minimum(step, again) * unit,
-        paid=np.minimum(step + decode * held, again + base * held) * unit,
-        work_slope=slopes * unit,
-        paid_slope=paid_slope * unit,
-        decode=min(decode, refill) * unit,
-        prefill_fixed=refill * unit,
-        alone=np.minimum(step + decode, again + refill) * unit,
+        work=work,
+        paid=paid,
+        work_slope=work_slope,
+        paid_slope=paid_slope,
+        decode=decode,
+        prefill_fixed=refill,
+        alone=alone,
     )
 
 
@@ -310,39 +297,6 @@ def costs_at_prices(
             low = high
 
     return total
-
-
-def schedule_prices(
-    release: Floats, length: Floats, cells: int, weight: Floats | None = None
-) -> tuple[Floats, float]:
-    """Return the dual prices of the preemptive schedule (module's text, Prices used)."""
-    length = np.maximum(length, 1e-12)
-    weight = np.ones(len(length)) if weight is None else weight
-    pieces = shortest_first(release.tolist(), length.tolist(), (length / weight).tolist())
-    starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
-    slope = weight / length
-    high, low = np.zeros(len(starts)), np.zeros(len(starts))
-    resume: dict[int, tuple[float, float]] = {}
-
-    for q in range(len(starts) - 1, -1, -1):
-        j = int(jobs[q])
-        if j in resume:
-            at, price = resume[j]
-            low[q] = price + (at - ends[q]) * slope[j]
-        elif q + 1 < len(starts) and starts[q + 1] <= ends[q]:
-            low[q] = high[q + 1]
-
-        high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
-        resume[j] = starts[q], high[q]
-
-    width = float(ends[-1]) / cells
-    edges = np.arange(cells + 1) * width
-    before = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
-    piece = np.clip(np.searchsorted(starts, edges, "right") - 1, 0, len(starts) - 1)
-    into = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
-    upto = before[piece] + high[piece] * into - slope[jobs[piece]] * into**2 / 2
-
-    return np.maximum(np.diff(upto) / width, 0.0), width
 
 
 def prices_of(

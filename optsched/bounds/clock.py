@@ -1,98 +1,151 @@
 """One clock for all requests: the bound at low load.
 
 docs/formulations.md, "One clock", says what prices leave open and why bounds of pieces add up.
-`optsched.bounds.checker.clock` has the proof, and `optsched.bounds.clock_search` the search. Where
+`optsched.bounds.checker.clock` has the notation and the proof, and says what a node proves. Where
 pieces end is chosen by dynamic programming, with a short search for each piece. A longer search
 follows for the pieces that were chosen.
+
+*Search.* The node with the least value is taken first. The request i that would gain most from
+u > 0 is decided against the last k that it waits for. The least value among open nodes is a bound,
+whenever the search ends. A node where no undecided pair would gain keeps its value.
 """
 
+import heapq
+from itertools import accumulate
+from typing import Any, TypeAlias
+
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.bounds.base import Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, unavoidable_work
-from optsched.bounds.clock_search import Piece, searched
+from optsched.bounds.batch import PROVED_FOR, part_of
+from optsched.bounds.checker.clock import AFTER, BEFORE, Marks, node_value, table_of
+from optsched.bounds.checker.parts import Ints
+from optsched.bounds.checker.requests import Part
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.leaves import clock_leaf, parts
+from optsched.bounds.leaves import TICKS_PER_SECOND, clock_leaf, parts, work_leaf
 from optsched.problem.budget import Budget
+from optsched.problem.kernel import njit
 
+Leaf: TypeAlias = dict[str, Any]
 _SAFETY = 1e-9
 _FEWEST, _MOST = 3, 6
 """Requests between places where the trace may be cut."""
 _TOGETHER = 5
 """A piece goes over at most so many of them."""
 _FEW_NODES, _MANY_NODES = 30, 1000
-_LARGEST_SHARE = 0.99
-
-Branches = NDArray[np.int64]
-_ROOT: Branches = np.zeros(1, np.int64)
-"""The tree of a search that decides nothing."""
 
 
-def piece_of(task: BoundTask) -> Piece:
-    """Return the requests of a task in order of arrival, with the largest valid shares."""
-    instance, cost = task.instance, task.batch_cost
-    work = unavoidable_work(instance, cost)
-    order = np.argsort(instance.release_times, kind="stable")
-    safe = 1 - _SAFETY
-    fixed = cost.layers / 1000.0 * (cost["base"] + cost["prefill_base"]) * safe
-    share = np.minimum(work.decode_share[order], _LARGEST_SHARE)
-    decode = (work.chain - work.first)[order] * safe
-
-    return Piece(
-        arrival=instance.release[order],
-        prefill=work.own_prefill[order],
-        fixed=fixed,
-        need=fixed + (1 - share) * decode,
-        rate=share / (1 - share),
-        slack=share * np.minimum(work.longest_step[order], decode),
-    )
+def search(part: Part, first: int, last: int, nodes: int) -> tuple[int, Leaf]:
+    """Return what a search proves about requests ``first`` to before ``last``, and its leaf."""
+    arrival = [at - part.arrival[first] for at in part.arrival[first:last]]
+    piece = part._replace(arrival=arrival, requests=part.requests[first:last])
+    table, fixed, shift = table_of(piece)
+    value, branches = searched(table, fixed, nodes)
+    return int(value) << shift, clock_leaf(branches)
 
 
-def _part(piece: Piece, first: int, last: int) -> Piece:
-    """Return the requests from ``first`` to before ``last``."""
-    columns = (x[first:last] if isinstance(x, np.ndarray) else x for x in piece)
-    part = Piece._make(columns)
-    return part._replace(arrival=part.arrival - piece.arrival[first])
+@njit
+def _next_pair(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[int, int]:
+    """Return the pair to decide next, or -1 twice; ``found`` is that of `node_value`."""
+    begins, bases, waits, gains = found
+    n, largest = len(table), 0
+    first = second = -1
+
+    for i in range(n):
+        last, latest = -1, bases[i]
+        for k in range(n if gains[i] > largest else 0):
+            end = begins[k] + fixed + table[k, 2]
+            if k != i and decided[i, k] == 0 and latest < end <= bases[i] + waits[i]:
+                last, latest = k, end
+
+        if last >= 0:
+            largest, first, second = gains[i], i, last
+
+    return first, second
+
+
+@njit(nogil=True)
+def searched(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
+    """Return the bound on total latency that a search of so many nodes proves, and its tree."""
+    n = len(table)
+    decided = np.zeros((nodes + 2, n, n), np.int8)
+    pairs = np.zeros((nodes + 2, 2), np.int64)
+    children = np.zeros(nodes + 2, np.int64)  # the first of two, or 0
+    found = np.empty((4, n), np.int64)
+    value = max(0, node_value(table, fixed, decided[0], found)[0])
+    pairs[0] = _next_pair(table, fixed, decided[0], found)
+    open_nodes = [(value, 0)]
+    used = 1
+
+    # Every schedule belongs to an open node, so the least of their values is a bound.
+    while True:
+        value, at = heapq.heappop(open_nodes)
+        i, k = pairs[at]
+        if i < 0 or used + 2 > nodes:
+            return value, _in_order(n, pairs, children, used)
+
+        children[at] = used
+        for choice in (BEFORE, AFTER):
+            decided[used] = decided[at]
+            decided[used, i, k] = choice
+            more = node_value(table, fixed, decided[used], found)[0]
+            pairs[used] = _next_pair(table, fixed, decided[used], found)
+            heapq.heappush(open_nodes, (max(value, more), used))
+            used += 1
+
+
+@njit
+def _in_order(n: int, pairs: Ints, children: Ints, used: int) -> Ints:
+    """Return a code for each node of a tree, before those of its children."""
+    branches = np.zeros(used, np.int64)
+    stack = [0]
+    for place in range(used):
+        at = stack.pop()
+        if children[at] > 0:
+            branches[place] = 1 + pairs[at, 0] * n + pairs[at, 1]
+            stack.append(children[at] + 1)
+            stack.append(children[at])
+
+    return branches
 
 
 def clock(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency in seconds (see the module's text for the proof)."""
-    whole = piece_of(task)
-    alone = whole.prefill + whole.need + whole.rate * (whole.need - whole.fixed)
-    cuts = cut_where_quiet(whole.arrival, whole.arrival + alone, _FEWEST, _MOST)
-    lowest = np.concatenate([[0.0], np.cumsum(alone)]) * (1 - _SAFETY)
-    ends = [0, *(last for _, last in cuts)]
-    # Of all requests before each cut: the bound, where their last piece begins, and its tree.
-    best: list[tuple[float, int, Branches]] = [(0.0, 0, _ROOT)]
+    whole = part_of(task)
+    alone = [whole.floor(request.chain) for request in whole.requests]
+    arrival, chain = (np.array(column) / TICKS_PER_SECOND for column in (whole.arrival, alone))
+    cuts = cut_where_quiet(arrival, arrival + chain, _FEWEST, _MOST)
+    lowest, ends = [0, *accumulate(alone)], [0, *(last for _, last in cuts)]
+    # Of all requests before each cut: the bound, where their last piece begins, and its leaf.
+    best: list[tuple[int, int, Leaf]] = [(0, 0, work_leaf())]
 
     # Bounds of disjoint pieces add up, so the best division of what is before a cut is kept.
     for place in range(len(cuts)):
-        alone_too = float(lowest[ends[place + 1]] - lowest[ends[place]])
-        found = best[place][0] + alone_too, place, _ROOT
+        together = best[place][0] + lowest[ends[place + 1]] - lowest[ends[place]]
+        found = together, place, work_leaf()  # which proves no less than all of them alone
         for back in range(place, max(-1, place - _TOGETHER), -1):
             if budget.over and place > 0:
                 break
 
-            value, branches = searched(_part(whole, ends[back], ends[place + 1]), _FEW_NODES)
+            value, leaf = search(whole, ends[back], ends[place + 1], _FEW_NODES)
             if best[back][0] + value > found[0]:
-                found = best[back][0] + value, back, branches
+                found = best[back][0] + value, back, leaf
 
         best.append(found)
 
     total, place, trees = best[-1][0], len(cuts), []
     while place > 0:
-        before, back, branches = best[place]
+        before, back, leaf = best[place]
         if not budget.over:
-            value, tried = searched(_part(whole, ends[back], ends[place]), _MANY_NODES)
-            # The piece may count with its requests alone, and not with what a search proves.
+            value, tried = search(whole, ends[back], ends[place], _MANY_NODES)
             if value > before - best[back][0]:
-                total, branches = total + value - (before - best[back][0]), tried
+                total, leaf = total + value - (before - best[back][0]), tried
 
-        trees.append((ends[back], ends[place] - 1, clock_leaf(branches)))
+        trees.append((ends[back], ends[place] - 1, leaf))
         place = back
 
-    return Proof(total * (1 - _SAFETY), tree=parts("tel", trees[::-1]))
+    value_s = total / TICKS_PER_SECOND * (1 - _SAFETY)
+    return Proof(value_s, tree=parts("tel", trees[::-1]))
 
 
 CLOCK = Bound(

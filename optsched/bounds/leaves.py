@@ -37,7 +37,7 @@ def sessions_leaf(parts: int) -> dict[str, Any]:
 
 
 def clock_leaf(branches: Integers) -> dict[str, Any]:
-    """Return the leaf of a search, with the nodes that `clock_search.searched` returns."""
+    """Return the leaf of a search, with the nodes that `optsched.bounds.clock.search` returns."""
     return {"relaxation": "clock", "branches": branches.tolist()}
 
 

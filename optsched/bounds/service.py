@@ -45,6 +45,8 @@ relative margin of 1e-7, and windows are widened by 1e-9, for the rounding of th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +61,16 @@ from optsched.bounds.base import (
     Proof,
     features_of,
 )
-from optsched.bounds.batch import PROVED_FOR, Work, later_tokens, unavoidable_work
+from optsched.bounds.batch import (
+    PROVED_FOR,
+    in_seconds,
+    requests_of,
+    unavoidable_work,
+    with_rates,
+)
 from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.bounds.checker.prefixes import Charge, charges_of
+from optsched.bounds.checker.requests import later_of, least_sum
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -70,7 +79,6 @@ from optsched.problem.limits import all_limits
 from optsched.problem.service import with_spare
 
 Floats = NDArray[np.float64]
-Later = tuple[NDArray[np.int64], Floats, Floats, Floats]
 
 MARGIN, CLOCK = 1e-7, 1e-9
 
@@ -119,7 +127,7 @@ def _in_seconds(
     best = int(able.sum())
 
     # Whatever is within its limits does this work in its window, and so do all of them together.
-    priced = _priced(work, later_tokens(instance, cost, charged), cost, step)
+    priced = _priced(instance, cost, charged, step)
     for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
         begin = np.maximum(instance.release - slack, 0.0)[able]
         end = (instance.release + length + slack)[able]
@@ -134,29 +142,31 @@ def longest_later(instance: Instance, step: Floats) -> Floats:
     return np.where(steps > 0, step * np.maximum(steps, 1.0), 0.0)
 
 
-def _priced(work: Work, tokens: Later, cost: BatchCost, step: Floats) -> Floats:
+def _priced(
+    instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None, step: Floats
+) -> Floats:
     """Return the own work of each request with the price of TPOT (see the module's text)."""
-    owner, _, decode, refill = tokens
-    second, n = cost.layers / 1000.0, len(step)
+    rates, requests = requests_of(instance, cost, charged)
+    fixed, steps = rates.decode, instance.output_tokens - 1
+    limited = np.isfinite(step) & (steps > 0)
+    longest = Fraction(step[limited].max(initial=0.0)) * rates.scale
+    spare = -(-longest.numerator // longest.denominator) - fixed  # p - b
+    alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of ``prefill_base``
+    firsts, rows = with_rates(alone, instance, charged), []
 
-    def later(tokens: Floats) -> Floats:
-        return np.bincount(owner, weights=tokens, minlength=n).astype(np.float64)
-
-    largest = later(np.minimum(decode, refill))
-    finite = np.isfinite(step) & (np.bincount(owner, minlength=n) > 0)
-    fixed = cost["base"] + cost["decode_base"]
-    p = float(step[finite].max()) / second if finite.any() else 0.0
-
-    if p > fixed > 0:
-        k, c = fixed / (p - fixed) ** 2, fixed / (p - fixed)
-        smallest = np.full(n, np.inf)
-        np.minimum.at(smallest, owner, decode)
-        u = np.where(finite, smallest, 0.0)[owner]
+    for r, first, is_limited in zip(requests, firsts, limited, strict=True):
+        u, slope, again, refilled = later_of(rates, r.prompt)
+        works = [least_sum((u, slope), (again, refilled), r.steps)]
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
         # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
-        largest = np.maximum(largest, later(np.minimum(decode + c * u, refill - k * p * u)))
+        if is_limited and spare > 0 and fixed > 0:
+            paid = u + fixed * u // spare, slope
+            less = again + -fixed * (spare + fixed) * u // spare**2, refilled
+            works.append(least_sum(paid, less, r.steps))
 
-    return np.asarray(work.own_prefill + work.first_shares + largest * second)
+        rows.append((first.own + first.share + max(works),))
+
+    return np.asarray(in_seconds(rates, rows)[0])
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:

@@ -7,7 +7,7 @@ from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.leaves import prices_leaf
-from optsched.bounds.timeline import Floats, model_of
+from optsched.bounds.timeline import model_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
@@ -33,15 +33,6 @@ def _prices_within(instance: Instance, budget: Budget) -> tuple[Prices, int]:
     # The dual only rises. Among values that are equal after rounding up, the last is the largest.
     value = max(value for value, _ in found)
     return next(prices for reached, prices in reversed(found) if reached == value), value
-
-
-def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> Floats:
-    """Return the shadow price of one KV token over time.
-
-    A price lambda_t is what one more token of capacity in round t alone would save, in rounds of
-    total latency, against the dual (docs/formulations.md, "Prices of memory").
-    """
-    return best_prices(instance, time_limit_s=time_limit_s)[0].array()
 
 
 def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:

@@ -1,4 +1,4 @@
-"""The time axis of an instance in rounds without its gaps, and the prices that start the dual.
+"""The time axis of an instance in rounds without its gaps, and prices of preemptive schedules.
 
 The gaps between blocks (`optsched.bounds.blocks`) are cut out. What remains is measured in units of
 ``unit`` rounds, which is 1 unless the time axis is very long. Within a unit a run is taken to hold
@@ -7,13 +7,14 @@ its mean KV.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.blocks import Blocks, blocks_of
+from optsched.bounds.checker.requests import shortest_first
 from optsched.problem.instance import Instance
-from optsched.problem.kernel import njit
 
 MAX_UNITS = 1 << 21
 """Max length of the time axis, in units."""
@@ -56,112 +57,54 @@ def model_of(instance: Instance) -> Model:
 def busy_prices(model: Model) -> Floats:
     """Return the prices that prove the mean-busy-time bound, one per unit of time.
 
-    They are the dual of its linear program (docs/formulations.md, "Prices of memory"): the
-    preemptive list schedule of `optsched.bounds.simple.mean_busy_time` is walked backward.
+    They are the dual of its linear program (docs/formulations.md, "Prices of memory"), of the
+    preemptive list schedule of `optsched.bounds.simple.mean_busy_time`.
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
-    order = np.lexsort((volume, model.arrival))
-    begin, end, job, size = _busy_pieces(
-        model.arrival[order].astype(np.float64),
-        (volume * model.unit)[order],
-        float(model.instance.kv_capacity) * model.unit,
-    )
-    begin, end, job = begin[:size], end[:size], job[:size]
-    slope = model.unit / (volume[order] * model.unit)
-    length = math.ceil(float(end[-1]) - 1e-9) if size else 1
-
-    return _backward(begin, end, job, slope, max(length, 1)) * model.unit
+    per_token = model.unit / model.instance.kv_capacity
+    price, _ = schedule_prices(model.arrival, volume / model.instance.kv_capacity, width=1.0)
+    return price * per_token
 
 
-@njit(nogil=True)
-def _busy_pieces(release, work, speed):  # type: ignore[no-untyped-def]
-    """Return the pieces (begin, end, job) of the preemptive schedule, least work first.
+def schedule_prices(
+    release: NDArray[Any],
+    length: Floats,
+    cells: int = 0,
+    weight: Floats | None = None,
+    width: float = 0.0,
+) -> tuple[Floats, float]:
+    """Return the dual prices of the preemptive schedule, and how long a cell of theirs is.
 
-    Among equals its heap takes another one than `heapq` would, and prices would not be the same.
+    Going back in time, the price rises with slope weight over length while a job runs, and it is
+    continuous where one completes or another is taken up. At the end of a preempted piece it is the
+    price at which the job resumes, plus what it rises by if the job runs until then. It is 0 before
+    idle time. Cells have the ``width`` or are so many; their prices are means.
     """
-    n = len(release)
-    begin, end = np.empty(3 * n + 3), np.empty(3 * n + 3)
-    job = np.empty(3 * n + 3, np.int64)
-    left = work.copy()
-    heap = np.empty(n, np.int64)
-    size = count = nxt = 0
-    now = 0.0
+    length = np.maximum(length, 1e-12)
+    weight = np.ones(len(length)) if weight is None else weight
+    pieces = shortest_first(release.tolist(), length.tolist(), (length / weight).tolist())
+    starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
+    slope = weight / length
+    high, low = np.zeros(len(starts)), np.zeros(len(starts))
+    resume: dict[int, tuple[float, float]] = {}
 
-    while nxt < n or size:
-        if size == 0 and nxt < n and release[nxt] > now:
-            now = release[nxt]
-        while nxt < n and release[nxt] <= now:
-            at = size
-            size += 1
-            heap[at] = nxt
+    for q in range(len(starts) - 1, -1, -1):
+        j = int(jobs[q])
+        if j in resume:
+            at, price = resume[j]
+            low[q] = price + (at - ends[q]) * slope[j]
+        elif q + 1 < len(starts) and starts[q + 1] <= ends[q]:
+            low[q] = high[q + 1]
 
-            while at > 0 and work[heap[(at - 1) // 2]] > work[heap[at]]:
-                up = (at - 1) // 2
-                heap[at], heap[up] = heap[up], heap[at]
-                at = up
+        high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
+        resume[j] = starts[q], high[q]
 
-            nxt += 1
+    cells = cells or max(1, math.ceil(float(ends[-1]) / width - 1e-9))
+    width = width or float(ends[-1]) / cells
+    edges = np.arange(cells + 1) * width
+    before = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
+    piece = np.clip(np.searchsorted(starts, edges, "right") - 1, 0, len(starts) - 1)
+    into = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
+    upto = before[piece] + high[piece] * into - slope[jobs[piece]] * into**2 / 2
 
-        j = heap[0]
-        until = now + left[j] / speed
-        done = True
-
-        if nxt < n and until > release[nxt]:
-            until = release[nxt]
-            done = False
-
-        left[j] -= (until - now) * speed
-        if count and job[count - 1] == j and end[count - 1] == now:
-            end[count - 1] = until
-        else:
-            begin[count], end[count], job[count] = now, until, j
-            count += 1
-
-        now = until
-        if done:
-            size -= 1
-            heap[0] = heap[size]
-            at = 0
-
-            while True:
-                low = 2 * at + 1
-                if low >= size:
-                    break
-                if low + 1 < size and work[heap[low + 1]] < work[heap[low]]:
-                    low += 1
-                if work[heap[low]] >= work[heap[at]]:
-                    break
-
-                heap[at], heap[low] = heap[low], heap[at]
-                at = low
-
-    return begin, end, job, count
-
-
-@njit(nogil=True)
-def _backward(begin, end, job, slope, length):  # type: ignore[no-untyped-def]
-    """Return the mean price of each unit of time from the pieces, walked backward."""
-    price = np.zeros(length)
-    resumed = np.full(len(slope), -1.0)
-    resumed_price = np.zeros(len(slope))
-    now, level = np.inf, 0.0
-
-    for piece in range(len(job) - 1, -1, -1):
-        j, x, y = job[piece], begin[piece], end[piece]
-        if y < now - 1e-9:
-            level = 0.0
-        if resumed[j] >= 0.0:
-            level = resumed_price[j] + (resumed[j] - y) * slope[j]
-
-        # The integral of the price over each unit that the piece meets.
-        first, last = int(x), min(int(np.ceil(y)), length)
-        for t in range(first, last):
-            u, v = max(x, float(t)), min(y, float(t + 1))
-            if v > u:
-                price[t] += (v - u) * (level + (y - (u + v) / 2) * slope[j])
-
-        level += (y - x) * slope[j]
-        resumed[j], resumed_price[j] = x, level
-        now = x
-
-    return price
+    return np.maximum(np.diff(upto) / width, 0.0), width

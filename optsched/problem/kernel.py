@@ -38,17 +38,11 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     return dispatcher
 
 
-def prefetch(array: Any, index: Any) -> None:
-    """Ask for an entry of an array that is read soon. An index beyond the array does no harm."""
-
-
 @cache
 def _loaded() -> Any:
-    """Load numba. It stops the clock of all limits while it compiles, and learns `prefetch`."""
+    """Load numba. It stops the clock of all limits while it compiles."""
     import numba
-    from llvmlite import ir
     from numba.core.event import Listener, register
-    from numba.extending import intrinsic, overload
 
     # Not at the top, where it would be a source that every compiled loop depends on.
     from optsched.problem.budget import work_time
@@ -59,31 +53,6 @@ def _loaded() -> Any:
 
         def on_end(self, event: Any) -> None:
             work_time.go()
-
-    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        from numba.np.arrayobj import make_array
-
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        data = make_array(signature.args[0])(context, builder, values[0]).data
-        place = builder.bitcast(builder.gep(data, [values[1]]), byte)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        builder.call(call, [place, number(0), number(3), number(1)])  # to read, often, data
-
-        return context.get_dummy_value()
-
-    @intrinsic
-    def instruction(_: Any, array: Any, index: Any) -> Any:
-        return numba.types.void(array, index), emit
-
-    # Where compiled code calls `prefetch`, numba calls `body` with the types of the arguments, and
-    # compiles the function that it returns in place of the empty one above.
-    @overload(prefetch, inline="always")
-    def body(array: Any, index: Any) -> Any:
-        def compiled(array: Any, index: Any) -> None:
-            instruction(array, index)  # type: ignore[call-arg]  # numba adds the first argument
-
-        return compiled
 
     register("numba:compile", Compiling())
     return numba

@@ -55,7 +55,7 @@ _LARGEST_RATE = 99 << BITS
 _TOP = 40
 """Bits of the largest time, in units."""
 _REQUESTS = 200
-_BEFORE, _AFTER = 1, 2
+BEFORE, AFTER = 1, 2
 MALFORMED, TOO_LONG = -2, -1
 Marks = NDArray[np.int8]
 """Of i and k: 0, or 1 if i begins before k completes, or 2 if it begins after."""
@@ -76,7 +76,22 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
         len(branches) > 0 and min(branches) >= 0 and max(branches) <= n * n,
         f"clock: branches: found none or others; expected integers from 0 to {n * n}",
     )
-    fixed = part.floor(part.rates.refill)
+    table, fixed, shift = table_of(part)
+    value, used = tree_value(table, fixed, np.array(branches, dtype=np.int64), budget.left)
+    budget.spend(used)
+    if value == TOO_LONG:
+        raise TooLarge("clock: found more steps than are left; too large to check")
+
+    expect(value != MALFORMED, "clock: branches: found no tree of pairs; expected one")
+    return int(value) << shift
+
+
+def table_of(part: Part) -> tuple[Ints, int, int]:
+    """Return the columns of requests and d in units of 2**shift ticks, and the shift.
+
+    The columns are the arrival, x, D, r and the exclusive part of one token.
+    """
+    fixed, n = part.floor(part.rates.refill), len(part.requests)
     rows = [_row(part, request) for request in part.requests]
     longest = max(row[1] for row in rows) + fixed
     top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
@@ -86,14 +101,7 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
         [a >> shift, own >> shift, progress >> shift, rate, -(-slack >> shift)]
         for a, (own, progress, rate, slack, _) in zip(part.arrival, rows, strict=True)
     ]
-    table = np.array(columns, dtype=np.int64)
-    value, used = tree_value(table, fixed >> shift, np.array(branches, dtype=np.int64), budget.left)
-    budget.spend(used)
-    if value == TOO_LONG:
-        raise TooLarge("clock: found more steps than are left; too large to check")
-
-    expect(value != MALFORMED, "clock: branches: found no tree of pairs; expected one")
-    return int(value) << shift
+    return np.array(columns, dtype=np.int64), fixed >> shift, shift
 
 
 def _row(part: Part, request: Request) -> tuple[int, int, int, int, int]:
@@ -145,9 +153,10 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
     own = np.zeros(n * n + 1, np.int64)
     first = np.zeros(n * n + 1, np.int64)  # what the first child proves
     depth = at = steps = 0
+    found = np.empty((4, n), np.int64)
 
     while at < nodes:
-        value, used = node_value(table, fixed, decided)
+        value, used = node_value(table, fixed, decided, found)
         value, steps = max(value, 0), steps + used
         if steps > allowed:
             return TOO_LONG, allowed
@@ -159,7 +168,7 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
             if i == k or decided[i, k] != 0:
                 return MALFORMED, steps
 
-            decided[i, k] = _BEFORE
+            decided[i, k] = BEFORE
             pairs[depth], own[depth] = code, value
             depth += 1
             continue
@@ -167,8 +176,8 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
         # A schedule belongs to one of two children, so the smaller bound holds, and the node's own.
         while depth > 0:
             i, k = pairs[depth - 1] // n, pairs[depth - 1] % n
-            if decided[i, k] == _BEFORE:
-                decided[i, k] = _AFTER
+            if decided[i, k] == BEFORE:
+                decided[i, k] = AFTER
                 first[depth - 1] = value
                 break
 
@@ -183,10 +192,14 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
 
 
 @njit
-def node_value(table: Ints, fixed: int, decided: Marks) -> tuple[int, int]:
-    """Return what the decisions of a node prove, in units, and the steps that it took."""
+def node_value(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[int, int]:
+    """Return what the decisions of a node prove, in units, and the steps that it took.
+
+    ``found`` receives of each request s, b, the best u, and what this gains, times 2**20.
+    """
     n, steps = table.shape[0], 0
-    begins = np.zeros(n, np.int64)
+    begins = found[0]
+    begins[:] = 0
     changed = True
 
     for _ in range(n + 2):  # who waits in a circle would wait forever; every round is valid
@@ -201,7 +214,7 @@ def node_value(table: Ints, fixed: int, decided: Marks) -> tuple[int, int]:
             earliest = max(level, begins[k])
 
             for i in range(n):
-                if decided[k, i] == _AFTER:
+                if decided[k, i] == AFTER:
                     earliest = max(earliest, begins[i] + fixed + table[i, 2])
 
             if earliest > begins[k]:
@@ -210,10 +223,12 @@ def node_value(table: Ints, fixed: int, decided: Marks) -> tuple[int, int]:
     total = -n
     for i in range(n):
         base, used = begins[i], 0
-        if (decided[:, i] == _AFTER).any():
+        if (decided[:, i] == AFTER).any():
             base, used = level_at(table, fixed, decided, begins, i, base, True)
 
-        paid, more = least_paid(table, fixed, decided, begins, i, base)
+        at_once = paid_at(table, fixed, decided, begins, i, base, 0)
+        paid, wait, more = least_paid(table, fixed, decided, begins, i, base, at_once)
+        found[1, i], found[2, i], found[3, i] = base, wait, at_once - paid
         steps += used + more + 1
         total += base + fixed + table[i, 2] - table[i, 0]
         total += table[i, 1] + ((table[i, 2] * table[i, 3]) >> BITS) + (paid >> BITS)
@@ -239,7 +254,7 @@ def level_at(
         for i in range(k):
             if sum_ >= arrival:
                 break
-            if late and decided[i, k] == _AFTER:
+            if late and decided[i, k] == AFTER:
                 continue
 
             sum_ += table[i, 1]
@@ -262,22 +277,27 @@ def level_at(
 
 @njit
 def least_paid(
-    table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int
-) -> tuple[int, int]:
-    """Return the least of u and of what i's exclusive time costs others, times 2**20, and steps."""
+    table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int, at_once: int
+) -> tuple[int, int, int]:
+    """Return the least of u and of what i's exclusive time costs others, this u, and steps.
+
+    Costs are times 2**20, and ``at_once`` is that of u = 0.
+    """
     n, steps = table.shape[0], 1
-    best = paid_at(table, fixed, decided, begins, i, base, 0)
+    best, wait = at_once, 0
     for k in range(n):
-        if k == i or decided[i, k] == _AFTER:
+        if k == i or decided[i, k] == AFTER:
             continue
 
         end = begins[k] + fixed + table[k, 2] - base
         for u in (end, end - fixed, end - fixed - table[i, 2]):
             if u > 0 and (u << BITS) < best:
                 steps += 1
-                best = min(best, paid_at(table, fixed, decided, begins, i, base, u))
+                paid = paid_at(table, fixed, decided, begins, i, base, u)
+                if paid < best:
+                    best, wait = paid, u
 
-    return best, 1 + steps * n // 16
+    return best, wait, 1 + steps * n // 16
 
 
 @njit
@@ -287,9 +307,9 @@ def paid_at(
     """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20."""
     paid = u << BITS
     for k in range(table.shape[0]):
-        if k != i and decided[i, k] != _AFTER:
+        if k != i and decided[i, k] != AFTER:
             y = begins[k] + fixed + table[k, 2] - base - u
-            if y > 0 or decided[i, k] == _BEFORE:
+            if y > 0 or decided[i, k] == BEFORE:
                 paid += table[i, 1] << BITS
             if y > fixed:
                 paid += table[i, 3] * min(y - fixed, table[i, 2])

@@ -24,14 +24,14 @@ from optsched.bounds.checker.states import (
     before_round,
     mixed,
 )
-from optsched.problem.kernel import njit, prefetch
+from optsched.problem.kernel import njit
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
 """Places of the counts of a level, and of the room for it. `KEPT` is of the arcs of the nodes that
 are complete: with more of them than its room, a product rests."""
-_ONE, _ZERO, _AHEAD = np.uint64(1), np.uint64(0), np.uint64(4)
+_ONE, _ZERO = np.uint64(1), np.uint64(0)
 
 
 class Graph(NamedTuple):
@@ -286,7 +286,6 @@ def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
         for into in range(enter[v], enter[v + 1] if rest[v] < NEVER else 0):
             u, label = np.uint64(before[into]), np.uint64(by[into])
             for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
-                prefetch(rows, state[x + _AHEAD])
                 so_far = here[x]
                 slack = spare - so_far
                 if so_far == NEVER or low[label] > slack:
@@ -318,7 +317,6 @@ def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
                             return v, True
 
                     if y > REFUSED:
-                        prefetch(rows, y + LAST)
                         source[a], target[a], number[a] = x, y, new
                         a += _ONE
 

@@ -16,7 +16,7 @@ round down.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -150,6 +150,17 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
     exact = {name: priced.get(name, Fraction(0)) for name in COST_TERMS}
     right = exact["base"] + exact["token"] > 0
     expect(right, "cost_model: found no base and no token; expected batches that take time")
+    shared = bool(further_fields(instance) & PREFIX_FIELDS)
+    return exact_rates(instance, layers, exact, shared)
+
+
+def exact_rates(
+    instance: Any, layers: int, exact: Mapping[str, Fraction], shared: bool = False
+) -> Rates:
+    """Return the rates of an instance; `exact`: all `COST_TERMS`, in milliseconds per layer.
+
+    `shared`: whether requests may find what others have prefilled.
+    """
     limits = instance.limits
     capacity = int(instance.kv_capacity)
     given = (limits.max_batch_tokens, limits.max_prefill_tokens)
@@ -159,7 +170,6 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
     cost = {name: int(layers * value * common) * fine for name, value in exact.items()}
     offset = 1 if instance.kv_accounting == "generated" else 0
     refilled = cost["token"] + cost["prefill_token"]
-    shared = bool(further_fields(instance) & PREFIX_FIELDS)
     if shared:  # all others may be found
         refilled = min(refilled, cost["prefill_kv"] + cost["prefill_cross"])
 

@@ -213,14 +213,20 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
 
 def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
     expect_fields(leaf, "work", ("relaxation",))
-    n = len(part.arrival)
-    budget.spend(20 * n)
+    budget.spend(20 * len(part.arrival))
+    return work_ticks(part, objective)
 
+
+def work_ticks(part: Part, objective: str) -> int:
+    """Return what the leaf ``work`` proves, or the same on so many machines as one that is as fast.
+
+    The prover calls it, too.
+    """
     if objective == "mean_ttft":
-        length = [part.floor(r.own + r.share) for r in part.requests]
+        length = [part.floor(r.own + r.share) // part.machines for r in part.requests]
         alone = [part.floor(r.first) for r in part.requests]
     else:
-        length = [part.floor(r.total) for r in part.requests]
+        length = [part.floor(r.total) // part.machines for r in part.requests]
         alone = [part.floor(r.chain) for r in part.requests]
 
     ends = sorted(map(sum, zip(part.arrival, alone, strict=True)))
@@ -231,5 +237,5 @@ def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> i
 
     # The k-th smallest completion is at least the k-th of the machine, and of requests alone.
     machine = srpt_completions(part.arrival, length)
-    waited = sum(map(max, machine, ends)) - sum(part.arrival) - n
+    waited = sum(map(max, machine, ends)) - sum(part.arrival) - len(ends)
     return max(waited, sum(alone))

@@ -198,7 +198,7 @@ def plot_shadow_prices(prices: ArrayLike, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     prices : array_like, shape (pieces, 2)
-        The first round and the price of each piece, as `optsched.bounds.shadow.shadow_prices`
+        The first round and the price of each piece, as `optsched.bounds.shadow_prices`
         returns them. A price is in rounds of total latency for one token during one round.
     ax : Axes, optional
     """
