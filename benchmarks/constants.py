@@ -146,7 +146,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="instances of each kind")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per optimum")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds per search")
-    parser.add_argument("--policies", nargs="+", default=("smallest-volume", "sorted-f", "gba", "gsa"))
+    parser.add_argument(
+        "--policies", nargs="+", default=("smallest-volume", "sorted-f", "gba", "gsa")
+    )
     args = parser.parse_args()
     args.sizes = ((12, 100), (24, 60))
     optimum(generate("jaillet-model-1", seed=99, n=8), time_limit_s=600)  # compiles
