@@ -40,3 +40,17 @@ def program_las(*, max_running: int | None = None, max_batch_tokens: int = 2048)
     run on.
     """
     return in_chunks("attained", max_running, max_batch_tokens)
+
+
+@policy(
+    "program-hrrn",
+    "calls of the program with the largest ratio of response to service, in chunks beside decodes",
+    paper="Ni et al. 2025",
+)
+def program_hrrn(*, max_running: int | None = None, max_batch_tokens: int = 2048) -> Rules:
+    """Return rules that sort the queue before every batch by the response ratios of programs.
+
+    That of a call is the time that its program's calls have taken and waited so far, over the work
+    of those that have ended and its own prefill. The paper's classes and forecasts are left out.
+    """
+    return in_chunks("response", max_running, max_batch_tokens)

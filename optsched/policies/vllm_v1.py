@@ -139,7 +139,7 @@ class VllmV1(Runner):
 
         def released(request: int, at: float) -> None:
             if self.priority == "attained":
-                requests["order"][request] = attained(job, requests["finish"], request, at)
+                requests["order"][request] = attained(job, requests, request, at)[0]
 
         fleet = common.Compiled(job, mode, requests, states, step, settings, released)
         if caching:

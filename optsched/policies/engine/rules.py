@@ -43,7 +43,7 @@ PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 OVERFLOWS = {"evict_latest": 0, "clear": 1, "evict_shortest": 2}
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
-SORTINGS = {"ratio": 1, "service": 2}
+SORTINGS = {"ratio": 1, "response": 1, "service": 2}
 RANKED, BY_RATIO, BY_SERVICE, IN_GROUPS = 0, 1, 2, 3
 """Whether the queue is sorted anew before each batch, and how."""
 
@@ -71,7 +71,8 @@ REQUEST_FIELDS = (
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
     ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
     ("client", np.int64),  # the first request of its client or group, which counts for all of them
-    ("count", np.float64),  # service of the client, or how many of the group wait
+    # Service of the client, how many of the group wait, or how long its session's calls took.
+    ("count", np.float64),
 )
 
 # Where prefixes are cached. The others come last, as in `optsched.policies.engine.vllm_v1`.
@@ -239,8 +240,10 @@ def _sort(requests: Records, s: np.record, heap: Ints, settings: Settings) -> No
         count = requests[r.client].count
         if grouped:
             r.band = count < settings.gather and s.running > 0
+        elif settings.sorting == BY_SERVICE:
+            r.key = count
         else:
-            r.key = count if settings.sorting == BY_SERVICE else (r.release - s.now) / r.order
+            r.key = (r.release - s.now - r.count) / r.order
 
         push(requests, heap, s, heap[k])
 
