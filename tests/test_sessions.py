@@ -499,7 +499,7 @@ def test_agents_of_llmservingsim_wait_for_their_tools(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("azure", "--sessions"), "sessions: found with the format 'azure'; expected only with"),
+        (("azure", "--sessions"), "--sessions: found with the format 'azure'; expected only with"),
         (
             ("weka", "--sessions", "--sample", 2),
             "--sample: found with --sessions; expected --limit",

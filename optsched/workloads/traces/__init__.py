@@ -241,7 +241,8 @@ class TraceOptions:
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(
-                    f"{key}: found with the format {format.name!r}; expected only with {able}"
+                    f"--{'column' if key == 'columns' else key}: found with the format "
+                    f"{format.name!r}; expected only with {able}"
                 )
 
 
@@ -325,8 +326,11 @@ def read_trace_report(
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
     ids_tokens = wanted.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:
-        listed = kept.ids is not None and all(isinstance(one, list) for one in kept.ids)
-        wanted = replace(wanted, prefixes=listed and wanted.round_seconds is None)
+        known = kept.follows is not None  # whose prompts go on behind others' answers
+        if kept.ids is not None:
+            known = all(isinstance(one, list) for one in kept.ids)
+
+        wanted = replace(wanted, prefixes=known and wanted.round_seconds is None)
     if wanted.prefixes:
         check_ids(kept, ids_tokens, source.findings)
 
