@@ -52,6 +52,65 @@ TURNS = [
 """They end in this order, as the benchmark writes them."""
 
 
+def says(*texts: str) -> dict:
+    """A conversation of ShareGPT, in which people and a model take turns."""
+    return {
+        "conversations": [
+            {"from": ("human", "gpt")[k % 2], "value": text} for k, text in enumerate(texts)
+        ]
+    }
+
+
+TALKS = [
+    says("be brief please what is KV", "keys and values", "why", "speed", "thanks"),
+    says("be brief please who are you", "a model", "", "ah", "so", ""),
+    says("be brief please what", "is KV"),
+]
+"""The first begins as the second, 3 words, and as all of the third's prompt. The second has an empty
+question, behind which the prompt is not empty, and ends with an empty answer."""
+
+
+def number(text: str) -> list[int]:
+    """Return ids of words."""
+    return [int.from_bytes(word.encode(), "big") for word in text.split()]
+
+
+@pytest.mark.parametrize("tokenizer", [None, number])
+def test_turns_of_texts_share_what_their_tokens_say(tmp_path, tokenizer):
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps(TALKS))
+    with pytest.warns(TraceWarning, match=r"dropped 1 of 3 rows \(1 with zero"):
+        found = read_trace("sharegpt", file, sessions=True, tokenizer=tokenizer)
+    prompts = [6, 10, 6, 8, 4]
+    assert found.prompt_tokens.tolist() == prompts
+    assert found.output_tokens.tolist() == [3, 1, 2, 1, 2]
+    assert found.after == ((), (0,), (), (2,), ())
+    assert found.delay.tolist() == [0] * 5
+    # Prompts and answers: the third conversation is the first one's question, word for word.
+    words = [
+        " ".join(one["value"] for one in TALKS[talk]["conversations"][:turns]).split()
+        for talk, turns in ((0, 2), (0, 4), (1, 2), (1, 4), (2, 2))
+    ]
+    pairs = [(i, k) for i in range(5) for k in range(i)]
+    assert [shares(found, i, k) for i, k in pairs] == [common(words[i], words[k]) for i, k in pairs]
+    opened = read_trace("sharegpt", file, rate=1.0, prefixes=True, tokenizer=number)
+    assert opened.prompt_tokens.tolist() == [6, 6, 4]
+    assert opened.prefix_tokens.tolist() == [0, 3, 6]
+    assert read_trace("sharegpt", file, rate=1.0, tokenizer=number).prefixes is None
+
+
+def test_turns_share_the_conversation_where_only_numbers_of_tokens_are_known(tmp_path):
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps(TALKS[:1]))
+    found = read_trace(
+        "sharegpt", file, sessions=True, tokenizer=lambda text: 2 * len(text.split())
+    )
+    assert found.prompt_tokens.tolist() == [12, 20]
+    assert found.prefix_tokens.tolist() == [0, 18]
+    with pytest.raises(InputError, match="found no ids of blocks or tokens"):
+        read_trace("sharegpt", file, rate=1.0, prefixes=True, tokenizer=len)
+
+
 @pytest.mark.parametrize("options", [{}, {"rate": 2.0}])
 def test_a_turn_begins_with_the_conversation_before_it(tmp_path, options):
     file = tmp_path / "turns.json"

@@ -129,7 +129,7 @@ class TraceOptions:
     run : int, optional
         Number of the run to read from a file of several, from 1, or from -1 for the last.
     tokenizer : str or callable, optional
-        For traces of texts: see `optsched.workloads.traces.tokenizer.token_counter`. None counts
+        For traces of texts: see `optsched.workloads.traces.tokenizer.tokens_of`. None counts
         words.
     prefixes : bool, optional
         Whether to keep the prefixes that requests share, which a trace has as ids of blocks or
@@ -304,7 +304,7 @@ def read_trace_report(
     """
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
-    from optsched.workloads.traces.tokenizer import token_counter
+    from optsched.workloads.traces.tokenizer import tokens_of
 
     source = Source(
         file,
@@ -315,7 +315,8 @@ def read_trace_report(
         run=wanted.run,
         drawn=wanted.rate is not None or wanted.sessions,
         closed=wanted.sessions,
-        count=token_counter(wanted.tokenizer),
+        shared=wanted.sessions if wanted.prefixes is None else wanted.prefixes,
+        tokens=tokens_of(wanted.tokenizer),
         findings=Findings(wanted.strict),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
