@@ -618,7 +618,8 @@ def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float
     all tokens produced, over the number of requests that have finished.
     """
     decodes, produced, prefills, total, sums = 0, s.seen, s.waiting, 0, EMPTY
-    left = np.empty(s.running, np.int64)
+    patient = s.patient and s.finished > 0
+    left = np.empty(s.running if patient and s.by_work else 0, np.int64)
     for k in range(s.running):
         r = requests[running[k]]
         if r.gone:
@@ -626,9 +627,12 @@ def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float
 
         produced += r.produced
         if r.decoding:
-            left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            if left.size > 0:
+                left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            if patient:
+                sums = add_decode(sums, r.cached)
+
             total += max(1, r.estimate - r.produced)
-            sums = add_decode(sums, r.cached)
             decodes += 1
         else:
             prefills += 1
@@ -636,12 +640,12 @@ def _gate(requests: Records, s: np.record, running: Ints, cost: Floats) -> float
     if decodes == 0:
         return np.inf
 
-    left = np.sort(left[:decodes])
     mean = total / decodes if s.by_work else produced / max(1, s.finished)
     time = s.gate * mean * max(1.0, prefills / decodes)
-    if not s.patient or s.finished == 0:
+    if not patient:
         return float(time)
 
+    left = np.sort(left[:decodes])
     soonest = np.inf if s.by_work else mean / decodes
     for m in range(decodes if s.by_work else 0):
         soonest = min(soonest, left[m] / (m + 1))
@@ -843,6 +847,8 @@ def form(
             continue
 
         position, gate = 0, np.inf
+        if group == PREFILL and s.partial == 0 and s.waiting == 0:
+            continue
         if group == PREFILL and (s.patient or s.gate < np.inf):
             gate = _gate(requests, s, running, cost)
             if s.patient and not _together(requests, s, heap, running, usage, settings, cache):
