@@ -847,9 +847,7 @@ def form(
             continue
 
         position, gate = 0, np.inf
-        if group == PREFILL and s.partial == 0 and s.waiting == 0:
-            continue
-        if group == PREFILL and (s.patient or s.gate < np.inf):
+        if group == PREFILL and s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):
             gate = _gate(requests, s, running, cost)
             if s.patient and not _together(requests, s, heap, running, usage, settings, cache):
                 continue

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces import status
-from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.delimited import find_columns, open_bytes, plain_name, read_delimited
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields, Mask
 from optsched.workloads.traces.json_objects import read_objects
@@ -198,21 +198,20 @@ class _Table:
         if all(one is None for one in first):
             return None, None
 
-        ids, follows = np.empty(len(rows.line), dtype=object), None
-        for k in range(len(ids)):
-            found = [rows.raw[name][k] for name in self.layout.ids]
+        ids, follows = list[Any](), None
+        for found in zip(*(rows.raw[name] for name in self.layout.ids), strict=True):
             wrong = [one for one in (found[0], *filter(None, found)) if not isinstance(one, list)]
-            ids[k] = wrong[0] if wrong else [str(one) for part in found for one in part or ()]
+            ids.append(wrong[0] if wrong else [str(one) for part in found for one in part or ()])
 
         if self.layout.follows:
             follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T
 
-        return ids, follows
+        return objects(ids), follows
 
     def _calls(self, rows: Fields, time: NDArray[np.int64], left: Mask) -> NDArray[Any]:
         """Return each request's name, that of the last one of its session, and the time between."""
         took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), left)
-        found = np.empty(len(time), dtype=object)
+        found = list[Any]()
         for k, session in enumerate(rows.columns["session"]):
             if ("session", k) in rows.missing:
                 rows.refuse("session", k, "a name")
@@ -221,11 +220,11 @@ class _Table:
             name = session or str(rows.line[k]), self.calls
             before, end = self.last.get(name[0], (None, 0))
             wait = max(int(time[k]) - end, 0)
-            found[k] = name, () if before is None else (before,), wait
+            found.append((name, () if before is None else (before,), wait))
             if not (left[k] or rows.unreadable[k]):
                 self.last[name[0]] = name, int(time[k] + took[k])
 
-        return found
+        return objects(found)
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
