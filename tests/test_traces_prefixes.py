@@ -66,8 +66,8 @@ TALKS = [
     says("be brief please who are you", "a model", "", "ah", "so", ""),
     says("be brief please what", "is KV"),
 ]
-"""The first begins as the second, 3 words, and as all of the third. The second has an empty question,
-behind which the prompt is not empty, and ends with an empty answer."""
+"""The first begins as the second, 3 words, and as all of the third. The second has an empty
+question, behind which the prompt is not empty, and ends with an empty answer."""
 
 
 def number(text: str) -> list[int]:
