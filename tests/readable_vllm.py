@@ -198,6 +198,11 @@ class ReadableVllm:
         """Sort the line by what each request would find now, as SGLang does."""
         cache, keys, ahead = self.cache, {}, set()
         line = [i for i in self.by_turn if i in self.waiting]
+        if self.own.policy == "dfs-weight":
+            size = view.prompt_tokens + view.generated
+            found = {i: len(cache.find(i, int(size[i]))) for i in line}
+            self.waiting = self._depth_first(line, found, 0)
+            return
         if len(line) > 128 and self.own.policy != "shortest-prefill-first":
             self.waiting = line
             return
@@ -220,6 +225,22 @@ class ReadableVllm:
                 ahead.add(tuple(cache.sequences[i][:first]))
             keys[i] = (late, key)
         self.waiting = sorted(line, key=keys.__getitem__)
+
+    def _depth_first(self, line: list[int], found: dict[int, int], depth: int) -> list[int]:
+        """Return requests that find the same first blocks, those that find more of them first."""
+        cut, branches = (depth + 1) * self.cache.block, dict[tuple[int, ...], list[int]]()
+        for i in line:
+            if found[i] > depth:
+                branches.setdefault(tuple(self.cache.sequences[i][:cut]), []).append(i)
+
+        def first(branch: tuple[int, ...]) -> int:
+            return [tuple(one[:cut]) for one in self.cache.sequences].index(branch)
+
+        order = sorted(branches, key=lambda branch: (-len(branches[branch]), first(branch)))
+        deeper = [
+            i for branch in order for i in self._depth_first(branches[branch], found, depth + 1)
+        ]
+        return [*deeper, *(i for i in line if found[i] == depth)]
 
     def _note_end(self, view: View) -> None:
         """Note when the batch ends."""

@@ -160,7 +160,7 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
         ids = [f"{i // 4}/{i}" for i in range(instance.n)]
         instance = replace(instance, id=ids)
         name = spec.partition(":")[0]
-        if name in ("program-fcfs", "program-las", "vtc") or allows(name, instance) is not None:
+        if name.startswith("program-") or name == "vtc" or allows(name, instance) is not None:
             continue
         schedule = simulate(instance, spec, cost)
         found = evaluate(instance, schedule, cost)
@@ -235,6 +235,39 @@ def test_orders_of_programs() -> None:
     assert first["arrival"] == [0, 5, 3, 7]  # released at 0, 3, 2 and 3
     assert first["session"] == [0, 3, 5, 7]  # a arrived first
     assert first["attained"] == [0, 7, 3, 5]  # a has been served
+
+
+def test_response_ratios_are_of_whole_programs() -> None:
+    """Call 1 waits from 1 to 5 and ends at 6. Then 2 comes after it, and 3 has waited since 5."""
+    instance = Instance(
+        [0, 1, None, 5], [4, 4, 4, 4], [5, 1, 1, 1], kv_capacity=9, after=[None, None, 1, None],
+        time_unit="round",
+    )  # fmt: skip
+    first = {
+        order: evaluate(
+            instance, simulate(instance, Rules(order=order, max_running=1))
+        ).first_start.tolist()
+        for order in ("attained", "ratio", "response")
+    }
+    assert first["attained"] == [0, 5, 7, 6]  # work 5 has been done for 2, none for 3
+    assert first["ratio"] == [0, 5, 7, 6]  # 0 / 5 and 1 / 5
+    assert first["response"] == [0, 5, 6, 7]  # (5 + 0) / (5 + 5) and 1 / 5
+
+
+def test_response_ratios_of_single_calls_are_those_of_hrrn() -> None:
+    rng = np.random.default_rng(1)
+    arrival = np.sort(rng.uniform(0, 0.5, 30))
+    prompt, output = rng.integers(20, 400, 30), rng.integers(1, 20, 30)
+    instance = Instance(arrival, prompt, output, 600, time_unit="second", kv_accounting="cached")
+    gpu = "llama2-7b-a100-infermax"
+    calls, programs, fcfs = (
+        simulate(instance, f"{name}:max_running=2", gpu)
+        for name in ("hrrn", "program-hrrn", "fcfs")
+    )
+    for name in ("request", "tokens", "batch_offsets", "evicted"):
+        assert getattr(calls, name).tolist() == getattr(programs, name).tolist()
+
+    assert calls.request.tolist() != fcfs.request.tolist()
 
 
 def test_deadlines_count_from_the_release() -> None:
@@ -466,7 +499,7 @@ def test_agents_of_llmservingsim_wait_for_their_tools(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("azure", "--sessions"), "sessions: found with the format 'azure'; expected only with"),
+        (("azure", "--sessions"), "--sessions: found with the format 'azure'; expected only with"),
         (
             ("weka", "--sessions", "--sample", 2),
             "--sample: found with --sessions; expected --limit",

@@ -444,11 +444,11 @@ def test_parquet_meets_the_same_checks(tmp_path):
         ),
         (
             {"columns": COLUMNS, "run": 1},
-            "run: found with the format 'csv'; expected only with guidellm, sglang, vllm",
+            "--run: found with the format 'csv'; expected only with guidellm, sglang, vllm",
         ),
         (
             {"columns": COLUMNS, "tokenizer": "a.py:b"},
-            "tokenizer: found with the format 'csv'; expected only",
+            "--tokenizer: found with the format 'csv'; expected only",
         ),
         ({"columns": COLUMNS, "rate": 0.0}, "rate: found 0.0; expected a finite number above 0"),
         (
@@ -465,12 +465,12 @@ def test_options_that_a_format_cannot_use_are_refused(tmp_path, options, words):
 
 @pytest.mark.parametrize("format", ["azure", "burstgpt", "mooncake", "vidur", "vllm", "lmsys"])
 def test_only_named_columns_take_names(tmp_path, format):
-    words = f"columns: found with the format {format!r}; expected only with csv, jsonl"
+    words = f"--column: found with the format {format!r}; expected only with csv, jsonl"
     refused(words, format, tmp_path / "any", columns=COLUMNS)
 
 
 def test_formats_with_times_take_a_unit(tmp_path):
-    words = "unit: found with the format 'sharegpt'; expected only with aiperf, azure, bailian"
+    words = "--unit: found with the format 'sharegpt'; expected only with aiperf, azure, bailian"
     assert "mooncake" in refused(words, "sharegpt", tmp_path / "any", unit="s")
 
 

@@ -35,6 +35,127 @@ def write(path: Path, rows: list[dict]) -> Path:
     return path
 
 
+def turn(talk: str, at: float, prompt: int, output: int, took: float) -> dict:
+    """An entry of vLLM's multi-turn benchmark."""
+    return {
+        "ttft_ms": took / 2, "tpot_ms": 1.0, "latency_ms": took, "start_time_ms": at,
+        "input_num_turns": 1, "input_num_tokens": prompt, "output_num_tokens": output,
+        "output_num_chunks": 1, "output_num_first_chunk_tokens": 1, "approx_cached_percent": 0.0,
+        "conversation_id": talk, "client_id": 0,
+    }  # fmt: skip
+
+
+TURNS = [
+    turn("a", 7000.5, 100, 10, 130), turn("b", 7010.5, 64, 20, 250),
+    turn("a", 7230.5, 125, 5, 60), turn("a", 7400.5, 140, 1, 20), turn("b", 7260.5, 90, 6, 90),
+]  # fmt: skip
+"""They end in this order, as the benchmark writes them."""
+
+
+def says(*texts: str) -> dict:
+    """A conversation of ShareGPT, in which people and a model take turns."""
+    return {
+        "conversations": [
+            {"from": ("human", "gpt")[k % 2], "value": text} for k, text in enumerate(texts)
+        ]
+    }
+
+
+TALKS = [
+    says("be brief please what is KV", "keys and values", "why", "speed", "thanks"),
+    says("be brief please who are you", "a model", "", "ah", "so", ""),
+    says("be brief please what", "is KV"),
+]
+"""The first begins as the second, 3 words, and as all of the third. The second has an empty
+question, behind which the prompt is not empty, and ends with an empty answer."""
+
+
+def number(text: str) -> list[int]:
+    """Return ids of words."""
+    return [int.from_bytes(word.encode(), "big") for word in text.split()]
+
+
+@pytest.mark.parametrize("tokenizer", [None, number])
+def test_turns_of_texts_share_what_their_tokens_say(tmp_path, tokenizer):
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps(TALKS))
+    with pytest.warns(TraceWarning, match=r"dropped 1 of 3 rows \(1 with zero"):
+        found = read_trace("sharegpt", file, sessions=True, tokenizer=tokenizer)
+    prompts = [6, 10, 6, 8, 4]
+    assert found.prompt_tokens.tolist() == prompts
+    assert found.output_tokens.tolist() == [3, 1, 2, 1, 2]
+    assert found.after == ((), (0,), (), (2,), ())
+    assert found.delay.tolist() == [0] * 5
+    # Prompts and answers: the third conversation is the first one's question, word for word.
+    words = [
+        " ".join(one["value"] for one in TALKS[talk]["conversations"][:turns]).split()
+        for talk, turns in ((0, 2), (0, 4), (1, 2), (1, 4), (2, 2))
+    ]
+    pairs = [(i, k) for i in range(5) for k in range(i)]
+    assert [shares(found, i, k) for i, k in pairs] == [common(words[i], words[k]) for i, k in pairs]
+    opened = read_trace("sharegpt", file, rate=1.0, prefixes=True, tokenizer=number)
+    assert opened.prompt_tokens.tolist() == [6, 6, 4]
+    assert opened.prefix_tokens.tolist() == [0, 3, 6]
+    assert read_trace("sharegpt", file, rate=1.0, tokenizer=number).prefixes is None
+
+
+def test_turns_share_the_conversation_where_only_numbers_of_tokens_are_known(tmp_path):
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps(TALKS[:1]))
+    found = read_trace(
+        "sharegpt", file, sessions=True, tokenizer=lambda text: 2 * len(text.split())
+    )
+    assert found.prompt_tokens.tolist() == [12, 20]
+    assert found.prefix_tokens.tolist() == [0, 18]
+    with pytest.raises(InputError, match="found no ids of blocks or tokens"):
+        read_trace("sharegpt", file, rate=1.0, prefixes=True, tokenizer=len)
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": 2.0}])
+def test_a_turn_begins_with_the_conversation_before_it(tmp_path, options):
+    file = tmp_path / "turns.json"
+    file.write_text(json.dumps(TURNS))
+    if options:
+        instance = read_trace("vllm-multi-turn", file, **options)
+        order = [0, 1, 2, 3, 4]
+    else:
+        with pytest.warns(TraceWarning, match="backwards"):
+            instance, order = read_trace("vllm-multi-turn", file), [0, 1, 2, 4, 3]
+        assert instance.arrival.round(9).tolist() == [0, 0.01, 0.23, 0.26, 0.4]
+    parent = [-1, -1, 0, 2, 1]  # as the file has them
+    place = {row: k for k, row in enumerate(order)}
+    assert instance.prefix_parent.tolist() == [place.get(parent[row], -1) for row in order]
+    assert instance.prefix_tokens.tolist() == [[0, 0, 110, 130, 84][row] for row in order]
+    assert instance.after is None
+    assert instance.prefix_block_tokens == 1
+
+
+def test_turns_are_released_by_the_turn_before_them(tmp_path):
+    file = tmp_path / "turns.json"
+    file.write_text(json.dumps([*TURNS[:4], turn("b", 7500.5, 90, 0, 1)]))
+    with pytest.warns(TraceWarning, match="dropped 1 of 5"):
+        instance = read_trace("vllm-multi-turn", file, sessions=True, think_scale=2.0)
+    assert instance.after == ((), (), (0,), (2,))
+    assert instance.delay.round(9).tolist() == [0, 0, 0.2, 0.22]
+    assert instance.prefix_parent.tolist() == [-1, -1, 0, 2]
+
+
+def test_a_turn_whose_last_one_was_not_drawn_begins_with_the_one_before(tmp_path):
+    file = tmp_path / "turns.json"
+    file.write_text(json.dumps(TURNS[:4]))
+    drawn = [read_trace("vllm-multi-turn", file, sample=3, seed=s, rate=1.0) for s in range(9)]
+    found = {tuple(one.prompt_tokens.tolist()): one.prefix_tokens.tolist() for one in drawn}
+    assert found[100, 64, 140] == [0, 0, 110]
+
+
+def test_turns_of_no_conversation_are_refused(tmp_path):
+    row = {name: value for name, value in TURNS[0].items() if name != "conversation_id"}
+    file = tmp_path / "turns.json"
+    file.write_text(json.dumps([row]))
+    with pytest.raises(InputError, match="line 1: expected the field conversation_id"):
+        read_trace("vllm-multi-turn", file)
+
+
 @pytest.mark.parametrize(
     ("options", "parent", "shared"),
     [

@@ -36,6 +36,7 @@ RULES = (
     {"policy": "lpm", "priority": "arrival"},
     {"policy": "shortest-prefill-first", "priority": "arrival", "merge_blocks": True},
     {"policy": "hrrn", "priority": "arrival"},
+    {"policy": "dfs-weight", "priority": "arrival"},
 )
 
 
@@ -243,6 +244,21 @@ def test_waiting_requests_are_sorted_by_what_they_would_find() -> None:
     assert served(instance, "hrrn")[0] == 0
 
 
+def test_the_branch_in_which_more_wait_goes_first() -> None:
+    """0 and 1 have left a b and a c. 2 finds a b, 3 and 4 find a c, 5 only a, and 6 nothing."""
+    instance = sharing(
+        [48, 48, 64, 64, 80, 64, 64], [300, 300, 1, 1, 1, 1, 1],
+        [None, 0, 0, 1, 1, 0, None], [0, 16, 48, 48, 48, 16, 0], 4000,
+        [0.0, 0.0, 0.0005, 0.0005, 0.0005, 0.0004, 0.0003], 16,
+    )  # fmt: skip
+    spec = "vllm-v1:max_num_seqs=2,policy"
+    order = {
+        p: served_order(simulate(instance, f"{spec}={p}", TIMED)) for p in ("fcfs", "dfs-weight")
+    }
+    assert order["fcfs"] == [0, 1, 6, 5, 2, 3, 4]
+    assert order["dfs-weight"] == [0, 1, 3, 4, 2, 5, 6]
+
+
 @pytest.mark.parametrize(("count", "sorts"), [(128, True), (129, False)])
 def test_lpm_is_first_come_first_served_with_more_than_128_waiting(count, sorts) -> None:
     order = served(waiting(count), "lpm")[1:3]
@@ -273,7 +289,7 @@ def test_the_orders_of_the_readable_twin_are_those_of_the_compiled_loop(seeds) -
         instance = generate("prefix-trees", seed=seed, n=24, kv_capacity=700, **draw)
         block = rng.choice([1, 4, 16, 48])
         instance = replace(instance, prefix_block_tokens=block, kv_block_tokens=block)
-        order = rng.choice(["lpm", "shortest-prefill-first", "hrrn"])
+        order = ["lpm", "shortest-prefill-first", "hrrn", "dfs-weight"][seed % 4]
         policy = replace(random_policy(rng), policy=order, priority="arrival", max_num_seqs=3)
         cost = cost_of(instance)
         fast = simulate(instance, policy, cost)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.policies.runner import (
+    ANEW,
     DUE,
     Fleet,
     Job,
@@ -63,10 +64,10 @@ class Rules(Runner):
         What waiting requests are sorted by, ascending (ties: arrival, index). With prompt tokens
         s and predicted output o, ``"total"`` is s + o, ``"volume"`` is s o + o (o + 1) / 2, and
         ``"work"`` is `own_work`. ``"boost"`` is the release less a boost for a short prefill,
-        ``"ratio"`` the prefill over the time waited, and ``"service"`` what a request's client has
-        been served; by the last two the queue is sorted anew before each batch. ``"deadline"`` is
-        when the first token is due by ``slo_ttft``, and ``"slack"`` the time until then that the
-        prefill leaves.
+        ``"ratio"`` the prefill over the time waited, ``"response"`` the same of all calls of the
+        session so far, and ``"service"`` what a request's client has been served; by these three
+        the queue is sorted anew before each batch. ``"deadline"`` is when the first token is due by
+        ``slo_ttft``, and ``"slack"`` the time until then that the prefill leaves.
     ties : {"arrival", "random"}
         How requests of equal predicted output are ordered. With ``"random"`` the order is by the
         present estimates, and ties are drawn anew each time that a request starts to wait.
@@ -225,7 +226,7 @@ class Rules(Runner):
         draws = self.order in ("output", "random") and at_rank and not (latest or line)
         plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
         fixed = not (self.promote or line or drawn)
-        anew = self.gather > 1 or self.order in ("ratio", "service")
+        anew = self.gather > 1 or self.order in ANEW
         split, cached = groups == ("running_decode", "prefill"), self.caching != "none"
         drawing = (
             "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
@@ -255,7 +256,7 @@ class Rules(Runner):
             ("gate", split or self.gate == math.inf, pausing),
             ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
             ("caching", split or not cached, pausing),
-            ("caching", not (cached and anew), "no gather, no order 'ratio' or 'service' with it"),
+            ("caching", not (cached and anew), f"no gather, no order of {', '.join(ANEW)} with it"),
             ("gamma", self.gamma > 0, "gamma > 0"),
             ("clients", self.clients >= 1, "an integer >= 1"),
             ("gather", self.gather >= 1, "an integer >= 1"),
@@ -466,8 +467,10 @@ class Rules(Runner):
             requests["late_after"][request] += at
             if order in DUE:
                 requests["order"][request] += at
-            if order == "attained":
-                requests["order"][request] = attained(job, requests["finish"], request, at)
+            if order in ("attained", "response"):
+                work, took = attained(job, requests, request, at)
+                requests["order"][request] += work
+                requests["count"][request] = took
 
         fleet = common.Compiled(job, mode, requests, states, step, settings, released)
         if caching:
@@ -495,7 +498,7 @@ class Rules(Runner):
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
         """See `Runner.waiting_rank`. The places are by true lengths; a random order has none."""
         order = self.on(instance)[0].order
-        if order in ("random", "ratio", "service"):
+        if order == "random" or order in ANEW:
             return None
 
         return waiting_rank(order, instance, instance.output_tokens, cost, self.gamma)

@@ -3,8 +3,10 @@
 Compiled loops (`optsched.policies.engine`) import this file and no scheduler.
 """
 
+from __future__ import annotations
+
 from contextlib import suppress
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +18,21 @@ from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
+if TYPE_CHECKING:
+    from optsched.judge.life import Records
+
 __all__ = ["Fleet", "Job", "Order", "Runner"]
 
 Order = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random",
-    "session", "attained", "boost", "ratio", "service",
+    "session", "attained", "boost", "ratio", "response", "service",
 ]  # fmt: skip
 
 DUE = ("deadline", "slack", "boost")
 """Orders by times that count from a request's release."""
+
+ANEW = ("ratio", "response", "service")
+"""Orders by what happens while requests wait."""
 
 MAX_STALLED_BATCHES = 1_000_000
 """More batches than this without a completion, plus the longest output, are an endless loop."""
@@ -173,16 +181,20 @@ def own_work(
     return np.asarray(cost.layers * alone_ms(cost.array, s, o, fixed=False) / 1000.0)
 
 
-def attained(job: Job, finish: NDArray[np.float64], request: int, at: float) -> float:
-    """Return the work of the requests of a request's session that have ended by its release."""
+def attained(job: Job, requests: Records, request: int, at: float) -> tuple[float, float]:
+    """Return the work of those of a request's session that have ended by its release.
+
+    And how long they took from their own releases on.
+    """
     instance, sessions = job.instance, job.instance.sessions
     if sessions is None:
-        return 0.0
+        return 0.0, 0.0
 
-    mine = np.flatnonzero((sessions.session == sessions.session[request]) & (finish <= at))
-    return float(
-        own_work(instance.prompt_tokens[mine], instance.output_tokens[mine], job.cost).sum()
-    )
+    ended = requests["finish"] <= at
+    mine = np.flatnonzero(ended & (sessions.session == sessions.session[request]))
+    work = own_work(instance.prompt_tokens[mine], instance.output_tokens[mine], job.cost)
+    took = requests["finish"][mine] - requests["release"][mine]
+    return float(work.sum()), float(took.sum())
 
 
 def first_deadline(instance: Instance) -> NDArray[np.float64]:
@@ -225,9 +237,9 @@ def order_key(
 ) -> NDArray[np.float64]:
     """Return what an order of `Rules` compares, before ties. Loops compare it as float64.
 
-    In an instance with sessions the keys of `DUE` count from the release, and ``"attained"`` is 0
-    until a session has been served. Other keys are replaced by their ranks, so that no integer
-    loses digits.
+    In an instance with sessions the keys of `DUE` count from the release, and ``"attained"`` and
+    ``"response"`` are those of sessions that have not been served. Other keys are
+    replaced by their ranks, so that no integer loses digits.
     """
     prompt, sessions = instance.prompt_tokens, instance.sessions
     none = ("arrival", "random", "attained", "service")
@@ -245,9 +257,10 @@ def order_key(
         "slack": lambda: latest_start(instance, cost),
         "boost": lambda: boosted(instance, prefill, gamma),
         "ratio": lambda: prefill,
+        "response": lambda: prefill,
         "session": lambda: sessions.over(instance.given_release, np.minimum)[sessions.session],  # type: ignore[union-attr]
     }[order]()
-    if order == "ratio" or (order in DUE and sessions is not None):
+    if order in ANEW or (order in DUE and sessions is not None):
         return np.asarray(key)
 
     return np.unique(key, return_inverse=True)[1].astype(np.float64)

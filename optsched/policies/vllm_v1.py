@@ -28,7 +28,7 @@ Priority = Literal[
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
 # Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached.
-Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn"]
+Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn", "dfs-weight"]
 
 # Which idle block of the prefix cache is taken away first.
 Eviction = Literal["lru", "next-use", "ttl", "t-lru"]
@@ -139,7 +139,7 @@ class VllmV1(Runner):
 
         def released(request: int, at: float) -> None:
             if self.priority == "attained":
-                requests["order"][request] = attained(job, requests["finish"], request, at)
+                requests["order"][request] = attained(job, requests, request, at)[0]
 
         fleet = common.Compiled(job, mode, requests, states, step, settings, released)
         if caching:
@@ -164,7 +164,8 @@ class VllmV1(Runner):
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. Without prefixes nothing goes by what is cached of them."""
-        cached = self.policy in ("lpm", "shortest-prefill-first") or self.eviction != "lru"
+        orders = ("lpm", "shortest-prefill-first", "dfs-weight")
+        cached = self.policy in orders or self.eviction != "lru"
         if instance.prefixes is not None or not cached:
             return super().switched_off(instance)
 

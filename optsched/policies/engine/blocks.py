@@ -81,7 +81,7 @@ class Cache(NamedTuple):
     ranked: Ints  # requests by rank
     later: Smalls  # rank of the next user of a request's block, from ``begin`` on
     begin: Ints
-    leader: Smalls  # by name, room to note who computes a block for all that wait for it
+    leader: Smalls  # by name, room to note who computes a block for all, or how many find it
 
 
 Store = Cache | None  # None: nothing is cached
@@ -182,6 +182,14 @@ def name_of(cache: Cache, i: int, d: int) -> int:
     """Return the name of request i's block d."""
     _name(cache, i, d, d + 1)
     return int(cache.names[d])
+
+
+@njit(allocates=False)
+def count(cache: Cache, i: int, blocks: int, more: int) -> None:
+    """Count by name those whose first blocks have it; with 0 more nobody is counted yet."""
+    _name(cache, i, 0, blocks)
+    for d in range(blocks):
+        cache.leader[cache.names[d]] = more * (cache.leader[cache.names[d]] + 1)
 
 
 @njit(allocates=False)

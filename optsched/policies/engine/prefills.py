@@ -23,7 +23,7 @@ PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
 OVERFLOWS = ("evict_latest", "clear", "evict_shortest")
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
 
-SORTINGS = {"ratio": 1, "service": 2}
+SORTINGS = {"ratio": 1, "response": 1, "service": 2}
 RANKED, BY_RATIO, BY_SERVICE, IN_GROUPS = 0, 1, 2, 3
 """Whether the queue is sorted anew before each batch, and how."""
 
@@ -42,7 +42,8 @@ REQUEST_FIELDS = (
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
     ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
     ("client", np.int64),  # the first request of its client or group, which counts for all of them
-    ("count", np.float64),  # service of the client, or how many of the group wait
+    # Service of the client, how many of the group wait, or how long its session's calls took.
+    ("count", np.float64),
 )
 
 # Where prefixes are cached. The others come last, as in `optsched.policies.engine.vllm_v1`.
@@ -233,7 +234,8 @@ def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> flo
     all tokens produced, over the number of requests that have finished.
     """
     decodes, produced, prefills, total, sums = 0, s.seen, s.waiting, 0, EMPTY
-    left = np.empty(s.running, np.int64)
+    patient = s.patient and s.finished > 0
+    left = np.empty(s.running if patient and s.by_work else 0, np.int64)
     for k in range(s.running):
         r = requests[running[k]]
         if r.gone:
@@ -241,9 +243,12 @@ def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> flo
 
         produced += r.produced
         if r.decoding:
-            left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            if left.size > 0:
+                left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            if patient:
+                sums = add_decode(sums, r.cached)
+
             total += max(1, r.estimate - r.produced)
-            sums = add_decode(sums, r.cached)
             decodes += 1
         else:
             prefills += 1
@@ -251,12 +256,12 @@ def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> flo
     if decodes == 0:
         return np.inf
 
-    left = np.sort(left[:decodes])
     mean = total / decodes if s.by_work else produced / max(1, s.finished)
     time = s.gate * mean * max(1.0, prefills / decodes)
-    if not s.patient or s.finished == 0:
+    if not patient:
         return float(time)
 
+    left = np.sort(left[:decodes])
     soonest = np.inf if s.by_work else mean / decodes
     for m in range(decodes if s.by_work else 0):
         soonest = min(soonest, left[m] / (m + 1))

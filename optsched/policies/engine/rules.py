@@ -154,7 +154,7 @@ def _sort(requests: Records, s: np.record, heap: Ints, settings: Settings) -> No
         elif settings.sorting == prefills.BY_SERVICE:
             r.key = count
         else:
-            r.key = (r.release - s.now) / r.order
+            r.key = (r.release - s.now - r.count) / r.order
 
         push(requests, heap, s, heap[k])
 
@@ -536,7 +536,7 @@ def form(
             continue
 
         position, gate = 0, np.inf
-        if group == PREFILL and (s.patient or s.gate < np.inf):
+        if group == PREFILL and s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):
             gate = prefills.gate_of(requests, s, running, cost)
             if s.patient and not _together(requests, s, at, settings, cache):
                 continue

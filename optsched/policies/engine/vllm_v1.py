@@ -39,7 +39,8 @@ CACHE_FIELDS = (
     ("reused", np.int64),  # tokens that it finds in the cache in the step
     ("row", np.int64),  # of the cache's table, while it runs; or -1
     ("rank", np.int64),  # by release
-    ("mates", np.int64),  # name of a block that it computes and others may wait for, or -1
+    # Name of a block that it computes and others may wait for, or -1; or blocks that it finds.
+    ("mates", np.int64),
     ("begun", np.int64),  # prefill tokens that were processed before it began to wait
     *REQUEST_FIELDS,
 )
@@ -60,8 +61,8 @@ STATE_FIELDS = (
     ("prefilled", np.int64),  # tokens of prefills so far
 )
 
-# Orders of waiting requests. The last three, SGLang's, go by what each would find in the cache.
-FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN = range(5)
+# Orders of waiting requests. The last four, SGLang's, go by what each would find in the cache.
+FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN, DFS_WEIGHT = range(6)
 
 # With more waiting requests than this, ``lpm`` and ``hrrn`` are first come, first served.
 MAX_MATCHED = 128
@@ -136,6 +137,56 @@ def _sort(requests: Records, s: np.record, heap: Ints, order: int, cache: Cache)
         r = requests[heap[k]]
         r.band = r.mates >= 0 and cache.leader[r.mates] != heap[k]
         push(requests, heap, s, heap[k])
+
+
+@njit(allocates=False)
+def _branches_before(requests: Records, cache: Cache, i: int, j: int) -> bool:
+    """Return whether request i comes before j, depth first, in the tree of what they find.
+
+    What is deeper comes first, and of two branches the one in which more requests wait.
+    """
+    one, other = requests[i].mates, requests[j].mates
+    low, high = 0, min(one, other)
+    while low < high:
+        middle = (low + high) // 2
+        if blocks.name_of(cache, i, middle) == blocks.name_of(cache, j, middle):
+            low = middle + 1
+        else:
+            high = middle
+
+    if low == min(one, other):
+        return bool(one > other or (one == other and requests[i].place < requests[j].place))
+
+    branch, side = blocks.name_of(cache, i, low), blocks.name_of(cache, j, low)
+    weight = cache.leader[branch] - cache.leader[side]
+    return bool(weight > 0 or (weight == 0 and branch < side))
+
+
+@njit(allocates=False)
+def _sort_branches(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
+    """Sort waiting requests depth first, as SGLang does by ``dfs-weight``."""
+    for more in range(2):
+        for k in range(s.waiting):
+            r = requests[heap[k]]
+            r.mates = blocks.find(cache, heap[k], (life.rest_of(r) - 1) // cache.block)
+            blocks.count(cache, heap[k], r.mates, more)
+
+    for k in range(s.waiting):
+        i, low, high = heap[k], 0, k
+        while low < high:
+            middle = (low + high) // 2
+            if _branches_before(requests, cache, i, heap[middle]):
+                high = middle
+            else:
+                low = middle + 1
+
+        for position in range(k, low, -1):
+            heap[position] = heap[position - 1]
+
+        heap[low] = i
+
+    for k in range(s.waiting):
+        requests[heap[k]].key = k
 
 
 @njit(allocates=False)
@@ -380,7 +431,9 @@ def run(
         _begin(requests, s, running, settings)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
-        if cache is not None and settings.order >= LPM:
+        if cache is not None and settings.order == DFS_WEIGHT:
+            _sort_branches(requests, s, heap, cache)
+        elif cache is not None and settings.order >= LPM:
             _sort(requests, s, heap, settings.order, cache)
 
         first, before = s.entries, s.evicted

@@ -129,7 +129,7 @@ class TraceOptions:
     run : int, optional
         Number of the run to read from a file of several, from 1, or from -1 for the last.
     tokenizer : str or callable, optional
-        For traces of texts: see `optsched.workloads.traces.tokenizer.token_counter`. None counts
+        For traces of texts: see `optsched.workloads.traces.tokenizer.tokens_of`. None counts
         words.
     prefixes : bool, optional
         Whether to keep the prefixes that requests share, which a trace has as ids of blocks or
@@ -241,7 +241,8 @@ class TraceOptions:
             if getattr(self, key) and key not in format.options:
                 able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(
-                    f"{key}: found with the format {format.name!r}; expected only with {able}"
+                    f"--{'column' if key == 'columns' else key}: found with the format "
+                    f"{format.name!r}; expected only with {able}"
                 )
 
 
@@ -303,7 +304,7 @@ def read_trace_report(
     """
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
-    from optsched.workloads.traces.tokenizer import token_counter
+    from optsched.workloads.traces.tokenizer import tokens_of
 
     source = Source(
         file,
@@ -314,7 +315,8 @@ def read_trace_report(
         run=wanted.run,
         drawn=wanted.rate is not None or wanted.sessions,
         closed=wanted.sessions,
-        count=token_counter(wanted.tokenizer),
+        shared=wanted.sessions if wanted.prefixes is None else wanted.prefixes,
+        tokens=tokens_of(wanted.tokenizer),
         findings=Findings(wanted.strict),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
@@ -325,8 +327,11 @@ def read_trace_report(
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
     ids_tokens = wanted.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:
-        listed = kept.ids is not None and all(isinstance(one, list) for one in kept.ids)
-        wanted = replace(wanted, prefixes=listed and wanted.round_seconds is None)
+        known = kept.follows is not None  # whose prompts go on behind others' answers
+        if kept.ids is not None:
+            known = all(isinstance(one, list) for one in kept.ids)
+
+        wanted = replace(wanted, prefixes=known and wanted.round_seconds is None)
     if wanted.prefixes:
         check_ids(kept, ids_tokens, source.findings)
 

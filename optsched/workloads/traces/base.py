@@ -61,6 +61,13 @@ class Block:
         return replace(parts[0], **columns)
 
 
+def objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return values as a column, also where each is a list."""
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
+
+
 class Window:
     """The rows to read, which counts the rows of the file as a reader passes them."""
 
@@ -151,9 +158,9 @@ _NO_SPACES += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")
 
 
-def words(text: str) -> int:
-    """Return the number of words; in a script without spaces, as Chinese, of characters."""
-    return len(text.split()) if text.isascii() else len(_WORD.findall(text))
+def words(text: str) -> list[str]:
+    """Return the words of a text; in a script without spaces, as Chinese, its characters."""
+    return text.split() if text.isascii() else _WORD.findall(text)
 
 
 def has_word(text: str, length: int) -> bool:
@@ -170,8 +177,9 @@ class Source:
     far as the user gave them. ``success`` are the user's words of a status that mean success, and
     ``run`` is the run to read, from 1, or from -1 for the last. If arrivals are ``drawn``, a reader
     need not read any time. In a ``closed`` loop those of calls that follow others are not kept,
-    and count as drawn. ``count`` counts the tokens of a text. The reader tells ``findings`` what is
-    wrong or odd; the default refuses both.
+    and count as drawn. With ``shared`` texts give the ids of their tokens, where ``tokens`` returns
+    those of a text and not None for each. The reader tells ``findings`` what is wrong or odd; the
+    default refuses both.
     """
 
     path: Path
@@ -182,7 +190,8 @@ class Source:
     run: int | None = None
     drawn: bool = False
     closed: bool = False
-    count: Callable[[str], int] = words
+    shared: bool = False
+    tokens: Callable[[str], Sequence[Any]] = words
     findings: Findings = field(default_factory=lambda: Findings(strict=True))
 
     def __post_init__(self) -> None:

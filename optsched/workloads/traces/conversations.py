@@ -1,18 +1,19 @@
 """Conversations as text: ShareGPT and LMSYS-Chat-1M, in JSON or Parquet.
 
-A conversation is one request. Its first question is the prompt, and the answer is the output.
+A conversation is one request. Its first question is the prompt, and the answer is the output. In
+closed loop it is a session, with a request for each answer.
 Turns have ``from`` and ``value`` in ShareGPT, and ``role`` and ``content`` in LMSYS-Chat-1M
 (Zheng et al. 2023).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Block, Source, has_word, trace_format, words
+from optsched.workloads.traces.base import Block, Source, has_word, objects, trace_format, words
 from optsched.workloads.traces.json_objects import UnreadableError, member, objects_in_blocks
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 
@@ -21,20 +22,52 @@ _USERS = ("human", "user")
 _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 
 
+class _Turn(NamedTuple):
+    """A question with all of the conversation before it, and the answer, in tokens."""
+
+    line: int
+    talk: int
+    prompt: int
+    output: int
+    ids: list[Any]
+
+
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
-    """Yield one row per conversation, with 0 tokens for a missing question or answer."""
-    packed = is_parquet(source.path)
+    """Yield one row per conversation, with 0 tokens for a missing question or answer.
+
+    In closed loop it is one for each answer, and turns follow one another at once.
+    """
+    packed, talks = is_parquet(source.path), 0
     for rows in _from_parquet(source, names) if packed else objects_in_blocks(source, rows=1024):
-        sizes: list[tuple[int, ...]] = []
+        found = list[_Turn]()
         for line, row in rows:
+            talks += 1
             try:
                 turns = member(source.path, line, row, *names)
-                sizes.append((line, *_sizes(source, line, turns)))
+                found += [_Turn(line, talks, *one) for one in _turns(source, line, turns)]
             except UnreadableError as error:
                 source.findings.skip(line, error)
 
-        if sizes:
-            yield Block(*np.array(sizes, dtype=np.int64).T)
+        if found:
+            yield _block(source, found)
+
+
+def _block(source: Source, found: list[_Turn]) -> Block:
+    line, _, prompt, output = np.array([one[:4] for one in found], dtype=np.int64).T
+    ids, calls, last = None, list[Any](), dict[int, tuple[int, int]]()
+    if source.shared and not any(None in one.ids for one in found):
+        ids = objects([one.ids for one in found])
+
+    for k, one in enumerate(found):
+        calls.append(((one.talk, k), (last[one.talk],) if one.talk in last else (), 0))
+        if one.prompt and one.output:
+            last[one.talk] = one.talk, k
+
+    if not source.closed:
+        return Block(line, prompt, output, ids=ids)
+
+    follows = np.array([[one.talk] * 2 for one in found], dtype=object)
+    return Block(line, prompt, output, ids=ids, follows=follows, calls=objects(calls))
 
 
 def _from_parquet(
@@ -49,13 +82,13 @@ def _from_parquet(
         yield [(line, {name: value}) for line, value in enumerate(turns, start=first)]
 
 
-def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
-    """Return the tokens of the first question and of its answer, 0 where there is none."""
+def _turns(source: Source, line: int, turns: Any) -> Iterator[tuple[int, int, list[Any]]]:
+    """Yield the tokens of each question and its answer, or of the first, 0 where there is none."""
     where = f"{source.path}: line {line}"
     if not isinstance(turns, (list, tuple)):
         raise UnreadableError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")
 
-    question: str | None = None
+    before, question, answered = list[Any](), None, False
     for turn in turns:
         if not isinstance(turn, dict):
             found = f"found the turn {str(turn)[:40]!r}; expected an object with named fields"
@@ -69,17 +102,25 @@ def _sizes(source: Source, line: int, turns: Any) -> tuple[int, int]:
         if not isinstance(text, str):
             found = f"found {str(text)[:40]!r}; expected a text"
             raise UnreadableError(f"{where}: turn of {role!r}: {found}")
-        if question is not None:
-            return _tokens(source, line, question), _tokens(source, line, text)
 
-        question = text
+        tokens = _tokens(source, line, text)
+        if question is None:
+            question = tokens
+            continue
 
-    return 0 if question is None else _tokens(source, line, question), 0
+        prompt, answered = [*before, *question], True
+        before, question = [*prompt, *tokens], None
+        yield len(prompt), len(tokens), before
+        if not source.closed:
+            return
+
+    if not answered:
+        yield len(question or ()), 0, []
 
 
-def _tokens(source: Source, line: int, text: str) -> int:
-    count = source.count(text)
-    if source.count is words and len(text) > _LONG_WORD and has_word(text, _LONG_WORD):
+def _tokens(source: Source, line: int, text: str) -> Sequence[Any]:
+    tokens = source.tokens(text)
+    if source.tokens is words and len(text) > _LONG_WORD and has_word(text, _LONG_WORD):
         source.findings.odd(
             f"texts have words of more than {_LONG_WORD} characters, which count as one token; "
             "tokenizer=NAME (--tokenizer NAME) counts a model's",
@@ -87,7 +128,7 @@ def _tokens(source: Source, line: int, text: str) -> int:
             rows=1,
         )
 
-    return count
+    return tokens
 
 
 for _name, _words, _names in (
@@ -95,4 +136,5 @@ for _name, _words, _names in (
     ("lmsys", "LMSYS-Chat-1M", ("conversation", "conversations")),
 ):
     _summary = f"{_words} conversations (JSON or Parquet)"
-    trace_format(_name, _summary, options=("tokenizer",))(partial(_read, names=_names))
+    _options = ("tokenizer", "sessions")
+    trace_format(_name, _summary, options=_options, ids_tokens=1)(partial(_read, names=_names))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces import status
-from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.delimited import find_columns, open_bytes, plain_name, read_delimited
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields, Mask
 from optsched.workloads.traces.json_objects import read_objects
@@ -52,6 +52,7 @@ class Layout:
     ids: Sequence[str] = ()
     follows: Sequence[str] = ()
     session: Sequence[str] = ()
+    grows: bool = False
     open: bool = False
 
     def unit(self, source: Source, name: str) -> str:
@@ -66,6 +67,7 @@ class _Table:
         self.source, self.layout = source, layout
         self.values: dict[str, set[str]] = {}
         self.failures: dict[str, str] = {}
+        self.calls = 0
         self.last: dict[str, tuple[tuple[str, int], int]] = {}
 
     def blocks(self) -> Iterator[Block]:
@@ -90,7 +92,7 @@ class _Table:
 
     def _may_lack(self, name: str) -> bool:
         """Return whether a field may be missing: not tokens and what the layout needs."""
-        needs = ("prompt_tokens", "output_tokens", *self.layout.needs)
+        needs = ("prompt_tokens", "output_tokens", "session", "elapsed", *self.layout.needs)
         return self.layout.mixed or name not in needs
 
     def _rows(self) -> Iterator[Fields]:
@@ -98,16 +100,16 @@ class _Table:
         wanted = {
             name: names
             for name, names in layout.names.items()
-            if not (source.drawn and name in TIMES and not source.closed)  # drawn ones replace all
-        }
-        linked = ("session", "elapsed") if source.closed else ()
+            if name not in TIMES or not source.drawn or source.closed or layout.grows
+        }  # drawn ones replace all
+        linked = ("session", "elapsed") if source.closed or layout.grows else ()
         wanted |= {name: (column,) for name, column in zip(linked, layout.session, strict=False)}
         wanted |= {f"status {name}": (name,) for name in layout.status}
         wanted |= {f"one {name}": (name,) for name in layout.one}
         taken = {plain_name(name) for names in wanted.values() for name in names}
         others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
         wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
-        optional = set(filter(self._may_lack, wanted)).difference(linked)
+        optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
             yield from _parquet(source, wanted, optional)
@@ -182,7 +184,12 @@ class _Table:
 
         times = (measured.get("ttft"), measured.get("latency"))
         calls = None if "session" not in have or time is None else self._calls(rows, time, left)
-        block = Block(rows.line, prompt, output, time, failed, *times, *self._ids(rows), calls)
+        ids, follows = self._ids(rows)
+        if layout.grows and calls is not None:
+            follows = np.array([2 * (own[0],) for own, _, _ in calls], dtype=object)
+
+        calls = calls if source.closed else None
+        block = Block(rows.line, prompt, output, time, failed, *times, ids, follows, calls)
         return block.pick(~(other | rows.unreadable))
 
     def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
@@ -191,30 +198,33 @@ class _Table:
         if all(one is None for one in first):
             return None, None
 
-        ids, follows = np.empty(len(rows.line), dtype=object), None
-        for k in range(len(ids)):
-            found = [rows.raw[name][k] for name in self.layout.ids]
+        ids, follows = list[Any](), None
+        for found in zip(*(rows.raw[name] for name in self.layout.ids), strict=True):
             wrong = [one for one in (found[0], *filter(None, found)) if not isinstance(one, list)]
-            ids[k] = wrong[0] if wrong else [str(one) for part in found for one in part or ()]
+            ids.append(wrong[0] if wrong else [str(one) for part in found for one in part or ()])
 
         if self.layout.follows:
             follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T
 
-        return ids, follows
+        return objects(ids), follows
 
     def _calls(self, rows: Fields, time: NDArray[np.int64], left: Mask) -> NDArray[Any]:
         """Return each request's name, that of the last one of its session, and the time between."""
         took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), left)
-        found = np.empty(len(time), dtype=object)
+        found = list[Any]()
         for k, session in enumerate(rows.columns["session"]):
-            name = session or str(rows.line[k]), int(rows.line[k])
+            if ("session", k) in rows.missing:
+                rows.refuse("session", k, "a name")
+
+            self.calls += 1
+            name = session or str(rows.line[k]), self.calls
             before, end = self.last.get(name[0], (None, 0))
             wait = max(int(time[k]) - end, 0)
-            found[k] = name, () if before is None else (before,), wait
+            found.append((name, () if before is None else (before,), wait))
             if not (left[k] or rows.unreadable[k]):
                 self.last[name[0]] = name, int(time[k] + took[k])
 
-        return found
+        return objects(found)
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed. One that says neither cannot be read."""

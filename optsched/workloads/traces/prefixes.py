@@ -15,7 +15,12 @@ OUTPUTS = ("none", "granted")
 
 
 def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
-    """Refuse a trace without lists of ids; rows with ids that no prompt's blocks have are odd."""
+    """Refuse a trace without lists of ids; rows with ids that no prompt's blocks have are odd.
+
+    They need not be there where prompts are known to go on behind earlier answers.
+    """
+    if kept.ids is None and kept.follows is not None:
+        return
     if kept.ids is None:
         raise InputError(
             f"{findings.path}: found no ids of blocks or tokens; expected them, such as hash_ids, "
@@ -53,9 +58,16 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
     on behind it, and shares its output as far as its own prompt goes. Where the trace names the
     request that each follows, only that one's. With ``slack`` two requests share all tokens but one
     of the first block in which they differ, as far as both go: all that ids of blocks may hide.
+
+    Without ids a prompt begins with the prompt and the output of the last one of its name.
     """
     ids, prompt = kept.ids, kept.prompt_tokens
-    assert ids is not None
+    if ids is None:
+        earlier = _named(kept, [()] * len(prompt))
+        before = (prompt + kept.output_tokens)[np.maximum(earlier, 0)]
+        tokens_shared = np.where(earlier < 0, 0, np.minimum(before, prompt))
+        return {"prefix_parent": earlier, "prefix_tokens": tokens_shared}
+
     whole, end = prompt // tokens, prompt.copy()
     if tokens == 1:  # ids of tokens, and then those of the output may be there
         end = np.maximum(end, [len(one) for one in ids])

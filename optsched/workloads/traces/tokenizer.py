@@ -1,6 +1,6 @@
-"""Counting the tokens of a text, by words, a user's function or a Hugging Face tokenizer."""
+"""The tokens of a text, by words, a user's function or a Hugging Face tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,13 @@ from optsched.problem.specs import is_file, load_attribute
 from optsched.workloads.traces.base import words
 
 
-def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str], int]:
-    """Return the function that counts the tokens of a text.
+def tokens_of(tokenizer: str | Callable[[str], Any] | None) -> Callable[[str], Sequence[Any]]:
+    """Return the function that splits a text into tokens.
 
     Without a tokenizer words count, as in Jaillet et al. 2025, and characters of scripts without
     spaces. It is a function, or ``file.py:NAME``, from a text to its tokens or their number, or
-    else a ``tokenizer.json`` or a name on Hugging Face, for the package tokenizers.
+    else a ``tokenizer.json`` or a name on Hugging Face, for the package tokenizers. Where only the
+    number is known, each token is None.
     """
     if tokenizer is None:
         return words
@@ -26,27 +27,27 @@ def token_counter(tokenizer: str | Callable[[str], int] | None) -> Callable[[str
     return _hugging_face(tokenizer)
 
 
-def _checked(function: Callable[[str], Any], name: str) -> Callable[[str], int]:
-    def count(text: str) -> int:
+def _checked(function: Callable[[str], Any], name: str) -> Callable[[str], Sequence[Any]]:
+    def split(text: str) -> Sequence[Any]:
         try:
             found = function(text)
         except Exception as error:
             raise InputError(f"tokenizer {name!r}: fails on {text[:40]!r}: {error!r}") from error
 
         if isinstance(found, int) and not isinstance(found, bool):
-            return found
+            return [None] * found
         if hasattr(found, "__len__") and not isinstance(found, (str, dict)):
-            return len(found)
+            return list(found)
 
         raise InputError(
             f"tokenizer {name!r}: found the result {str(found)[:40]!r}; expected a list of tokens "
             "or their number"
         )
 
-    return count
+    return split
 
 
-def _hugging_face(name: str) -> Callable[[str], int]:
+def _hugging_face(name: str) -> Callable[[str], Sequence[Any]]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -61,4 +62,4 @@ def _hugging_face(name: str) -> Callable[[str], int]:
     except Exception as error:  # the package raises bare exceptions
         raise InputError(f"tokenizer {name!r}: cannot be loaded: {error}") from None
 
-    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)
+    return lambda text: loaded.encode(text, add_special_tokens=False).ids

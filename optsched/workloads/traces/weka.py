@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_SECOND
-from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.fields import Fields, Mask
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
 
@@ -48,16 +48,16 @@ def read_weka(source: Source) -> Iterator[Block]:
                 for k, (_, before, delay) in enumerate(own)
             ]
 
-        ids = np.empty(len(calls), dtype=object)
-        for k, (line, call) in enumerate(zip(lines, calls, strict=True)):
+        ids = list[Any]()
+        for line, call in zip(lines, calls, strict=True):
             found = call.get("hash_ids")
-            ids[k] = [(line, str(one)) for one in found] if isinstance(found, list) else found
+            ids.append([(line, str(one)) for one in found] if isinstance(found, list) else found)
 
         rows = _fields(source, lines, calls, _FIELDS)
         prompt, output, left = _tokens(rows)
         time = None if source.drawn else rows.points("arrival", source.unit("arrival", "s"), left)
-        named = _objects(links)
-        yield Block(rows.line, prompt, output, time, ids=ids, calls=named).pick(~rows.unreadable)
+        block = Block(rows.line, prompt, output, time, ids=objects(ids), calls=objects(links))
+        yield block.pick(~rows.unreadable)
 
 
 @trace_format(
@@ -107,13 +107,13 @@ def read_agentic(source: Source) -> Iterator[Block]:
             if not left[k]:
                 before[line] = k
 
-        ids = _objects([one.get("input_tok_ids") for one in calls])
+        ids = objects([one.get("input_tok_ids") for one in calls])
         for k, call in enumerate(calls):
             found, more = ids[k], call.get("output_tok_ids") or []
             ids[k] = [str(one) for one in [*found, *more]] if isinstance(found, list) else found
 
         listed = None if all(one is None for one in ids) else ids
-        block = Block(rows.line, prompt, output, time, ids=listed, calls=_objects(links))
+        block = Block(rows.line, prompt, output, time, ids=listed, calls=objects(links))
         yield block.pick(~rows.unreadable)
 
 
@@ -128,12 +128,6 @@ def _tokens(rows: Fields) -> tuple[Ints, Ints, Mask]:
     """Return the tokens of calls, and which will be left out."""
     prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
     return prompt, output, (prompt <= 0) | (output <= 0) | rows.unreadable
-
-
-def _objects(values: list[Any]) -> NDArray[Any]:
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found
 
 
 Call = tuple[dict[str, Any], tuple[int, ...], float]
