@@ -237,15 +237,15 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
 
 def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tuple) -> int:
     """The least cost of a path by the definition: every start and end, at every multiplier."""
-    cell, down, up, lead, first, every, apart, alone, extra, steps, _, begin, many = row
+    cell, down, up, lead, first, every, apart, alone, steps, _, begin, many = row
     p2, p3, root, share, bits = market
     span, one = 150, 1 << UNIT_BITS
     length = [down / (1 << LEAD_BITS), *[1.0] * span]
 
-    def gains(phase: list[int], level: int) -> tuple[list[int], list[int], int]:
+    def gains_of(phase: list[int], level: int) -> tuple[list[int], int]:
         nu, own, fine, coarse, low, slow, factor, cut, batch, wide = phase
         nu = min(nu * level // 1000, 2**37 - 1) * 2**24
-        gain, area = [], [0]
+        gain = []
         for j in range(span):
             p, q, r = (x[cell + j] if cell + j < len(p2) else 0 for x in (p2, p3, root))
             mu = share[begin + j] if j < many else 0
@@ -256,13 +256,19 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
             small = max(0, left * slow // 2**48 + 1 - p * 2 ** (UNIT_BITS - bits))
             early = p <= left * low // 2 ** (74 - bits)
             gain.append(0 if left == 0 else small if early else middle)
-            part = gain[-1] if j else gain[-1] * up // (1 << LEAD_BITS) + 1
-            area.append(area[-1] + part)
-        return gain, area, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
+        return gain, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
+
+    def gains(ends: list, level: int) -> tuple[list[int], list[int], int]:
+        of_ends = [gains_of(phase, level) for phase in ends]
+        gain = [max(found) for found in zip(*(one for one, _ in of_ends), strict=True)]
+        area = [0, gain[0] * up // (1 << LEAD_BITS) + 1]
+        for one in gain[1:]:
+            area.append(area[-1] + one)
+        return gain, area, sum(pays // len(ends) for _, pays in of_ends)
 
     ahead: list = [None] * span
     for level in levels:
-        gain, area, pays = gains(phases[0], level)
+        gain, area, pays = gains(phases[:1], level)
         for j in range(first, span):
             value = max(0, pays - area[j + 1])
             if ahead[j] is None or value > ahead[j][0]:
@@ -271,7 +277,7 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
     if steps:
         ends = [None] * span
         for level in levels:
-            gain, area, pays = gains(phases[1], level)
+            gain, area, pays = gains(phases[1:], level)
             for j in range(every, span):
                 starts = range(max(0, min(j, j + 1 - apart)) + 1)
                 free = [i for i in starts if pays <= area[j + 1] - area[i]]
@@ -288,9 +294,6 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
                 value, s = min(found, key=lambda one: (one[0], one[1]))
                 if nothing and value < nothing[0]:
                     s = min(s, nothing[0] - value)
-                whole = [a + b for a, b in zip(p2, p3, strict=True)]
-                least = min([*whole, *[0] * span][cell : cell + j + 1] or [0])
-                value += extra * least // 2**16
                 if ends[j] is None or value > ends[j][0]:
                     ends[j] = value, s
     costs = [lead + (span - 1) * one]
