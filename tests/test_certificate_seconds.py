@@ -182,6 +182,44 @@ def test_one_request_alone_is_proved_to_the_tick() -> None:
         assert found.certified == pytest.approx(ms / 1000)
 
 
+def test_payments_of_one_percent_too_much_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps of 1.1 to 5 ms, and no prices: a path costs what it takes alone, and no more.
+    words = {"base": "0.01", "token": "1", "decode_kv": "0.1", "prefill_token": "5"}
+    cost = BatchCost("kv", 1, words)
+    instance = Instance([0.0], [1], [41], kv_capacity=50, time_unit="second")
+    tokens = busy.tokens_of(instance, cost)
+    width, levels, cell = 2e-5, np.ones(1), np.zeros(1, np.int64)
+    shared = Shared(np.zeros(9), np.array([0, 0]), np.zeros(0))
+    leaf = shares_leaf(width, np.zeros(9), levels, shared, np.array([[0.01, 0.1]]), cell)
+    alone = float(tokens.chain[0])
+    assert alone == pytest.approx(0.00601 + 40 * 0.00111 + 0.078)
+    assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
+
+    phases, pays = checker_shares._phases, 8  # the place of what all batches pay
+
+    def inflated(*about: Any) -> list[list[int]]:
+        found = phases(*about)
+        for one in found[1:]:
+            one[pays] = one[pays] * 101 // 100
+        return found
+
+    monkeypatch.setattr(checker_shares, "_phases", inflated)
+    assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
+
+
+def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
+    rng = np.random.default_rng(12)
+    longer = np.concatenate([[1.0], 1 + np.geomspace(1e-4, 1e4, 300)])  # (T - f) / w
+    for _ in range(2000):
+        w, nu, (fixed, p2, p3, mu) = *rng.exponential(1, (2, 2)), rng.exponential(1, 4)
+        w, nu = np.sort(w), 10 * np.sort(nu)
+        k = np.linspace(0, 1, 7)[:, None]
+        own, worth = w[0] + k * (w[1] - w[0]), nu[0] + k * (nu[1] - nu[0])
+        paid = p2 / longer + p3 * (own + mu * fixed) / (fixed + own * longer)
+        g = np.maximum(0.0, worth / (fixed + own * longer) - paid).max(axis=1)
+        assert g.max() <= max(g[0], g[-1]) * (1 + 1e-12)
+
+
 def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
     # Two requests an hour apart, each alone: 52 ms each. Together they prove no more and no less.
     instance = Instance(

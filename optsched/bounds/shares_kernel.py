@@ -67,11 +67,10 @@ NO_USE = Use(np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 class Grid(NamedTuple):
-    """Prices p2 on cells of so many seconds, their square roots, and the second price."""
+    """Prices p2 on cells of so many seconds, and the second price."""
 
     width: float
     price: Floats
-    roots: Floats
     shared: Shared
 
 
@@ -106,13 +105,9 @@ class Window(NamedTuple):
 def new_window() -> Window:
     """Return room for one request."""
     numbers = {"level", "level_after", "begin", "queue"}
-    return Window._make(
-        np.empty(
-            (2, WINDOW + 1) if name in ("toll", "asked") else WINDOW + 1,
-            np.int64 if name in numbers else np.float64,
-        )
-        for name in Window._fields
-    )
+    kinds = {name: np.int64 if name in numbers else np.float64 for name in Window._fields}
+    sizes = {"toll": (2, WINDOW + 1), "asked": (2, WINDOW + 1)}
+    return Window._make(np.empty(sizes.get(k, WINDOW + 1), kind) for k, kind in kinds.items())
 
 
 class Phase(NamedTuple):
@@ -170,11 +165,10 @@ def _charge(window: Window, grid: Grid, phase: Phase, span: int) -> None:
         window.price[j] = grid.price[c] if c < cells else 0.0
 
     for end in range(2):
-        asked, toll, scale = window.asked[end], window.toll[end], np.sqrt(phase.own[end])
+        own, asked, toll = phase.own[end], window.asked[end], window.toll[end]
         for j in range(span):
-            c = phase.c0 + j
-            toll[j] = grid.roots[c] * scale if c < cells else 0.0
-            asked[j] = _asked(phase.number, j, c, phase.own[end], phase.fixed, grid.shared)
+            toll[j] = np.sqrt(window.price[j] * own)
+            asked[j] = _asked(phase.number, j, phase.c0 + j, own, phase.fixed, grid.shared)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -292,21 +286,16 @@ def _best_end(
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
     a, c0, rest = phase.arrival, phase.c0, 1 - phase.weight
+    after, ahead = (window.after, window.slope_after), (window.ahead, window.slope)
+    pays, slopes = after if steps > 0 else ahead
     best, at = np.inf, -1
     for j in range(span):
         early = rest * max(0.0, (c0 + j) * width - a)
         if early >= best:
             break
-        if steps > 0:
-            paid, s = window.after[j], window.slope_after[j]
-        else:
-            paid, s = window.ahead[j], window.slope[j]
-
-        if paid == np.inf:
-            continue
 
         d = width if j > 0 else phase.lead
-        value = paid + max(rest * phase.alone, early + min(rest, s) * d)
+        value = pays[j] + max(rest * phase.alone, early + min(rest, slopes[j]) * d)
         if value < best:
             best, at = value, j
 
@@ -345,11 +334,7 @@ def costs_of_paths(
         early = ttft_weight if m > 0 else 0.0  # a single token is the first and the last
         rest = 1 - early
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
-        mean = 0.0
-        for j in range(span):
-            mean += whole[c0 + j] if c0 + j < cells else 0.0
-
-        mean = max(mean / span, 0.02)
+        mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _worth(own[0][0], fixed[0], mean * levels[k])
             nus[1, k] = rest * _worth(work, fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
@@ -407,7 +392,7 @@ def costs_of_paths(
                     w = own[step][end]
                     asks = _asked(i, c - c0, c, w, fixed[step], shared)
                     left = max(0.0, ends[end] - asks)
-                    share = _used(np.sqrt(left), w, fixed[step], grid.roots[c] * np.sqrt(w))
+                    share = _used(np.sqrt(left), w, fixed[step], np.sqrt(price[c] * w))
                     # share is w / (T - f), so T = f + w / share.
                     each = share / (fixed[step] * share + w) if share > 0 else 0.0
                     if left * each - price[c] * share > top:
