@@ -262,7 +262,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
 
     for i in range(len(requests)):
         request = requests[i]
-        cell, down, lead, alone, steps = request[0], request[1], request[3], request[7], request[8]
+        down, lead, alone, steps = request[1], request[3], request[7], request[8]
         span = min(WINDOW, request[9])
 
         while True:
