@@ -182,44 +182,6 @@ def test_one_request_alone_is_proved_to_the_tick() -> None:
         assert found.certified == pytest.approx(ms / 1000)
 
 
-def test_payments_of_one_percent_too_much_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Steps of 1.1 to 5 ms, and no prices: a path costs what it takes alone, and no more.
-    words = {"base": "0.01", "token": "1", "decode_kv": "0.1", "prefill_token": "5"}
-    cost = BatchCost("kv", 1, words)
-    instance = Instance([0.0], [1], [41], kv_capacity=50, time_unit="second")
-    tokens = busy.tokens_of(instance, cost)
-    width, levels, cell = 2e-5, np.ones(1), np.zeros(1, np.int64)
-    shared = Shared(np.zeros(9), np.array([0, 0]), np.zeros(0))
-    leaf = shares_leaf(width, np.zeros(9), levels, shared, np.array([[0.01, 0.1]]), cell)
-    alone = float(tokens.chain[0])
-    assert alone == pytest.approx(0.00601 + 40 * 0.00111 + 0.078)
-    assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
-
-    phases, pays = checker_shares._phases, 8  # the place of what all batches pay
-
-    def inflated(*about: Any) -> list[list[int]]:
-        found = phases(*about)
-        for one in found[1:]:
-            one[pays] = one[pays] * 101 // 100
-        return found
-
-    monkeypatch.setattr(checker_shares, "_phases", inflated)
-    assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
-
-
-def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
-    rng = np.random.default_rng(12)
-    longer = np.concatenate([[1.0], 1 + np.geomspace(1e-4, 1e4, 300)])  # (T - f) / w
-    for _ in range(2000):
-        w, nu, (fixed, p2, p3, mu) = *rng.exponential(1, (2, 2)), rng.exponential(1, 4)
-        w, nu = np.sort(w), 10 * np.sort(nu)
-        k = np.linspace(0, 1, 7)[:, None]
-        own, worth = w[0] + k * (w[1] - w[0]), nu[0] + k * (nu[1] - nu[0])
-        paid = p2 / longer + p3 * (own + mu * fixed) / (fixed + own * longer)
-        g = np.maximum(0.0, worth / (fixed + own * longer) - paid).max(axis=1)
-        assert g.max() <= max(g[0], g[-1]) * (1 + 1e-12)
-
-
 def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
     # Two requests an hour apart, each alone: 52 ms each. Together they prove no more and no less.
     instance = Instance(
@@ -275,15 +237,15 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
 
 def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tuple) -> int:
     """The least cost of a path by the definition: every start and end, at every multiplier."""
-    cell, down, up, lead, first, every, apart, alone, steps, _, begin, many = row
+    cell, down, up, lead, first, every, apart, alone, extra, steps, _, begin, many = row
     p2, p3, root, share, bits = market
     span, one = 150, 1 << UNIT_BITS
     length = [down / (1 << LEAD_BITS), *[1.0] * span]
 
-    def gains_of(phase: list[int], level: int) -> tuple[list[int], int]:
+    def gains(phase: list[int], level: int) -> tuple[list[int], list[int], int]:
         nu, own, fine, coarse, low, slow, factor, cut, batch, wide = phase
         nu = min(nu * level // 1000, 2**37 - 1) * 2**24
-        gain = []
+        gain, area = [], [0]
         for j in range(span):
             p, q, r = (x[cell + j] if cell + j < len(p2) else 0 for x in (p2, p3, root))
             mu = share[begin + j] if j < many else 0
@@ -294,19 +256,13 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
             small = max(0, left * slow // 2**48 + 1 - p * 2 ** (UNIT_BITS - bits))
             early = p <= left * low // 2 ** (74 - bits)
             gain.append(0 if left == 0 else small if early else middle)
-        return gain, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
-
-    def gains(ends: list, level: int) -> tuple[list[int], list[int], int]:
-        of_ends = [gains_of(phase, level) for phase in ends]
-        gain = [max(found) for found in zip(*(one for one, _ in of_ends), strict=True)]
-        area = [0, gain[0] * up // (1 << LEAD_BITS) + 1]
-        for one in gain[1:]:
-            area.append(area[-1] + one)
-        return gain, area, sum(pays // len(ends) for _, pays in of_ends)
+            part = gain[-1] if j else gain[-1] * up // (1 << LEAD_BITS) + 1
+            area.append(area[-1] + part)
+        return gain, area, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
 
     ahead: list = [None] * span
     for level in levels:
-        gain, area, pays = gains(phases[:1], level)
+        gain, area, pays = gains(phases[0], level)
         for j in range(first, span):
             value = max(0, pays - area[j + 1])
             if ahead[j] is None or value > ahead[j][0]:
@@ -315,7 +271,7 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
     if steps:
         ends = [None] * span
         for level in levels:
-            gain, area, pays = gains(phases[1:], level)
+            gain, area, pays = gains(phases[1], level)
             for j in range(every, span):
                 starts = range(max(0, min(j, j + 1 - apart)) + 1)
                 free = [i for i in starts if pays <= area[j + 1] - area[i]]
@@ -332,6 +288,9 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
                 value, s = min(found, key=lambda one: (one[0], one[1]))
                 if nothing and value < nothing[0]:
                     s = min(s, nothing[0] - value)
+                whole = [a + b for a, b in zip(p2, p3, strict=True)]
+                least = min([*whole, *[0] * span][cell : cell + j + 1] or [0])
+                value += extra * least // 2**16
                 if ends[j] is None or value > ends[j][0]:
                     ends[j] = value, s
     costs = [lead + (span - 1) * one]

@@ -136,7 +136,7 @@ def value_at(
     the best paths use is added to `use`.
     """
     centre = np.zeros((0, 2)) if centre is None else centre
-    grid, chain = Grid(width, price, shared), tokens.chain
+    grid, chain = Grid(width, price, np.sqrt(price), shared), tokens.chain
     total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use, ttft_weight)
     paid = float(price.sum() + shared.price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)

@@ -13,15 +13,11 @@ For any nu >= 0 a step pays at least nu - int_batch g with an upper bound g on
 So the steps pay at least max(0, m nu - int_t^C g). The same holds for the prefill with m = 1, all
 its own work and its fixed cost. For every end the nu that gives most is taken.
 
-*Later steps* have own work w_k = w + d k, and multipliers nu_k that are affine in k, too. Then the
-larger of the two g of the first and of the last step will do for all. For at T = f + w_k u, u >= 1,
-the bracket is [nu_k - p3 (w_k + mu_i f)] / (f + w_k u) - p2 / u: its first term is the quotient of
-two affine functions of k, which is monotone, and so is the whole for each u. So the max over u is
-at one of the two ends. The steps pay m (nu_1 + nu_m) / 2 - int g. Any nu_m is valid. The one used
-is that of the steady price p at which nu_1 is (root(f) + root(p w))^2.
-
 - g <= (root(nu') - root(p2 w))^2 / f, the max over all T > f, and 0 where p2 w >= nu'.
 - g <= nu' / (f + w) - p2 where p2 (f + w)^2 <= nu' w, since the best T is then at most f + w.
+
+*Later steps* have own work w + d_k, and pay pi d_k more. With nu + pi_min d_k in place of nu the
+same g will do, with pi_min the min of pi between arrival and end. So pi_min sum d_k is added.
 
 *Chunks, refills.* A chunk of own work w_c gets nu w_c / W, with W >= w_c the own work of all. Since
 f W / w_c >= f, what p3 leaves of it is at most nu' w_c / W. Where T <= f + W its rate
@@ -70,6 +66,7 @@ class _Prices(NamedTuple):
     p3: Any
     root: Any
     shift: int
+    highest: int
     highest_shared: int
 
 
@@ -125,7 +122,7 @@ def _prices(leaf: dict[str, Any]) -> _Prices:
     root = [isqrt(p << 2 * shift) for p in p2]
     one, two, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))
 
-    return _Prices(width, bits, one, two, third, shift, max(p3))
+    return _Prices(width, bits, one, two, third, shift, max(p2) + max(p3), max(p3))
 
 
 def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
@@ -135,6 +132,9 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     cell = arrival // width
     left = (cell + 1) * width - arrival  # of the cell of the arrival
     expect(alone >> 30 < width, "shares: found cells that are too narrow; expected wider ones")
+    slope = line_of(part.rates, request).work_slope
+    below = part.rates.scale * width
+    extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
 
     return (
         min(cell, _CELLS),
@@ -145,6 +145,7 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
         max(0, -((left - alone) // width)),
         -((first - alone) // width),
         (alone << _UNIT) // width,
+        min(extra, (1 << 60) // max(prices.highest, 1)),
         m,
         min(_WINDOW, max(32, 2 * alone // width + 8)),
     )
@@ -153,22 +154,12 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
 def _phases(
     part: Part, i: int, prices: _Prices, nus: tuple[list[int], list[int]]
 ) -> list[list[int]]:
-    """Return what `path_costs` needs of the prefill, and of the first and last step of a request.
-
-    The multipliers of the first and the last step are those at one steady price.
-    """
-    request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
-    line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps
-    work, nu_last = line.work, nu
-    last = work + line.work_slope * max(0, m - 1)
-    floor, root = isqrt((decode * part.ticks << 40) // rates.scale), isqrt(nu << 40)
-    if floor < root and work > 0:
-        nu_last = (floor + ((root - floor) * isqrt((last << 60) // work) >> 30)) ** 2 >> 40
-
+    """Return what `path_costs` needs of the prefill, and of the steps, of a request."""
+    request, rates = part.requests[i], part.rates
+    work, decode = line_of(rates, request).work, min(rates.decode, rates.refill)
     return [
-        _phase(part, prices, request.own, rates.refill, 1, first),
-        _phase(part, prices, work, decode, m, nu),
-        _phase(part, prices, last, decode, m, nu_last),
+        _phase(part, prices, request.own, rates.refill, 1, nus[0][i]),
+        _phase(part, prices, work, decode, request.steps, nus[1][i]),
     ]
 
 
