@@ -10,7 +10,6 @@ c x + nu (hi - T) <= hi for every batch of content x and time T. A batch is a ro
 classes; rows come from `optsched.bounds.checker.charges`, which also has the last word.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,11 +69,16 @@ class Charges:
     fixed: Floats
 
     @property
+    def vectors(self) -> Floats:
+        """The charges of each vertex in the order above, shape (classes, vertices, 5)."""
+        charges = (self.decode, self.context, self.memory, self.prefill, self.position)
+        return np.stack(charges, axis=2)
+
+    @property
     def minorants(self) -> Floats:
         """The minorants from which the charges come, shape (classes, vertices, 6), phi first."""
-        charges = (self.decode, self.context, self.memory, self.prefill, self.position)
         less = 1 - self.fixed / self.hi[:, None]
-        return np.stack([self.fixed, *(charge * less for charge in charges)], axis=2)
+        return np.dstack([self.fixed, self.vectors * less[:, :, None]])
 
 
 def charges_of(lo: Floats, hi: Floats, minorants: Floats) -> Charges:
@@ -131,11 +135,7 @@ def class_charges(
         raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
 
     shortest, plan = 1 / float(ratio[0]), _Plan(batches, found, budget)
-    if edges is None:
-        ends = _edges(plan, mixes.mean(axis=0), shortest)
-    else:
-        ends = np.asarray(edges, np.float64)
-
+    ends = _edges(plan, mixes.mean(axis=0), shortest) if edges is None else np.asarray(edges, float)
     if not (np.diff(ends, prepend=_SHORTEST * shortest) > 0).all():
         raise UsageError(
             f"edges: found others; expected ascending seconds above {_SHORTEST * shortest:.6g}"
@@ -179,7 +179,11 @@ class _Plan:
     def __init__(self, batches: Batches, shortest: Floats, budget: Budget) -> None:
         self.batches, self.contents = batches, shortest
         self.rounds, self.check = budget.part(_ROUNDS_SHARE), partial(budget.check, _DOING)
-        self._add(_first_batches(batches, self.check))
+        # The batches that alone charges, and pairs of them, would make too short, to begin with.
+        alone = np.eye(TERMS)
+        pairs = [alone[i] + alone[j] for i in range(TERMS) for j in range(i)]
+        charges = np.array([*alone, *pairs])
+        self._add(witnesses(batches, charges, within=_COARSE, check=self.check)[1])
 
     def _add(self, found: Floats) -> None:
         """Add batches: their contents and times."""
@@ -247,14 +251,6 @@ class _Plan:
 
         assert proved is not None
         return proved
-
-
-def _first_batches(batches: Batches, check: Callable[[], None]) -> Floats:
-    """Return the batches that alone charges would make too short, to begin with."""
-    alone = np.eye(TERMS)
-    pairs = [alone[i] + alone[j] for i in range(TERMS) for j in range(i)]
-    _, found = witnesses(batches, np.array([*alone, *pairs]), within=1e-2, check=check)
-    return found
 
 
 def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:

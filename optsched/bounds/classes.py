@@ -222,11 +222,6 @@ def ends_of(
     return Ends(tokens, earliest, weight, later, at, is_step.astype(np.int64))
 
 
-def _vectors(charges: Charges) -> Floats:
-    columns = charges.decode, charges.context, charges.memory, charges.prefill, charges.position
-    return np.stack(columns, axis=2)
-
-
 class _Ascent:
     """Prices and mixtures of one part, and the steps that improve them.
 
@@ -235,7 +230,7 @@ class _Ascent:
 
     def __init__(self, part: Part, charges: Charges, found: int, stop: Callable[[], bool]) -> None:
         self.part, self.charges, self.found, self.stop = part, charges, found, stop
-        self.vertices = _vectors(charges)
+        self.vertices = charges.vectors
         classes, each = self.vertices.shape[:2]
         self.mixture = np.full((classes, each), 1 / each)
         release = np.array(part.arrival, dtype=np.float64) / part.ticks
