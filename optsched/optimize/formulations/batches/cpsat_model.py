@@ -443,35 +443,28 @@ class Model:
         return self.model.new_int_var(0, self.horizon * self.prob.rate_unit, "worst")
 
     def _hint(self, start: Plan) -> None:
-        """Give the decisions of a list of batches as hints."""
-        prob, hint, now = self.prob, self.model.add_hint, Requests(self.prob)
+        """Give the decisions of a list of batches as hints. All else follows from them."""
+        hint, now = self.model.add_hint, Requests(self.prob)
         for j in self.steps:
             self.prob.budget.check(_DOING)
             batch = start[j] if j < len(start) else Batch(())
             now.evict(batch.evicted)
             phase = {i: now.ready[i] for i, _ in batch.entries}
-            hint(self.used[j], bool(phase))
-            hint(self.decodes[j], any(phase.values()))
-            hint(self.prefills[j], not all(phase.values()))
 
             for i in self.requests:
                 hint(self.keep[i][j], now.cached[i] > 0)
-                for v in range(prob.output[i]):
+                for v in range(self.prob.output[i]):
                     here = i in phase and now.produced[i] == v
                     if v:
                         hint(self.decode[i][v][j], here and phase[i])
 
                     hint(self.prefill[i][v][j], here and not phase[i])
 
-            held = {i: now.cached[i] + tokens for i, tokens in batch.entries}
-            gained = now.process(batch.entries)
+            held = dict(enumerate(now.cached)) | {i: now.cached[i] + c for i, c in batch.entries}
             for i in self.requests:
-                for v in range(0 if prob.chunked else 1, prob.output[i]):
-                    hint(self.gain[i][v][j], i in gained and now.produced[i] == v + 1)
+                hint(self.cached[i][j], held[i])
 
-                hint(self.produced[i][j], now.produced[i])
-                hint(self.cached[i][j], held.get(i, now.cached[i]))
-                hint(self.hold[i][j], held.get(i, now.cached[i]) > 0)
+            now.process(batch.entries)
 
     def read(self) -> list[Any]:
         """Return the variables to read: by batch, used and start, then each i's c and keep."""

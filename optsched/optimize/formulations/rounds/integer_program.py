@@ -62,8 +62,8 @@ class Program:
 
     def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
-        left = options.after(budget.spent_s)
-        return on_time.in_shares(left, self.data.instance.n) if self.on_time else left
+        left, n = options.after(budget.spent_s), self.data.instance.n
+        return left.reporting(lambda count: -count / n + 0.0) if self.on_time else left
 
     @property
     def columns_before(self) -> Ints:

@@ -14,11 +14,6 @@ from optsched.problem.schedule import from_starts
 def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
     """Solve by the bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate."""
     instance = task.instance
-    if not instance.in_rounds:
-        raise UsageError(
-            "formulation: found hindsight for an instance in seconds; expected one in rounds"
-        )
-
     from optsched.optimize.ramp.jobs import periods
     from optsched.optimize.ramp.kinds import MAX_KINDS, kinds_of
 
