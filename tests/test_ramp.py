@@ -18,12 +18,17 @@ from optsched.bounds.checker.parts import columns_of
 from optsched.bounds.checker.ramp import Replays, check_ramp, compiled
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import prove, refine, second_thread
-from optsched.optimize.ramp.chain import ramp_leaf
 from optsched.optimize.ramp.finish import finish
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
-from optsched.optimize.ramp.kinds import unsupported
+from optsched.optimize.ramp.jobs import (
+    Jobs,
+    max_completed_by,
+    needed_clock,
+    periods,
+    ramp_leaf,
+    unsupported,
+)
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.optimize.ramp.second_thread import Helper

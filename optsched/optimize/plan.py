@@ -65,8 +65,7 @@ def method_in_rounds(task: Task) -> str:
 
 
 def _has_few_ramp_states(instance: Instance) -> bool:
-    from optsched.optimize.ramp.jobs import periods
-    from optsched.optimize.ramp.kinds import unsupported
+    from optsched.optimize.ramp.jobs import periods, unsupported
 
     return suits_ramp(instance) and not any(unsupported(jobs) for jobs in periods(instance))
 

@@ -21,8 +21,7 @@ from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
 from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
-from optsched.optimize.ramp.kinds import unsupported
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods, unsupported
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement, Session
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import HELPED, Helper, look

@@ -35,9 +35,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Ints, Limits, Unlimited
-from optsched.optimize.ramp.chain import Level
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
-from optsched.optimize.ramp.kinds import BEYOND, kinds_of, scale_of, unsupported
+from optsched.optimize.ramp.jobs import (
+    BEYOND,
+    Jobs,
+    Level,
+    kinds_of,
+    max_completed_by,
+    needed_clock,
+    scale_of,
+    unsupported,
+)
 from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
 try:
