@@ -42,7 +42,6 @@ _CUTS = 5
 _TERMS = 40
 """About so many terms has a token of a request in a batch."""
 ENTRY_BYTES = 70
-_DOING = "the model was built"
 
 
 def entries_at_most(instance: Instance, batches: int | None = None) -> float:
@@ -104,8 +103,7 @@ class Model:
         s, o = prob.prompt[i], prob.output[i]
         decode, prefill = self.decode[i], self.prefill[i]
 
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             before = self.produced[i][j - 1] if j else 0
             done = self._done(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
@@ -254,8 +252,7 @@ class Model:
     def _symmetry(self) -> None:
         for members in self.prob.classes:
             for i, other in pairwise(members):
-                for j in self.steps[:-1]:
-                    self.prob.budget.check(_DOING)
+                for j in self.prob.budget.through(self.steps[:-1]):
                     self.model.add(
                         sum(self.gain[i][0][: j + 1]) >= sum(self.gain[other][0][: j + 1])
                     )
@@ -269,8 +266,7 @@ class Model:
         net = outline(prob)
         needed, prefill_batches = net.batch_bound()
 
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
             for variables, flag in ((self.decode, decodes), (self.prefill, prefills)):
                 literals = [x[j] for own in variables for x in own if not isinstance(x[j], int)]
@@ -345,8 +341,7 @@ class Model:
         self.start: list[Any] = []
         self.end: list[Any] = []
         late = [i for i in self.requests if prob.arrival[i] > origin] if apart else []
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             begin = previous = self.end[j - 1] if j else origin
             if apart:
                 begin = model.new_int_var(origin, self.horizon, f"S_{j}")
@@ -409,8 +404,7 @@ class Model:
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""
         out = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             self.model.add(out == self.end[j]).only_enforce_if(self.gain[i][v][j])
 
         return out
@@ -445,8 +439,7 @@ class Model:
     def _hint(self, start: Plan) -> None:
         """Give the decisions of a list of batches as hints. All else follows from them."""
         hint, now = self.model.add_hint, Requests(self.prob)
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             batch = start[j] if j < len(start) else Batch(())
             now.evict(batch.evicted)
             phase = {i: now.ready[i] for i, _ in batch.entries}

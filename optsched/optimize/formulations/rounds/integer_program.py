@@ -137,8 +137,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     counts = np.empty(columns, dtype=np.int64)
     filled = 0
 
-    for i in range(n):
-        budget.check("the model was built")
+    for i in budget.through(range(n)):
         starts = np.arange(data.arrival[i], last[i] + 1)
         if not len(starts):
             continue
