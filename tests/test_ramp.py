@@ -18,8 +18,8 @@ from optsched.bounds.checker.parts import columns_of
 from optsched.bounds.checker.ramp import Replays, check_ramp, compiled
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import prove, refine, second_thread
+from optsched.optimize.ramp.climb import Ladder, count_multisets
 from optsched.optimize.ramp.finish import finish
-from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import (
     Jobs,

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Ints, TooLarge
-from optsched.optimize.ramp.climb import Climb
+from optsched.optimize.ramp.climb import Climb, Ladder
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
-from optsched.optimize.ramp.floors import Ladder
 from optsched.optimize.ramp.jobs import Jobs, Level
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import HELPED, Helper

@@ -51,14 +51,9 @@ class Program:
     on_time: bool = False
 
     @property
-    def in_time(self) -> int:
-        """The number of requests that `warm` starts by `last`."""
-        return int((self.warm <= self.last).sum())
-
-    @property
     def known(self) -> int:
         """The value of `warm` in the models, which count requests in time below 0."""
-        return -self.in_time if self.on_time else self.data.tel(self.warm)
+        return -int((self.warm <= self.last).sum()) if self.on_time else self.data.tel(self.warm)
 
     def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
