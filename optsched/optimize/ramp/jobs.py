@@ -62,22 +62,16 @@ class Jobs:
         """Return the total latency of starts, in rounds."""
         return int((starts + self.output - self.arrival).sum())
 
-    def used(self, starts: Ints, rounds: int, members: Ints | None = None) -> Ints:
-        """Return the KV in use in each round, in tokens."""
-        used = np.zeros(rounds, dtype=np.int64)
-        for i in range(self.n) if members is None else members:
-            k, o = int(starts[i]), int(self.output[i])
-            used[k + 1 : k + 1 + o] += self.first_kv[i] + np.arange(o)
-
-        return used
-
     def feasible(self, starts: Ints) -> bool:
         """Whether starts respect arrivals and the KV capacity."""
         if (starts < self.arrival).any():
             return False
 
-        rounds = int((starts + self.output).max()) + 1
-        return bool(self.used(starts, rounds).max() <= self.capacity)
+        used = np.zeros(int((starts + self.output).max()) + 1, dtype=np.int64)
+        for k, o, first_kv in zip(starts, self.output, self.first_kv, strict=True):
+            used[k + 1 : k + 1 + o] += first_kv + np.arange(o)
+
+        return bool(used.max() <= self.capacity)
 
 
 def periods(instance: Instance) -> list[Jobs]:
