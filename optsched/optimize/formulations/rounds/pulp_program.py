@@ -1,6 +1,5 @@
 """The hindsight program as Jaillet et al. 2025 write it, in PuLP: to be read and exported."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ def pulp_problem(
     """
     import pulp
 
-    with warnings.catch_warnings():
-        # PuLP 3.3 announces the variables of PuLP 4, which its earlier versions do not have.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return _problem(prog, pulp, budget)
-
-
-def _problem(
-    prog: models.Program, pulp: Any, budget: Budget
-) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
