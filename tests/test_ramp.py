@@ -251,8 +251,8 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
     clocks = []
     first = prove._clock
 
-    def clock(jobs: Jobs, *rest: Any) -> int:
-        clocks.append((first(jobs, *rest), needed_clock(jobs)))
+    def clock(session: refine.Session, *rest: Any) -> int:
+        clocks.append((first(session, *rest), needed_clock(session.annealing.jobs)))
         return clocks[-1][0]
 
     monkeypatch.setattr(prove, "_clock", clock)
@@ -263,11 +263,17 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
 
 def test_a_first_clock_is_shorter_but_says_nearly_as_much_in_coarse_graphs() -> None:
     jobs = periods(generate("jaillet-model-2", seed=3, n=40))[0]
-    value = Annealing(jobs, np.random.default_rng(0), None).value
-    stop = np.zeros(1, dtype=np.int8)
-    clock = prove._clock(jobs, 1e8, value, stop, lambda: False)
+    annealing = Annealing(jobs, np.random.default_rng(0), None)
+    value, stop = annealing.value, np.zeros(1, dtype=np.int8)
+    proof = refine.Proof.known(jobs, annealing.starts)
     # Without the time to look at graphs, it is as long as the room allows.
-    assert 0 < clock < prove._clock(jobs, 1e8, value, stop, lambda: True) <= needed_clock(jobs)
+    clock, longest = (
+        prove._clock(
+            refine.Session(proof, annealing, end, stop, 0.0, lambda *_: None), 1e8, MEASURED
+        )
+        for end in (math.inf, 0.0)
+    )
+    assert 0 < clock < longest <= needed_clock(jobs)
     bounds = []
     for horizon in (needed_clock(jobs), clock, clock // 2):
         relaxation = Relaxation(jobs, value, horizon=horizon)

@@ -319,7 +319,7 @@ class Model:
                 spans |= {slo}  # to wait before a token may help
 
         origin = max(prob.arrival) if spans == wanted else 0
-        apart = origin != max(prob.arrival)
+        self.apart = apart = origin != max(prob.arrival)
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
 
@@ -438,11 +438,16 @@ class Model:
 
     def _hint(self, start: Plan) -> None:
         """Give the decisions of a list of batches as hints. All else follows from them."""
-        hint, now = self.model.add_hint, Requests(self.prob)
+        hint, now, clock = self.model.add_hint, Requests(self.prob), 0
         for j in self.prob.budget.through(self.steps):
             batch = start[j] if j < len(start) else Batch(())
             now.evict(batch.evicted)
             phase = {i: now.ready[i] for i, _ in batch.entries}
+            clock = max([clock, *(self.prob.arrival[i] for i in phase)])
+            if self.apart:
+                hint(self.start[j], clock)
+            if phase:
+                clock += now.length(batch.entries) // self.prob.shrink
 
             for i in self.requests:
                 hint(self.keep[i][j], now.cached[i] > 0)
