@@ -22,7 +22,6 @@ from optsched.optimize.ramp.climb import Ladder, count_multisets
 from optsched.optimize.ramp.finish import finish
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import (
-    Jobs,
     max_completed_by,
     needed_clock,
     periods,
@@ -265,12 +264,10 @@ def test_a_first_clock_is_shorter_but_says_nearly_as_much_in_coarse_graphs() -> 
     jobs = periods(generate("jaillet-model-2", seed=3, n=40))[0]
     annealing = Annealing(jobs, np.random.default_rng(0), None)
     value, stop = annealing.value, np.zeros(1, dtype=np.int8)
-    proof = refine.Proof.known(jobs, annealing.starts)
+    proof, tell = refine.Proof.known(jobs, annealing.starts), (lambda *_: None)
     # Without the time to look at graphs, it is as long as the room allows.
     clock, longest = (
-        prove._clock(
-            refine.Session(proof, annealing, end, stop, 0.0, lambda *_: None), 1e8, MEASURED
-        )
+        prove._clock(refine.Session(proof, annealing, end, stop, 0.0, tell), 1e8, MEASURED)
         for end in (math.inf, 0.0)
     )
     assert 0 < clock < longest <= needed_clock(jobs)
