@@ -35,7 +35,7 @@ from optsched.bounds.leaves import prices_leaf
 from optsched.bounds.shadow import best_prices
 from optsched.cli import app
 from optsched.files.read_write import read_instance, write_instance, write_json
-from optsched.optimize.ramp.chain import ramp_leaf
+from optsched.optimize.ramp.jobs import ramp_leaf
 from optsched.optimize.ramp.prove import prove_all
 from optsched.optimize.search.anytime import explore
 from optsched.policies.engine.simulate import simulate

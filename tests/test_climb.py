@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from optsched.bounds.checker.parts import TooLarge
-from optsched.optimize.ramp.climb import Climb, Seen
-from optsched.optimize.ramp.floors import Ladder
+from optsched.optimize.ramp.climb import Climb, Ladder, Seen
 from optsched.optimize.ramp.jobs import periods
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.workloads.generate import generate

@@ -43,10 +43,9 @@ from optsched.bounds.checker.ramp import check_ramp, compiled
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.checker.states import kinds_of
 from optsched.optimize.ramp import second_thread
-from optsched.optimize.ramp.chain import Level, ramp_leaf
 from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import needed_clock, periods
+from optsched.optimize.ramp.jobs import Level, needed_clock, periods, ramp_leaf
 from optsched.optimize.ramp.prove import prove_all
 from optsched.optimize.ramp.relaxation import Relaxation
 from optsched.optimize.ramp.second_thread import Helper

@@ -18,12 +18,16 @@ from optsched.bounds.checker.parts import columns_of
 from optsched.bounds.checker.ramp import Replays, check_ramp, compiled
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.ramp import prove, refine, second_thread
-from optsched.optimize.ramp.chain import ramp_leaf
+from optsched.optimize.ramp.climb import Ladder, count_multisets
 from optsched.optimize.ramp.finish import finish
-from optsched.optimize.ramp.floors import Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
-from optsched.optimize.ramp.kinds import unsupported
+from optsched.optimize.ramp.jobs import (
+    max_completed_by,
+    needed_clock,
+    periods,
+    ramp_leaf,
+    unsupported,
+)
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
 from optsched.optimize.ramp.second_thread import Helper
@@ -246,8 +250,8 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
     clocks = []
     first = prove._clock
 
-    def clock(jobs: Jobs, *rest: Any) -> int:
-        clocks.append((first(jobs, *rest), needed_clock(jobs)))
+    def clock(session: refine.Session, *rest: Any) -> int:
+        clocks.append((first(session, *rest), needed_clock(session.annealing.jobs)))
         return clocks[-1][0]
 
     monkeypatch.setattr(prove, "_clock", clock)
@@ -258,11 +262,15 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
 
 def test_a_first_clock_is_shorter_but_says_nearly_as_much_in_coarse_graphs() -> None:
     jobs = periods(generate("jaillet-model-2", seed=3, n=40))[0]
-    value = Annealing(jobs, np.random.default_rng(0), None).value
-    stop = np.zeros(1, dtype=np.int8)
-    clock = prove._clock(jobs, 1e8, value, stop, lambda: False)
+    annealing = Annealing(jobs, np.random.default_rng(0), None)
+    value, stop = annealing.value, np.zeros(1, dtype=np.int8)
+    proof, tell = refine.Proof.known(jobs, annealing.starts), (lambda *_: None)
     # Without the time to look at graphs, it is as long as the room allows.
-    assert 0 < clock < prove._clock(jobs, 1e8, value, stop, lambda: True) <= needed_clock(jobs)
+    clock, longest = (
+        prove._clock(refine.Session(proof, annealing, end, stop, 0.0, tell), 1e8, MEASURED)
+        for end in (math.inf, 0.0)
+    )
+    assert 0 < clock < longest <= needed_clock(jobs)
     bounds = []
     for horizon in (needed_clock(jobs), clock, clock // 2):
         relaxation = Relaxation(jobs, value, horizon=horizon)

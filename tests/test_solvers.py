@@ -324,16 +324,6 @@ def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
         highs.solve_linear_model(model, TWO)
 
 
-def test_a_start_that_breaks_a_row_is_no_incumbent():
-    from optsched.optimize.solvers.highs import _feasible
-
-    model = knapsack(capacity=5.0)  # all three weigh 6
-    assert not _feasible(model, np.ones(3))
-    assert _feasible(model, np.array([1.0, 1.0, 0.0]))
-    assert not _feasible(model, np.array([0.5, 0.0, 0.0]))
-    assert not _feasible(model, np.array([2.0, 0.0, 0.0]))
-
-
 @pytest.mark.parametrize("method", ["highs", "cpsat"])
 def test_ctrl_c_keeps_the_incumbent(method):
     threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()

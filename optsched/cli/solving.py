@@ -87,7 +87,7 @@ def solve(
     start = _warm_start(instance, warm_start, cost, slos=slos, **simulated)
     question = None
     if below is not None and than is not None:
-        from optsched.optimize.question import below as ask
+        from optsched.optimize.solve import below as ask
 
         simulated["budget"] = Budget(time_limit)
         question = ask(instance, below, than, objective=goals, cost_model=cost, **simulated)

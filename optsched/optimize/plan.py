@@ -15,6 +15,7 @@ from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
 from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
+from optsched.optimize.ramp.jobs import periods, unsupported
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.memory import LARGEST, MAX_BYTES
@@ -49,7 +50,8 @@ def method_in_rounds(task: Task) -> str:
         return "highs" if limited or (small and exact_in_floats) else "lns"
 
     if task.names == ("tel",) and not limited:
-        if instance.n > CPSAT_PROVES and _has_few_ramp_states(instance):
+        few_states = suits_ramp(instance) and not any(map(unsupported, periods(instance)))
+        if instance.n > CPSAT_PROVES and few_states:
             return "ramp"
         if instance.n > CPSAT_REQUESTS:
             return "lns" if data.end <= MAX_ROUNDS else "placement"
@@ -62,13 +64,6 @@ def method_in_rounds(task: Task) -> str:
     entries = entries_at_most(data, data.deadline - data.output)
     fits = exact_in_floats and entries * ENTRY_BYTES <= MAX_BYTES
     return "highs" if fits else "placement"
-
-
-def _has_few_ramp_states(instance: Instance) -> bool:
-    from optsched.optimize.ramp.jobs import periods
-    from optsched.optimize.ramp.kinds import unsupported
-
-    return suits_ramp(instance) and not any(unsupported(jobs) for jobs in periods(instance))
 
 
 def method_in_seconds(task: Task) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from optsched.problem.errors import OutOfTimeError
+
+Item = TypeVar("Item")
 
 
 class Clock:
@@ -156,6 +159,12 @@ class Budget:
         if self.over:
             why = "interrupted" if self.stopped else "time limit"
             raise OutOfTimeError(f"{why} while {doing}")
+
+    def through(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items from which a model is built, as long as `check` allows it."""
+        for item in items:
+            self.check("the model was built")
+            yield item
 
     def part(self, share: float, progress: Callable[[Progress], None] | None = None) -> Budget:
         """Return a budget of a share of the time left, which stops with this one."""

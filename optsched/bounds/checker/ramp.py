@@ -1,7 +1,7 @@
 """Independent check of ramp leaves: one pass of the dynamic program per level, integers only.
 
 docs/formulations.md, "Ramp relaxation", proves the relaxation, and
-`optsched.optimize.ramp.chain.ramp_leaf` has the form of a leaf. Nothing of these is imported here.
+`optsched.optimize.ramp.jobs.ramp_leaf` has the form of a leaf. Nothing of these is imported here.
 Each level takes the product of the previous graph with a tracker. It drops the paths that by the
 previous multipliers cost a period's ``value`` or more. Each period proves the min of its ``value``
 and the bound of its last level. A last level without multipliers proves ``value`` if no schedule

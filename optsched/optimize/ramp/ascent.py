@@ -61,35 +61,28 @@ class Bundle:
         self.predicted = np.inf
         self._nulls = 0
 
-    @property
-    def pieces(self) -> int:
-        """Number of pieces."""
-        return len(self.at_zero)
-
     def add(self, at_zero: float, slope: NDArray[np.float64]) -> None:
         """Add the piece ``at_zero + slope @ x``, which is an upper bound on the function."""
         known = (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
         if known.any():
             return
 
-        if self.pieces >= _MAX_PIECES:
+        pieces = len(self.at_zero)
+        if pieces >= _MAX_PIECES:
             order = np.argsort(-self.weight[:-1], kind="stable")[: _MAX_PIECES * 2 // 3]
-            self.keep(np.sort(np.append(order, self.pieces - 1)))
+            kept = np.sort(np.append(order, pieces - 1))
+            self.slopes, self.at_zero = self.slopes[kept], self.at_zero[kept]
+            self.weight, self._gram = self.weight[kept], self._gram[kept][:, kept]
+            pieces = len(kept)
 
         row = self.slopes @ slope
-        gram = np.empty((self.pieces + 1, self.pieces + 1))
+        gram = np.empty((pieces + 1, pieces + 1))
         gram[:-1, :-1], gram[-1, :-1], gram[:-1, -1] = self._gram, row, row
         gram[-1, -1] = slope @ slope
         self._gram = gram
         self.slopes = np.vstack([self.slopes, slope])
         self.at_zero = np.append(self.at_zero, at_zero)
         self.weight = np.append(self.weight, 0.0)
-
-    def keep(self, index: NDArray[Any]) -> None:
-        """Keep only the pieces at ``index`` (numbers or a mask)."""
-        self.slopes, self.at_zero = self.slopes[index], self.at_zero[index]
-        self.weight = self.weight[index]
-        self._gram = self._gram[index][:, index]
 
     def propose(self) -> NDArray[np.float64]:
         """Return the next point to try, and set ``predicted`` to the model's value there."""
@@ -109,20 +102,17 @@ class Bundle:
 
         return np.asarray(point)
 
-    def observe(self, point: NDArray[np.float64], value: float) -> bool:
-        """Record the function's value at a proposed point. Return whether it is the new center."""
+    def observe(self, point: NDArray[np.float64], value: float) -> None:
+        """Record the function's value at a proposed point, the new center if it is the best."""
         gain, hoped = value - self.value, self.predicted - self.value
-        if gain > 0.1 * hoped and gain > 0:
-            self.step *= 1.7 if gain > 0.5 * hoped else 1.3
-            self._nulls = 0
-            self.center, self.value = point.copy(), value
-            return True
-
-        self._nulls += 1
         if gain > 0:
             self.center, self.value = point.copy(), value
+        if gain > max(0.0, 0.1 * hoped):
+            self.step *= 1.7 if gain > 0.5 * hoped else 1.3
+            self._nulls = 0
+            return
+
+        self._nulls += 1
         if self._nulls >= 4:
             self.step *= 0.7
             self._nulls = 2
-
-        return gain > 0

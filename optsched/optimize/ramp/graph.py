@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Cells, Ints, Masks
-from optsched.bounds.checker.product import Leaving, places
+from optsched.bounds.checker.parts import Cells, Ints
+from optsched.bounds.checker.product import Leaving
 from optsched.problem.kernel import njit
 
 INFINITE = 2**30
@@ -174,36 +174,3 @@ def best_path(
         u = arc_target[a]
 
     return symbols[:length].copy(), number[:length].copy()
-
-
-@njit(nogil=True)
-def accepts(graph: Leaving, mask: Masks, join: int, first_mask: int, symbols: Cells) -> bool:
-    """Whether the graph has the path with these symbols."""
-    arc_start, arc_target, arc_label, loop = graph
-    u = 0
-    for k in range(symbols.shape[0]):
-        found = -1
-        for a in range(arc_start[u], arc_start[u + 1]):
-            label = arc_label[a]
-            if symbols[k] >= 0:
-                hit = label >= first_mask and places(mask, label, symbols[k])
-            elif symbols[k] == ROUND:
-                hit = label < join
-            elif symbols[k] == JOIN:
-                hit = label == join
-            else:
-                hit = join < label < first_mask
-
-            if hit:
-                found = arc_target[a]
-                break
-
-        if found < 0:
-            if symbols[k] == ROUND and loop[u] >= 0:
-                found = u
-            else:
-                return False
-
-        u = found
-
-    return u == arc_start.shape[0] - 2

@@ -1,14 +1,27 @@
-"""The requests of one busy period, which the ramp relaxation and the searches work on."""
+"""What the ramp relaxation works on: requests of a busy period, their kinds, and chains of levels.
 
+Requests of equal prompt, output and arrival are one kind.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.bounds.blocks import blocks_of
-from optsched.bounds.checker.parts import max_completed
+from optsched.bounds.checker.parts import Ints, max_completed
 from optsched.problem.instance import Instance
+
+MAX_KINDS = 128
+"""The max number of kinds in one busy period."""
+_MAX_CLOCK = 4_000_000
+"""The max of (rounds with a clock) x (requests) in one busy period."""
+BEYOND = 2**28
+"""Every cost of a path stays below, far from `optsched.optimize.ramp.graph.INFINITE`."""
+_SCALE = 100
+"""The denominator of the multipliers, if costs allow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,11 +32,11 @@ class Jobs:
     more in each later round. ``index`` has the requests' numbers in the instance.
     """
 
-    arrival: NDArray[np.int64]
-    first_kv: NDArray[np.int64]
-    output: NDArray[np.int64]
+    arrival: Ints
+    first_kv: Ints
+    output: Ints
     capacity: int
-    index: NDArray[np.int64]
+    index: Ints
 
     @property
     def n(self) -> int:
@@ -36,37 +49,29 @@ class Jobs:
         return int(self.arrival.max() + self.output.sum()) + 2
 
     @cached_property
-    def peak(self) -> NDArray[np.int64]:
+    def peak(self) -> Ints:
         """KV tokens held in a request's last round, shape (n,)."""
         return self.first_kv + self.output - 1
 
     @cached_property
-    def volume(self) -> NDArray[np.int64]:
+    def volume(self) -> Ints:
         """Token-rounds of each request: its KV summed over its rounds, shape (n,)."""
         return self.output * self.first_kv + self.output * (self.output - 1) // 2
 
-    def total(self, starts: NDArray[np.int64]) -> int:
+    def total(self, starts: Ints) -> int:
         """Return the total latency of starts, in rounds."""
         return int((starts + self.output - self.arrival).sum())
 
-    def used(
-        self, starts: NDArray[np.int64], rounds: int, members: NDArray[np.int64] | None = None
-    ) -> NDArray[np.int64]:
-        """Return the KV in use in each round, in tokens."""
-        used = np.zeros(rounds, dtype=np.int64)
-        for i in range(self.n) if members is None else members:
-            k, o = int(starts[i]), int(self.output[i])
-            used[k + 1 : k + 1 + o] += self.first_kv[i] + np.arange(o)
-
-        return used
-
-    def feasible(self, starts: NDArray[np.int64]) -> bool:
+    def feasible(self, starts: Ints) -> bool:
         """Whether starts respect arrivals and the KV capacity."""
         if (starts < self.arrival).any():
             return False
 
-        rounds = int((starts + self.output).max()) + 1
-        return bool(self.used(starts, rounds).max() <= self.capacity)
+        used = np.zeros(int((starts + self.output).max()) + 1, dtype=np.int64)
+        for k, o, first_kv in zip(starts, self.output, self.first_kv, strict=True):
+            used[k + 1 : k + 1 + o] += first_kv + np.arange(o)
+
+        return bool(used.max() <= self.capacity)
 
 
 def periods(instance: Instance) -> list[Jobs]:
@@ -98,7 +103,82 @@ def needed_clock(jobs: Jobs) -> int:
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
 
 
-def max_completed_by(jobs: Jobs, last: int) -> NDArray[np.int64]:
+def max_completed_by(jobs: Jobs, last: int) -> Ints:
     """Return how many requests can have completed by each round, by arrivals and token-rounds."""
     ready = jobs.arrival + jobs.output
     return max_completed(ready, jobs.volume, np.ones_like(ready), jobs.capacity, last)
+
+
+def kinds_of(jobs: Jobs) -> tuple[Ints, ...]:
+    """Return by kind the earliest completion, peak and floor; each request's kind; the copies."""
+    triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
+    kinds, kind_of, copies = np.unique(triples, axis=0, return_inverse=True, return_counts=True)
+    return *(np.ascontiguousarray(c) for c in kinds.T), kind_of.reshape(-1), copies
+
+
+def unsupported(jobs: Jobs) -> str:
+    """Return why the relaxation cannot be set up for a busy period."""
+    kinds = len(kinds_of(jobs)[-1])
+    if kinds > MAX_KINDS:
+        return f"found {kinds} kinds of requests in a busy period; expected at most {MAX_KINDS}"
+
+    clock = needed_clock(jobs)
+    if clock * jobs.n > _MAX_CLOCK:
+        return (
+            f"found {clock} rounds with a clock for {jobs.n} requests; expected a product of at "
+            f"most {_MAX_CLOCK}"
+        )
+
+    if (jobs.capacity + 1) * jobs.n >= 2**31:
+        return (
+            f"found a KV capacity of {jobs.capacity} for {jobs.n} requests; expected "
+            "(capacity + 1) * requests < 2**31"
+        )
+
+    if scale_of(jobs) < 1:
+        return "found total latencies too large for 32-bit sweeps; expected fewer or shorter runs"
+
+    return ""
+
+
+def scale_of(jobs: Jobs) -> int:
+    """Return the denominator of the multipliers, with which costs of paths are small enough."""
+    rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
+    return int(min(_SCALE, BEYOND // (2 * rounds * jobs.n)))
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One step of the chain that led to a bound: a tracker, then multipliers.
+
+    ``floors`` are those of the requests' classes, in tokens. A level without floors only deletes,
+    by the multipliers of the level before. ``multipliers`` are pi_i times the denominator. The last
+    level may have none: schedules are then enumerated (`optsched.optimize.ramp.finish`).
+    """
+
+    floors: Ints | None
+    multipliers: Ints | None
+
+
+def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
+    """Return a certificate's leaf from the chains of all busy periods, in order of time.
+
+    A chain has a value, a denominator, a clock (the last round with one, 0 for none) and levels:
+    one floor and one multiplier per request, in order of (arrival, index). A chain without
+    levels proves the sum of its outputs. The leaf proves the sum of the values
+    (`optsched.bounds.checker.ramp.check_ramp`).
+    """
+
+    def listed(numbers: Ints | None) -> list[int] | None:
+        return None if numbers is None else numbers.tolist()
+
+    periods = []
+    for _, value, denominator, clock, levels in chains:
+        steps = [
+            {"floors": listed(x.floors), "counters": [], "multipliers": listed(x.multipliers)}
+            for x in levels
+        ]
+        numbers = {"value": int(value), "denominator": int(denominator), "clock": int(clock)}
+        periods.append({**numbers, "levels": steps})
+
+    return {"relaxation": "ramp", "periods": periods}

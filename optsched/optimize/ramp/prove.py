@@ -3,7 +3,7 @@
 Schedules come from two searches: annealing over orders (`orders`), and a part of an enumeration
 (`finish`), which walks the graphs of `optsched.optimize.ramp.relaxation` backward in time, guided
 by their costs to the end. Good schedules come first, since they decide how much of the next graph
-can be deleted. Floors are made exact from the largest down (`optsched.optimize.ramp.floors`). Where
+can be deleted. Floors are made exact from the largest down (`optsched.optimize.ramp.climb`). Where
 the bound is close, schedules are enumerated. A second thread (`second_thread`) looks for schedules
 and enumerates the last graph, while the first one builds the next. With one thread the work is
 deterministic from the seed unless a time limit ends it. Import this module lazily: it loads numba.
@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Ints, TooLarge
-from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb
-from optsched.optimize.ramp.floors import Ladder, count_multisets
+from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb, Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods
-from optsched.optimize.ramp.kinds import unsupported
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods, unsupported
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement, Session
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import HELPED, Helper, look
@@ -113,7 +111,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
 
     room = min(MAX_NODES, RATE * session.left)
     try:
-        clock = _clock(jobs, room, annealing.value, stop, session.over, tuning)
+        clock = _clock(session, room, tuning)
         needed = needed_clock(jobs)
     except Interrupted:
         proof.note = "stopped"
@@ -142,19 +140,13 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
         session.update(relaxation)
 
 
-def _clock(
-    jobs: Jobs,
-    room: float,
-    value: int,
-    stop: NDArray[np.int8],
-    over: Callable[[], bool],
-    tuning: Tuning = MEASURED,
-) -> int:
+def _clock(session: Session, room: float, tuning: Tuning) -> int:
     """Return the first clock to refine with.
 
     It is the longest that takes a small part of the room, or a shorter one that says nearly as much
-    in coarse graphs. ``value`` is that of the known schedule, and ``over`` says when to end.
+    in coarse graphs.
     """
+    jobs, value, stop = session.annealing.jobs, session.annealing.value, session.stop
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
     pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)
@@ -168,7 +160,7 @@ def _clock(
     floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
     lowest = -math.inf
 
-    while clock and not over():
+    while clock and not session.over():
         try:
             coarse.use_floors(floors)
         except TooLarge:

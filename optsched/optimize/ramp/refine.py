@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Ints, TooLarge
-from optsched.optimize.ramp.chain import Level
-from optsched.optimize.ramp.climb import Climb
+from optsched.optimize.ramp.climb import Climb, Ladder
 from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
-from optsched.optimize.ramp.floors import Ladder
-from optsched.optimize.ramp.jobs import Jobs
+from optsched.optimize.ramp.jobs import Jobs, Level
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import HELPED, Helper
 from optsched.optimize.search.orders import Annealing, anneal
@@ -68,7 +66,7 @@ class Proof:
 
     ``value`` is the total latency of ``starts`` and ``bound`` that on any total latency, in rounds.
     The chain ``levels``, whose multipliers have the ``denominator``, proves it
-    (`optsched.optimize.ramp.chain.ramp_leaf`). ``note`` is the reason why the refinement ended.
+    (`optsched.optimize.ramp.jobs.ramp_leaf`). ``note`` is the reason why the refinement ended.
     """
 
     jobs: Jobs

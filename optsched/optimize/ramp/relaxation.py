@@ -35,9 +35,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Ints, Limits, Unlimited
-from optsched.optimize.ramp.chain import Level
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock
-from optsched.optimize.ramp.kinds import BEYOND, kinds_of, scale_of, unsupported
+from optsched.optimize.ramp.jobs import (
+    BEYOND,
+    Jobs,
+    Level,
+    kinds_of,
+    max_completed_by,
+    needed_clock,
+    scale_of,
+    unsupported,
+)
 from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
 try:
@@ -50,7 +57,6 @@ graphs may take half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
 """Of levels and enumerations. Nodes, arcs and cells are limited level by level."""
-_PATHS = 150
 _PARTS = 8
 """On a divided graph, multipliers are improved on one part in so many of its nodes first."""
 
@@ -140,7 +146,6 @@ class Relaxation:
         self.shown: list[tuple[int, Any]] = []
         self._known = self.upper
         self.made = 0
-        self._paths: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._step = 1.0
         self.bound = max(self.bound, int(jobs.output.sum()))
 
@@ -179,7 +184,7 @@ class Relaxation:
         other = copy(self)
         other.period = self.period.fork()
         other.found, other.shown = [], list(self.shown)
-        other._chain, other._paths = list(self._chain), list(self._paths)
+        other._chain = list(self._chain)
 
         return other
 
@@ -195,7 +200,7 @@ class Relaxation:
         self.offer(target)
         self.prune()
         if like is not None:
-            self.pi, self._paths, self._step = like.pi, like._paths, like._step
+            self.pi, self._step = like.pi, like._step
 
         self.ascend()
         self.prune()
@@ -246,11 +251,9 @@ class Relaxation:
             self._prove(self.upper)
             return
 
-        _, self.backward, path = self._evaluate(self.pi)
+        _, self.backward, _ = self._evaluate(self.pi)
         if self.backward[0] >= self._kernels.INFINITE:
             self._prove(self.upper)
-        else:
-            self._paths.append(path)
 
     def rest(self) -> Ints:
         """Return the cost to the end of each node, as the period has it."""
@@ -343,12 +346,7 @@ class Relaxation:
         if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
 
-        period, accepts = self.period, self._kernels.accepts
         bundle = Bundle(self.pi / self.scale, self._step)
-        for path in self._paths:
-            if accepts(self.graph, period.labels.mask, period.join, period.fixed, path[0]):
-                bundle.add(*self._piece(path))
-
         best, self.backward, path = self._evaluate(self.pi)
         bundle.value = best / self.scale
         bundle.add(*self._piece(path))
@@ -365,7 +363,6 @@ class Relaxation:
 
             pi = self._clipped(point * self.scale)
             total, backward, path = self._evaluate(pi)
-            self._paths.append(path)
             bundle.add(*self._piece(path))
 
             if total > best:
@@ -374,7 +371,6 @@ class Relaxation:
 
             bundle.observe(pi / self.scale, total / self.scale)
 
-        self._paths = self._paths[-_PATHS:]
         self._step = max(bundle.step, 0.01)
 
     def _ascend_on_part(self) -> None:
@@ -390,11 +386,10 @@ class Relaxation:
             return
 
         part.ascend()
-        total, backward, path = self._evaluate(part.pi)
+        total, backward, _ = self._evaluate(part.pi)
         if total > int(self.backward[0]) + int((self.copies * self.pi).sum()):
             self.pi, self.backward = part.pi, backward
 
-        self._paths = [*part._paths, path]
         for starts in part.found:
             self._offer_starts(starts)
 

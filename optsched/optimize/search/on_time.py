@@ -68,8 +68,6 @@ _WITHOUT_PACE = 4
 """The way for requests without a limit on the time per token: prefills first."""
 _FACTORS = (1.15, 1.2, 1.1, 1.25)
 """The factors of the work, the likeliest first."""
-_STRETCHES = (1, 3, 2)
-"""Places in a stretch of requests that takes the best of several runs."""
 _DECODES = 0.3
 """The share of decode work in the size of a request."""
 _WAITED = 0.15
@@ -230,33 +228,15 @@ class _Search:
         return schedule, workers_of(schedule, job.instance.n)
 
     def relax(self, ways: Iterable[int]) -> None:
-        """Let those go whom a machine without batches would, at a few factors of the work.
-
-        Then each stretch of requests takes the factor at which most of it are in time.
-        """
-        runs: list[Served] = []
-        ways = list(ways)
+        """Let those go whom a machine without batches would, at a few factors of the work."""
         for factor in _FACTORS:
             gone = self.without_batches(factor)
             tried = [self.serve(gone, way) for way in ways if not self.over]
             found = [one for one in tried if one is not None]
             if not found:
-                break
-
-            runs.append(max(found, key=lambda one: one.total))
-            ways = [runs[-1].way]
-
-        for width in _STRETCHES:
-            if self.over or not runs:
                 return
 
-            stretch = self.place // width
-            good = np.array([np.bincount(stretch, weights=one.good) for one in runs])
-            chosen = good.argmax(axis=0)[stretch]
-            mixed = np.array([one.gone for one in runs])[chosen, np.arange(len(stretch))]
-            both = self.serve(mixed, runs[-1].way)
-            if both is not None:
-                runs.append(both)
+            ways = [max(found, key=lambda one: one.total).way]
 
     def without_batches(self, factor: float) -> Flags:
         """Return whom to let go so that all others are in time on a machine without batches."""

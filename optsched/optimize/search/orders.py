@@ -335,21 +335,19 @@ class Annealing:
         steps: int,
         *,
         deadline: float = math.inf,
-        hot: float = 0.0,
         stop: Any = None,
         fresh: bool = False,
     ) -> None:
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
-        `hot` is the first temperature in rounds; 0: about half the mean latency over the root of n.
-        `fresh` begins from a random order instead, with small volumes roughly first.
+        The first temperature is about half the mean latency over the root of n. `fresh` begins from
+        a random order instead, with small volumes roughly first.
         """
         jobs = self.jobs
         if jobs.n == 1:
             return
-        if hot <= 0:
-            hot = max(2.0, 0.6 * self.value / jobs.n**1.5)
 
+        hot = max(2.0, 0.6 * self.value / jobs.n**1.5)
         starts = np.empty(jobs.n, dtype=np.int64)
         if fresh:
             noise = self.rng.uniform(0.5, 2.0, jobs.n)

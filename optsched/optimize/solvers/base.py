@@ -116,6 +116,18 @@ class SolveOptions:
 
         return replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
 
+    def reporting(self, value: Callable[[float], float | None]) -> SolveOptions:
+        """Return options that report each of the solver's numbers as the value that it means."""
+        tell = self.progress
+        if tell is None:
+            return self
+
+        def told(state: Progress) -> None:
+            numbers = state.incumbent, state.bound
+            tell(Progress(state.elapsed_s, *(None if x is None else value(x) for x in numbers)))
+
+        return replace(self, progress=told)
+
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:

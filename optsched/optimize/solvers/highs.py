@@ -35,7 +35,6 @@ _ENTRIES_HERE = 5_000
 """The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s."""
 _GRACE_S = 1.0
 """The seconds after the time limit in which a process may end by itself."""
-_FEASIBILITY = 1e-6
 
 
 def solve_linear_model(
@@ -43,8 +42,9 @@ def solve_linear_model(
 ) -> RawOutcome:
     """Minimize a model by HiGHS.
 
-    `options`: ``warm_start`` is ignored; see ``start_values``. The time limit includes the start of
-    a process. The solve ends within about a second of the limit or an interruption.
+    `options`: ``warm_start`` is ignored. The time limit includes the start of a process. The solve
+    ends within about a second of the limit or an interruption.
+    `start_values`: a solution, which is the incumbent until there is a better one.
     """
     begin, wanted = time.perf_counter(), highs_options(options, model.integral_objective)
     start = None if start_values is None else np.asarray(start_values, dtype=np.float64)
@@ -199,9 +199,8 @@ def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> Raw
     bound, values = found.bound, found.values
     if mapped is Status.INFEASIBLE:
         bound = values = None
-    elif values is None and job.start is not None and _feasible(model, job.start):
-        # HiGHS had no time to accept the start, but the start is an incumbent.
-        values = job.start
+    elif values is None:
+        values = job.start  # it had no time to accept the start, which is an incumbent
 
     objective = None if values is None else _value(model, values)
     if bound is not None and model.integral_objective:
@@ -221,20 +220,3 @@ def _value(model: LinearModel, values: Floats) -> float:
     used = np.flatnonzero(values > 0.5)
     whole = model.cost[used].astype(np.int64) * np.rint(values[used]).astype(np.int64)
     return int(whole.sum())
-
-
-def _feasible(model: LinearModel, values: Floats) -> bool:
-    """Whether values satisfy the bounds, the rows and integrality."""
-    whole = model.integrality == 1
-    if np.abs(values[whole] - np.rint(values[whole])).max(initial=0.0) > _FEASIBILITY:
-        return False
-
-    use = model.value * np.repeat(values, np.diff(model.start))
-    rows = np.bincount(model.index, weights=use, minlength=model.rows)
-    slack = _FEASIBILITY * np.maximum(1.0, np.abs(rows))
-    return bool(
-        (values >= model.lower - _FEASIBILITY).all()
-        and (values <= model.upper + _FEASIBILITY).all()
-        and (rows >= model.row_lower - slack).all()
-        and (rows <= model.row_upper + slack).all()
-    )

@@ -7,7 +7,7 @@ once for every request that waits for what the objective counts (TPOT: 1 / (o - 
 
 **Bound.** For makespan the steps that finish a state cost at least
 
-    own work + base J + prefill_base n_p + decode_base (J - n_p) + swap max(0, n_d - (J - n_p))
+    own work + base J + prefill_base n_p + decode_base (J - n_p)
 
 for the least possible J >= batches needed and n_p >= prefill batches needed. The terms:
 
@@ -18,9 +18,6 @@ for the least possible J >= batches needed and n_p >= prefill batches needed. Th
 - A batch without prefills decodes, so J - n_p batches pay decode_base. If
   prefill_base >= decode_base, fewer prefill batches are better. Else all J batches pay at most
   prefill_base.
-- n_d is the number of batches that the tokens of requests with KV need if each token is decoded. A
-  token that is refilled instead costs at least ``pen`` more. It saves at most one such batch, which
-  is worth decode_base (plus base if phases may not be mixed). swap is the min of the two.
 
 For the other objectives the bound is the sum of each request's min own times.
 
@@ -55,12 +52,7 @@ _NONE = 2**62
 
 def _tables(net: Network) -> Any:
     """Return the compiled search's view of a network."""
-    from optsched.optimize.formulations.batches.astar_kernel import (
-        DECODING,
-        IN_ALL,
-        PREFILLING,
-        Tables,
-    )
+    from optsched.optimize.formulations.batches.astar_kernel import IN_ALL, PREFILLING, Tables
 
     prob, c, name = net.prob, net.prob.costs, net.prob.objectives[0]
     nodes = range(len(net.nodes))
@@ -87,7 +79,6 @@ def _tables(net: Network) -> Any:
     limits = [prob.capacity, prob.batch_tokens, prob.prefill_tokens, prob.running]
     weights = [
         *((w, largest, IN_ALL) for w, largest in net.weights),
-        *((_decoded(net, w), largest, DECODING) for w, largest in net.weights),
         *((w, largest, PREFILLING) for w, largest in net.prefill_weights),
     ]
 
@@ -99,36 +90,12 @@ def _tables(net: Network) -> Any:
         arcs=ints(arcs),
         limits=ints([*limits, *[_NONE] * 4]),
         node=ints(node),
-        fixed=ints([c["base"], c["decode_base"], c["prefill_base"], _swap(net)]),
+        fixed=ints([c["base"], c["decode_base"], c["prefill_base"]]),
         weights=ints([w for w, _, _ in weights]),
         largest=ints([rest for _, *rest in weights]),
         makespan=makespan,
         hybrid=prob.hybrid,
     )
-
-
-def _decoded(net: Network, weight: list[int]) -> list[int]:
-    """Return a weight that leaves out the next token of requests that do not decode it."""
-    known = dict(zip(net.nodes, weight, strict=True))
-    out = list(weight)
-    for v, node in enumerate(net.nodes):
-        if not node.ready:
-            size = _input(net, v)
-            after = node._replace(produced=node.produced + 1, cached=size, ready=True)
-            out[v] = known.get(after, 0)
-
-    return out
-
-
-def _swap(net: Network) -> int:
-    """Return the min cost of saving a decode batch: its own cost, or the extra cost of a refill."""
-    prob, c = net.prob, net.prob.costs
-    if prob.chunked:
-        return 0
-
-    penalties = [c.prefill(s + k) - c.decode(s + k - 1) for s, o in net.sizes for k in range(1, o)]
-    spared = c["decode_base"] + (0 if prob.hybrid else c["base"])
-    return max(0, min(min(penalties, default=0), spared))
 
 
 def _input(net: Network, v: int) -> int:

@@ -18,7 +18,7 @@ STATES, ENTRIES, BEST, GOAL, EXPANDED = range(5)
 """Places of `Search.numbers`."""
 OWN, LEFT, RATE, HELD, MAY_FINISH = range(5)
 """Columns of `Tables.node`."""
-BASE, DECODE_BASE, PREFILL_BASE, SWAP = range(4)
+BASE, DECODE_BASE, PREFILL_BASE = range(3)
 """Places of `Tables.fixed`."""
 KV, TOKENS, PREFILL_TOKENS, RUNS, WORK, DECODES, PREFILLS, REFILLS = range(8)
 """What a batch holds: places of `Tables.limits`, first columns of `Tables.arcs` and of slots."""
@@ -26,9 +26,8 @@ TARGET, KIND = 8, 9
 """Further columns of `Tables.arcs`."""
 NODE, ARC, FIRST, LAST, REST, TAKE = range(8, 14)
 """Further columns of slots (`_begin`)."""
-IN_ALL, DECODING, PREFILLING = range(3)
-"""Roles of `Tables.weights`: batches needed in all, if every token that can be is decoded, and
-those that prefill."""
+IN_ALL, PREFILLING = range(2)
+"""Roles of `Tables.weights`: batches needed in all, and those that prefill."""
 
 
 class Tables(NamedTuple):
@@ -37,9 +36,9 @@ class Tables(NamedTuple):
     Arcs from node v begin at ``arc_start[v]``; `arcs` (shape (A, 10)) has what one request adds to
     a batch, the target and the kind. ``REFILLS`` counts refills that a decode could replace at no
     more cost. `node` (shape (V, 5)): own bound, tokens left, rate of the objective, KV held, and 1
-    if the request may finish at once. `fixed`: base, decode_base, prefill_base, and the cost of a
-    decode batch that refills save. `weights` (shape (D, V)) and `largest` (shape (D, 2)), the max
-    sum in a batch and the role, bound the number of batches. `limits` are those of a batch.
+    if the request may finish at once. `fixed`: base, decode_base and prefill_base. `weights` (shape
+    (D, V)) and `largest` (shape (D, 2)), the max sum in a batch and the role, bound the number of
+    batches. `limits` are those of a batch.
     """
 
     arc_start: Ints
@@ -209,7 +208,7 @@ def remaining_cost(
     if not makespan or size == 0:
         return own
 
-    batches, decoding, prefilling = chain, np.int64(0), np.int64(0)
+    batches, prefilling = chain, np.int64(0)
     for d in range(weights.shape[0]):
         total = np.int64(0)
         for q in range(size):
@@ -218,8 +217,6 @@ def remaining_cost(
         need = -(-total // largest[d, 0])
         if largest[d, 1] == IN_ALL:
             batches = max(batches, need)
-        elif largest[d, 1] == DECODING:
-            decoding = max(decoding, need)
         else:
             prefilling = max(prefilling, need)
 
@@ -229,8 +226,7 @@ def remaining_cost(
         return own + (base + prefill_base) * batches
 
     rest = batches - prefilling
-    cost = own + base * batches + prefill_base * prefilling + decode_base * rest
-    return cost + fixed[SWAP] * max(0, decoding - rest)
+    return own + base * batches + prefill_base * prefilling + decode_base * rest
 
 
 # The batches of a state. Their arrays are passed one by one: taking them out of a tuple counts

@@ -42,7 +42,6 @@ _CUTS = 5
 _TERMS = 40
 """About so many terms has a token of a request in a batch."""
 ENTRY_BYTES = 70
-_DOING = "the model was built"
 
 
 def entries_at_most(instance: Instance, batches: int | None = None) -> float:
@@ -104,8 +103,7 @@ class Model:
         s, o = prob.prompt[i], prob.output[i]
         decode, prefill = self.decode[i], self.prefill[i]
 
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             before = self.produced[i][j - 1] if j else 0
             done = self._done(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
@@ -254,8 +252,7 @@ class Model:
     def _symmetry(self) -> None:
         for members in self.prob.classes:
             for i, other in pairwise(members):
-                for j in self.steps[:-1]:
-                    self.prob.budget.check(_DOING)
+                for j in self.prob.budget.through(self.steps[:-1]):
                     self.model.add(
                         sum(self.gain[i][0][: j + 1]) >= sum(self.gain[other][0][: j + 1])
                     )
@@ -269,8 +266,7 @@ class Model:
         net = outline(prob)
         needed, prefill_batches = net.batch_bound()
 
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
             for variables, flag in ((self.decode, decodes), (self.prefill, prefills)):
                 literals = [x[j] for own in variables for x in own if not isinstance(x[j], int)]
@@ -323,7 +319,7 @@ class Model:
                 spans |= {slo}  # to wait before a token may help
 
         origin = max(prob.arrival) if spans == wanted else 0
-        apart = origin != max(prob.arrival)
+        self.apart = apart = origin != max(prob.arrival)
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
 
@@ -345,8 +341,7 @@ class Model:
         self.start: list[Any] = []
         self.end: list[Any] = []
         late = [i for i in self.requests if prob.arrival[i] > origin] if apart else []
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             begin = previous = self.end[j - 1] if j else origin
             if apart:
                 begin = model.new_int_var(origin, self.horizon, f"S_{j}")
@@ -409,8 +404,7 @@ class Model:
     def _at(self, i: int, v: int, name: str) -> Any:
         """Return the end of the batch that produces a token."""
         out = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        for j in self.prob.budget.through(self.steps):
             self.model.add(out == self.end[j]).only_enforce_if(self.gain[i][v][j])
 
         return out
@@ -443,35 +437,32 @@ class Model:
         return self.model.new_int_var(0, self.horizon * self.prob.rate_unit, "worst")
 
     def _hint(self, start: Plan) -> None:
-        """Give the decisions of a list of batches as hints."""
-        prob, hint, now = self.prob, self.model.add_hint, Requests(self.prob)
-        for j in self.steps:
-            self.prob.budget.check(_DOING)
+        """Give the decisions of a list of batches as hints. All else follows from them."""
+        hint, now, clock = self.model.add_hint, Requests(self.prob), 0
+        for j in self.prob.budget.through(self.steps):
             batch = start[j] if j < len(start) else Batch(())
             now.evict(batch.evicted)
             phase = {i: now.ready[i] for i, _ in batch.entries}
-            hint(self.used[j], bool(phase))
-            hint(self.decodes[j], any(phase.values()))
-            hint(self.prefills[j], not all(phase.values()))
+            clock = max([clock, *(self.prob.arrival[i] for i in phase)])
+            if self.apart:
+                hint(self.start[j], clock)
+            if phase:
+                clock += now.length(batch.entries) // self.prob.shrink
 
             for i in self.requests:
                 hint(self.keep[i][j], now.cached[i] > 0)
-                for v in range(prob.output[i]):
+                for v in range(self.prob.output[i]):
                     here = i in phase and now.produced[i] == v
                     if v:
                         hint(self.decode[i][v][j], here and phase[i])
 
                     hint(self.prefill[i][v][j], here and not phase[i])
 
-            held = {i: now.cached[i] + tokens for i, tokens in batch.entries}
-            gained = now.process(batch.entries)
+            held = dict(enumerate(now.cached)) | {i: now.cached[i] + c for i, c in batch.entries}
             for i in self.requests:
-                for v in range(0 if prob.chunked else 1, prob.output[i]):
-                    hint(self.gain[i][v][j], i in gained and now.produced[i] == v + 1)
+                hint(self.cached[i][j], held[i])
 
-                hint(self.produced[i][j], now.produced[i])
-                hint(self.cached[i][j], held.get(i, now.cached[i]))
-                hint(self.hold[i][j], held.get(i, now.cached[i]) > 0)
+            now.process(batch.entries)
 
     def read(self) -> list[Any]:
         """Return the variables to read: by batch, used and start, then each i's c and keep."""

@@ -6,8 +6,8 @@ of requests for every arc. A finished request leaves the network. All requests a
 module also bounds the number of batches that are needed.
 """
 
-import math
-from collections import deque
+import operator
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -106,38 +106,31 @@ class Network:
     def functions(self) -> list[tuple[Callable[[int], int], int]]:
         """Pairs (weight of a KV size, max sum of weights in one batch), the strongest first.
 
-        They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth, the
-        rounding of Fekete and Schepers), and the limits on running requests and tokens.
+        They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth), and
+        the limits on running requests and tokens.
         """
         room, prob = self.prob.capacity, self.prob
-        items = sorted({z for v in range(len(self.sizes)) for z in self.productions(v)})
-        thresholds = {z for z in items if 2 * z <= room}
-        thresholds |= {room - z + 1 for z in items if 2 * z > room}
-        # Each is valid alone, so of too many some are enough.
-        many = max(_FEW, _STEPS // (len(items) + sum(prob.output)))
-        if len(thresholds) > many:
-            thresholds = set(sorted(thresholds)[:: -(-len(thresholds) // many)])
+        sizes = Counter[int]()
+        for v, n in enumerate(self.counts):
+            for z in self.productions(v):
+                sizes[z] += n
+
+        # Each threshold is valid alone, so of too many some are enough.
+        thresholds = sorted({min(z, room - z + 1) for z in sizes})
+        many = max(_FEW, _STEPS // (len(sizes) + sum(prob.output)))
+        thresholds = thresholds[:: -(-len(thresholds) // many)]
 
         found: list[tuple[Callable[[int], int], int]] = [(lambda z: z, room)]
-        found += [(partial(_keep_or_drop, room, t), room) for t in thresholds if 2 * t <= room + 1]
-        found += [(partial(_round_parts, room, k), k * room) for k in range(1, 6)]
         found += [(lambda z: 1, min(prob.running, prob.batch_tokens, sum(self.counts)))]
-        ranked: list[tuple[float, int]] = []
-        seen = set()
+        found += [(partial(_keep_or_drop, room, t), room) for t in thresholds]
 
-        for index, (weight, largest) in enumerate(found):
-            values = [weight(z) for z in items]
-            common = math.gcd(largest, *values)
-            key = (largest // common, *(value // common for value in values))
+        different = {(*map(weight, sizes), largest): (weight, largest) for weight, largest in found}
 
-            if key not in seen and any(values):
-                seen.add(key)
-                total = sum(
-                    n * sum(map(weight, self.productions(v))) for v, n in enumerate(self.counts)
-                )
-                ranked.append((-total / largest, index))
+        def strength(values: tuple[int, ...]) -> float:
+            *weights, largest = values
+            return sum(map(operator.mul, weights, sizes.values())) / largest
 
-        return [found[index] for _, index in sorted(ranked)[:10]]
+        return [different[values] for values in sorted(different, key=strength, reverse=True)[:10]]
 
     @cached_property
     def weights(self) -> list[tuple[list[int], int]]:
@@ -227,11 +220,6 @@ def _sums_from(values: list[int]) -> list[int]:
 def _keep_or_drop(room: int, threshold: int, size: int) -> int:
     """Round sizes above room - threshold up to the room, and sizes below the threshold to 0."""
     return room if size > room - threshold else size * (size >= threshold)
-
-
-def _round_parts(room: int, k: int, size: int) -> int:
-    """Round (k + 1) size / room down to whole parts, k of which fill a batch."""
-    return size * k if (k + 1) * size % room == 0 else (k + 1) * size // room * room
 
 
 def outline(prob: Problem) -> Network:

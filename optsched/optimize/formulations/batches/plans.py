@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
-from optsched.optimize.solvers.base import BOUND_TOLERANCE, Progress, SolveOptions, Status
+from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
@@ -155,20 +154,14 @@ class Scale(NamedTuple):
 
     def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
         """Return options that report progress in the instance's unit."""
-        tell = options.progress
-        if tell is None:
-            return options
 
-        def value(number: float | None) -> float | None:
-            if number is None or not math.isfinite(number) or number <= 0:
+        def value(number: float) -> float | None:
+            if not 0 < number < math.inf:
                 return None
 
             return prob.value(prob.objectives[0], Fraction(number) / self.unit)
 
-        def told(progress: Progress) -> None:
-            tell(Progress(progress.elapsed_s, value(progress.incumbent), value(progress.bound)))
-
-        return replace(options, progress=told)
+        return options.reporting(value)
 
 
 UNITS = Scale(Fraction(1), True)

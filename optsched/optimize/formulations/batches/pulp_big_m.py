@@ -54,7 +54,6 @@ from optsched.problem.memory import check_size, check_tokens
 
 _MAX_TANGENTS = 256
 _ENTRY_BYTES = 200
-_DOING = "the model was built"
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
 Rows = Iterator[tuple[str, Any]]
@@ -90,13 +89,11 @@ class Program:
             of_step.append(self._valid)
         for i in range(prob.n):
             self._add(self._tokens(i), i)
-            for j in self.steps:
-                prob.budget.check(_DOING)
+            for j in prob.budget.through(self.steps):
                 for family in of_step:
                     self._add(family(i, j), i, j)
 
-        for j in self.steps:
-            prob.budget.check(_DOING)
+        for j in prob.budget.through(self.steps):
             self._add(self._limits(j), j)
             self._add(self._batch(j), j)
 
@@ -125,8 +122,7 @@ class Program:
             s, _, top, largest = self._sizes(i)
             spans = {"I": (s, top), "m": (0, top), "c": (0, largest)}
             spans |= dict.fromkeys(_BINARIES, (0, 1))
-            for j in self.steps:
-                self.prob.budget.check(_DOING)
+            for j in self.prob.budget.through(self.steps):
                 for name, (low, high) in spans.items():
                     self.var[name, i, j] = pulp.LpVariable(
                         f"{name}_{i}_{j}", low, high, cat=pulp.LpInteger
@@ -141,8 +137,7 @@ class Program:
     def _objective(self, pulp: Any) -> None:
         c, prob = self.prob.exact, self.prob
         terms = []
-        for j in self.steps:
-            prob.budget.check(_DOING)
+        for j in prob.budget.through(self.steps):
             terms += [c["base"] * self["u", j], c["decode_base"] * self["hd", j]]
             terms.append(c["prefill_base"] * self["hp", j])
 

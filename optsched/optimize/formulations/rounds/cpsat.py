@@ -22,7 +22,6 @@ from optsched.problem.memory import check_size
 
 _INTERVAL_BYTES, _PAIR_BYTES = 1000, 1000
 """The bytes of an interval, and of a pair of requests that are kept apart."""
-_DOING = "the model was built"
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
@@ -112,8 +111,7 @@ class _Model:
     def memory(self) -> None:
         """Add the KV capacity: a staircase of intervals per request."""
         data, intervals, heights = self.data, list[Any](), list[int]()
-        for i, output in enumerate(data.output.tolist()):
-            self.budget.check(_DOING)
+        for i, output in self.budget.through(enumerate(data.output.tolist())):
             intervals += [self.interval(i, output - d, f"kv_{d}", d) for d in range(output)]
             heights += [int(data.first_kv[i])] + [1] * (output - 1)
 
@@ -128,8 +126,7 @@ class _Model:
         data, add = self.data, self.model.add
         peak, output = data.instance.peak_tokens.tolist(), data.output.tolist()
         end = [start + o for start, o in zip(self.start, output, strict=True)]
-        for i in range(len(end)):
-            self.budget.check(_DOING)
+        for i in self.budget.through(range(len(end))):
             for j in range(i + 1, len(end)):
                 excess = peak[i] + peak[j] - data.instance.kv_capacity
                 if excess > 0 and data.block[i] == data.block[j]:
@@ -173,8 +170,7 @@ class _Model:
         """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
         data, add = self.data, self.model.add
         several = np.flatnonzero(data.output > 1).tolist() if data.hybrid_off else []
-        for i in several:
-            self.budget.check(_DOING)
+        for i in self.budget.through(several):
             for j in np.flatnonzero(data.block == data.block[i]).tolist():
                 if i != j:
                     behind, both = self.model.new_bool_var(f"behind_{i}_{j}"), self.both(i, j)

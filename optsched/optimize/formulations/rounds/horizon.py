@@ -210,29 +210,18 @@ class Machine:
             use[rounds] for use in (self.running, self.prefill, self.prefills)
         )
         decodes = running - prefills
-        blocked = np.zeros(output, dtype=bool)
-        prompt = int(self.data.prompt[i])
-        if limits.max_running is not None:
-            blocked |= running + 1 > limits.max_running
-        if limits.max_batch_tokens is not None:
-            own = np.ones(output, dtype=np.int64)
-            own[0] = prompt
-            blocked |= prefill + decodes + own > limits.max_batch_tokens
+        own = np.ones(output, dtype=np.int64)
+        own[0] = self.data.prompt[i]
 
-        if limits.max_prefill_tokens is not None:
-            blocked[0] |= prefill[0] + prompt > limits.max_prefill_tokens
-
-        later = start
+        blocked = running + 1 > (limits.max_running or np.inf)
+        blocked |= prefill + decodes + own > (limits.max_batch_tokens or np.inf)
+        blocked[0] |= prefill[0] + own[0] > (limits.max_prefill_tokens or np.inf)
         if self.data.hybrid_off:
             blocked[0] |= decodes[0] > 0
-            beside = np.flatnonzero(prefills[1:] > 0)
-            if beside.size:  # its own prefill may fall into the last such round
-                later = start + 1 + int(beside[-1])
+            # Its own prefill may fall into the last round in which others prefill.
+            blocked[:-1] |= prefills[1:] > 0
 
-        if blocked.any():
-            later = max(later, start + 1 + int(np.flatnonzero(blocked)[-1]))
-
-        return later
+        return start + 1 + int(np.flatnonzero(blocked)[-1]) if blocked.any() else start
 
 
 def without_idle(data: RoundData, starts: Ints) -> Ints:

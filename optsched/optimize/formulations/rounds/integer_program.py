@@ -51,19 +51,14 @@ class Program:
     on_time: bool = False
 
     @property
-    def in_time(self) -> int:
-        """The number of requests that `warm` starts by `last`."""
-        return int((self.warm <= self.last).sum())
-
-    @property
     def known(self) -> int:
         """The value of `warm` in the models, which count requests in time below 0."""
-        return -self.in_time if self.on_time else self.data.tel(self.warm)
+        return -int((self.warm <= self.last).sum()) if self.on_time else self.data.tel(self.warm)
 
     def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
-        left = options.after(budget.spent_s)
-        return on_time.in_shares(left, self.data.instance.n) if self.on_time else left
+        left, n = options.after(budget.spent_s), self.data.instance.n
+        return left.reporting(lambda count: -count / n + 0.0) if self.on_time else left
 
     @property
     def columns_before(self) -> Ints:
@@ -137,8 +132,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     counts = np.empty(columns, dtype=np.int64)
     filled = 0
 
-    for i in range(n):
-        budget.check("the model was built")
+    for i in budget.through(range(n)):
         starts = np.arange(data.arrival[i], last[i] + 1)
         if not len(starts):
             continue

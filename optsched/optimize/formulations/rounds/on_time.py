@@ -7,13 +7,12 @@ column or a presence for such starts only.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.formulations.rounds.horizon import Machine, RoundData
-from optsched.optimize.solvers.base import Progress, RawOutcome, SolveOptions
+from optsched.optimize.solvers.base import RawOutcome
 from optsched.problem.schedule import Schedule, from_starts
 
 
@@ -56,19 +55,6 @@ def with_late(data: RoundData, starts: Ints, last: Ints) -> tuple[Schedule, int]
         end += int(data.output[i])
 
     return from_starts(real, data.instance), int(count)
-
-
-def in_shares(options: SolveOptions, n: int) -> SolveOptions:
-    """Return options that report the solver's number, less than 0, as a share of requests."""
-    tell = options.progress
-    if tell is None:
-        return options
-
-    def told(state: Progress) -> None:
-        shares = [None if v is None else -v / n + 0.0 for v in (state.incumbent, state.bound)]
-        tell(Progress(state.elapsed_s, *shares))
-
-    return replace(options, progress=told)
 
 
 def as_shares(raw: RawOutcome, n: int) -> tuple[float | None, float | None]:

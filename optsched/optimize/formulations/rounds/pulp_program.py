@@ -1,6 +1,5 @@
 """The hindsight program as Jaillet et al. 2025 write it, in PuLP: to be read and exported."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from optsched.problem.memory import check_size, check_tokens
 
 _ENTRY_BYTES = 200
 """The bytes of a nonzero in PuLP, with its share of variables and names."""
-_DOING = "the model was built"
 
 
 def pulp_problem(
@@ -30,15 +28,6 @@ def pulp_problem(
     """
     import pulp
 
-    with warnings.catch_warnings():
-        # PuLP 3.3 announces the variables of PuLP 4, which its earlier versions do not have.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return _problem(prog, pulp, budget)
-
-
-def _problem(
-    prog: models.Program, pulp: Any, budget: Budget
-) -> tuple[Any, list[dict[int, Any]], dict[int, Any]]:
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
@@ -49,8 +38,7 @@ def _problem(
     entries = models.entries_at_most(data, prog.last)
     check_size(entries, _ENTRY_BYTES, what, "highs has room for more")
     x: list[dict[int, Any]] = []
-    for i in requests:
-        budget.check(_DOING)
+    for i in budget.through(requests):
         starts = range(a[i], int(prog.last[i]) + 1)
         x.append({t: pulp.LpVariable(f"x_{i}_{t}", cat=pulp.LpBinary) for t in starts})
 
@@ -71,8 +59,7 @@ def _problem(
         """Return the starts k, with variables, for which t is i's first-th or a later round."""
         return [(k, x[i][k]) for k in range(t - o[i], t - first + 1) if k in x[i]]
 
-    for t in rounds:
-        budget.check(_DOING)
+    for t in budget.through(rounds):
         load = pulp.lpSum(
             (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
         )
@@ -93,8 +80,7 @@ def _problem(
 
     y: dict[int, Any] = {}
     if data.hybrid_off:
-        for t in rounds:
-            budget.check(_DOING)
+        for t in budget.through(rounds):
             y[t] = pulp.LpVariable(f"y_{t}", lowBound=0, upBound=1)
             for i in requests:
                 if t - 1 in x[i]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.ramp.jobs import MAX_KINDS, kinds_of, periods, ramp_leaf
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
 from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
@@ -14,14 +15,6 @@ from optsched.problem.schedule import from_starts
 def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
     """Solve by the bounds and schedules of `optsched.optimize.ramp.prove`, with a certificate."""
     instance = task.instance
-    if not instance.in_rounds:
-        raise UsageError(
-            "formulation: found hindsight for an instance in seconds; expected one in rounds"
-        )
-
-    from optsched.optimize.ramp.jobs import periods
-    from optsched.optimize.ramp.kinds import MAX_KINDS, kinds_of
-
     kinds = max(len(kinds_of(jobs)[-1]) for jobs in periods(instance))
     if kinds > MAX_KINDS:
         raise UsageError(
@@ -65,7 +58,6 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
 
 def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     from optsched.bounds.certificate import make_certificate
-    from optsched.optimize.ramp.chain import ramp_leaf
 
     instance = task.instance
     starts = np.empty(instance.n, dtype=np.int64)
