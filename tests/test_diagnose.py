@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, run
-from test_table import LINEAR, tabulated
 
 import optsched
-from optsched.analysis.diagnose import diagnose
-from optsched.costs.cost import roofline
+from optsched.analysis.diagnose import Change, _first, _scaled, diagnose
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
+from optsched.costs.cost import BatchCost, roofline
+from optsched.costs.table import CostTable, Grid
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -21,11 +22,14 @@ from optsched.problem.instance import Instance
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
-def served(instance: Instance, seqs: int, tokens: int, noise: float = 0.05) -> Measured:
-    """Return the times of the twin on a machine 1.5 and 1.3 times as slow as the roofline."""
-    from optsched.analysis.diagnose import _scaled
+ROOFLINE = roofline("llama3-8b", "h100-80gb")
 
-    slow = _scaled(roofline("llama3-8b", "h100-80gb"), 1.5, 1.3)
+
+def served(
+    instance: Instance, seqs: int, tokens: int, noise: float = 0.05, slow: BatchCost | None = None
+) -> Measured:
+    """Return the times of the twin on a machine 1.5 and 1.3 times as slow as the roofline."""
+    slow = slow or _scaled(ROOFLINE, (1.5, 1.3))
     spec = f"vllm-v1:max_num_seqs={seqs},max_num_batched_tokens={tokens}"
     judged = optsched.evaluate(instance, optsched.simulate(instance, spec, slow), slow)
     rng = np.random.default_rng(5)
@@ -63,9 +67,7 @@ def test_the_known_best_change_is_the_first(made: Any) -> None:
     measured = served(instance, seqs, tokens)
     slos = SLOS if expected != "token" else {"slo_ttft": 2.0, "slo_gap": 0.1}
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    found = diagnose(
-        instance, roofline("llama3-8b", "h100-80gb"), measured=measured, **limits, **slos
-    )
+    found = diagnose(instance, ROOFLINE, measured=measured, **limits, **slos)
     assert found.error is not None
     assert found.error < 0.1
     assert found.first is not None
@@ -74,13 +76,104 @@ def test_the_known_best_change_is_the_first(made: Any) -> None:
     assert found.bound <= found.base["mean_latency"]
 
 
+def tables() -> BatchCost:
+    """Return tables near the roofline: flat up to 200 tokens, and decodes by their KV."""
+    dense = Grid({"tokens": [1, 200, 4000]}, [0.14, 0.16, 1.8])
+    decodes = Grid({"decode_requests": [0, 256], "decode_kv": [0, 4000]}, [0, 0, 0.04, 1.4])
+    table = CostTable([dense, decodes], [{"base": "0.1", "token": "0.0003"}])
+    return BatchCost("tables", 32, {"base": "0.14", "token": "0.0004"}, table=table)
+
+
+def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
+    instance, seqs, tokens, _ = few_seats()
+    measured = served(instance, seqs, tokens, slow=_scaled(tables(), (1.6, 1.2)))
+    limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+    found = diagnose(instance, tables(), measured=measured, **limits, **SLOS)
+    assert found.error is not None
+    assert found.error < 0.05
+    assert found.cost_model.table is not None
+    assert found.first is not None
+    assert found.first.what.startswith("max_num_seqs")
+
+    alone = diagnose(instance, tables(), **limits, **SLOS)  # a profile, and no measured times
+    assert alone.error is None
+    assert alone.cost_model is not found.cost_model
+
+
+@pytest.mark.parametrize("factors", [(1.6, 1.2), (0.7, 1.5), (2.0, 0.3)])
+def test_scaled_tables_keep_their_minorants_below_every_time(factors: tuple[float, float]) -> None:
+    plain, scaled = tables(), _scaled(tables(), factors)
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        sums = EMPTY
+        for _ in range(rng.integers(0, 40)):
+            sums = add_decode(sums, int(rng.integers(1, 9000)))
+        for _ in range(rng.integers(sums.decode_requests == 0, 3)):
+            sums = add_prefill(sums, int(rng.integers(1, 5000)), 0)
+
+        time, before = batch_time(scaled.array, sums), batch_time(plain.array, sums)
+        lower, upper = sorted(factors)
+        assert lower * before <= time * (1 + 1e-9)
+        assert time <= upper * before * (1 + 1e-9)
+        for one in scaled.minorants:
+            assert batch_time(one.array, sums) <= time * (1 + 1e-9)
+
+    # One token takes the shortest batch's time, and only the offset is in it.
+    one = add_prefill(EMPTY, 1, 0)
+    ratio = batch_time(scaled.array, one) / batch_time(plain.array, one)
+    assert ratio == pytest.approx(factors[1])
+
+
+@pytest.mark.parametrize(("parts", "factor"), [(("base",), 3.0), (("decode_",), 12.0)])
+def test_the_interval_holds_the_true_gain_beyond_the_seats_of_the_run(
+    parts: tuple[str, ...], factor: float
+) -> None:
+    # A run whose batches are all alike does not show which part of them is slow, and that decides
+    # what more seats bring: nearly half of the latency on one of these machines, and on the other
+    # nothing.
+    instance = requests(80, 30.0, 1500, 150)
+    machine = _scaled(ROOFLINE, (1.2, factor), parts)
+    measured = served(instance, 16, 2048, 0.01, machine)
+    found = diagnose(instance, ROOFLINE, measured=measured, max_num_seqs=16)
+    changes = {one.what: one for one in found.changes}
+
+    def latency(seqs: int) -> float:
+        schedule = optsched.simulate(instance, f"vllm-v1:max_num_seqs={seqs}", machine)
+        return float(optsched.evaluate(instance, schedule, machine).metrics["mean_latency"] or 0)
+
+    for seqs in (20, 24, 32, 64):
+        one, true = changes[f"max_num_seqs={seqs}"], 1 - latency(seqs) / latency(16)
+        assert one.low - 0.02 <= true <= one.high + 0.02
+        assert one.high - one.low > 0.08
+        assert one.extrapolated
+
+    assert not changes["max_num_seqs=8"].extrapolated
+    assert found.measured is not None
+    assert found.measured["mean_latency"] == pytest.approx(float(measured.latency.mean()))
+
+
+def change(what: str, kind: str, gain: float, low: float) -> Change:
+    return Change(what, kind, gain, low, gain, 1.0, False, {})
+
+
+def test_first_is_the_cheapest_of_what_gains_nearly_as_much_under_every_cost_model() -> None:
+    bold, sure = change("bold", "settings", 0.6, -0.1), change("sure", "settings", 0.4, 0.35)
+    memory = change("memory", "memory", 0.42, 0.4)
+    second, eight = change("2", "workers", 0.5, 0.45), change("8", "further workers", 1.0, 1.0)
+    assert _first([bold, sure]) is sure
+    assert _first([bold]) is bold  # nothing is certain, so the largest gain counts
+    assert _first([sure, memory, eight]) is sure  # 0.35 is 80 % of 0.4, and eight come later
+    assert _first([sure, memory, second]) is memory  # 0.35 is not 80 % of 0.45
+    assert _first([change("none", "settings", 0.04, 0.0), eight]) is None
+
+
 def test_a_run_that_the_twin_does_not_repeat_is_refused() -> None:
     instance, seqs, tokens, _ = few_seats()
     measured = served(instance, seqs, tokens)
     rng = np.random.default_rng(0)
     strange = Measured(rng.permutation(measured.latency) * rng.lognormal(0, 1.5, instance.n))
     with pytest.raises(InputError, match="expected at most 30%"):
-        diagnose(instance, roofline("llama3-8b", "h100-80gb"), measured=strange, **SLOS)
+        diagnose(instance, ROOFLINE, measured=strange, **SLOS)
 
 
 def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
@@ -112,10 +205,44 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     assert "no format" in run("diagnose", __file__, *words[2:], status=2)
 
 
-def test_of_a_tabulated_cost_model_the_linear_approximation_is_taken() -> None:
-    load = requests(6, 4.0, 50, 5)
-    found = diagnose(load, tabulated(), max_num_seqs=2)
-    assert found.cost_model.table is None
-    assert {k: float(v) for k, v in found.cost_model.coefficients.items()} == {
-        name: float(text) for name, text in LINEAR.items()
-    }
+def folder_of_a_run(path: Path) -> Path:
+    """Write a run of LLMServingSim with 4,000 tokens of KV: requests.jsonl and meta.json."""
+    instance = requests(120, 10.0, 300, 100, kv=4000)
+    measured = served(instance, 24, 1024, 0.01)
+    assert measured.ttft is not None
+    columns = instance.prompt_tokens, instance.output_tokens, instance.release_times
+    rows = [
+        {
+            "input_toks": int(s),
+            "output_toks": int(o),
+            "arrival_time": 100 + a,
+            "queued_ts": 50 + a,
+            "first_token_ts": 50 + a + first,
+            "last_token_ts": 50 + a + last,
+        }
+        for s, o, a, first, last in zip(*columns, measured.ttft, measured.latency, strict=True)
+    ]
+    (path / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    engine = {"max_num_seqs": 24, "max_num_batched_tokens": 1024, "tensor_parallel_size": 1}
+    meta = {"engine_kwargs": engine, "kv_cache": {"num_gpu_blocks": 250, "block_size": 16}}
+    (path / "meta.json").write_text(json.dumps(meta))
+    return path
+
+
+def test_the_server_is_read_from_meta_json_beside_the_run(tmp_path: Path) -> None:
+    folder = folder_of_a_run(tmp_path)
+    words = ("--gpu", "h100-80gb", "--model", "llama3-8b", "--slo-ttft", "1s")
+    text = run("diagnose", folder, *words)
+    server = (
+        "KV capacity 4000 tokens (from meta.json), max_num_seqs=24, max_num_batched_tokens=1024"
+    )
+    assert server in text
+    assert "is the KV capacity right" not in text
+    assert "measured " in text
+    assert "impossible with this worker, KV and cost model: a mean latency below" in text
+
+    # Without it 467,296 tokens are guessed of the GPU, with which the twin is too fast.
+    (folder / "meta.json").write_text("[1]")
+    guess = run("diagnose", folder, *words, "--max-num-seqs", 24)
+    assert "(an estimate), max_num_seqs=24, max_num_batched_tokens=2048" in guess
+    assert "is the KV capacity right" in guess

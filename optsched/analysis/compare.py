@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.analysis.losses import Ladder, Ladders
 from optsched.bounds import BoundTask, usable
@@ -34,7 +32,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
-from optsched.problem.metrics import COMPARED, TABLE, Times, derive
+from optsched.problem.metrics import COMPARED, TABLE, derive
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.service import SLOS
 
@@ -313,18 +311,9 @@ def _run(
 
 
 def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]) -> PolicyRow:
-    latency, ttft = measured.latency, measured.ttft
-    tpot = None
-    if ttft is not None:
-        steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
-        tpot = (latency - ttft) / steps
-
-    released = measured.released(instance)
-    times = Times(instance, latency, ttft, tpot, **limits, released=released)
     note = "its ratios hold if the cost model and the KV capacity are those of the server"
-    return PolicyRow(
-        measured.name, metrics=derive(times), inside=True, notes=(note,), measured=True
-    )
+    metrics = derive(measured.times(instance, limits))
+    return PolicyRow(measured.name, metrics=metrics, inside=True, notes=(note,), measured=True)
 
 
 def _best_row(interval: Interval, limits: dict[str, float | None]) -> PolicyRow:

@@ -34,7 +34,7 @@ def capacity(
       workers N|auto: Equal workers. With auto the fewest are searched for.
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
-      time_limit S: The time limit in seconds, without the search.
+      time_limit S: The time limit in seconds, the search included.
       search S: Seconds for the offline search, which knows lengths and arrivals.
     """
     from optsched.analysis.capacity import capacity as run
@@ -89,4 +89,4 @@ def _show(found: Capacity) -> None:
             print(f"{row.policy}: {row.error}")
 
     if found.interrupted:
-        print("interrupted: the values above are those found until then")
+        print("stopped by the time limit or Ctrl-C: the values above are those found until then")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import AT_LEAST_1, NO_SLOS, Slos, check_outputs
-from optsched.cli.output import emit_json, number, show_table, stop_at_ctrl_c, tell
+from optsched.cli.output import emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.cost import load_cost_model, roofline
 from optsched.files.measured import Measured, read_measured
 from optsched.files.read_write import named_instance, read_instance
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from optsched.analysis.diagnose import Diagnosis
 
 
+_METRICS = ("slo_attainment", "mean_latency", "p99_ttft", "p99_tpot")
+"""The metrics that are shown of every change."""
+
+
 def diagnose(
     trace_file: str,
     gpu: str,
@@ -26,50 +31,76 @@ def diagnose(
     format_name: str | None = None,
     cost_model: str | None = None,
     kv_capacity: Annotated[int | None, AT_LEAST_1] = None,
-    tensor_parallel: Annotated[int, AT_LEAST_1] = 1,
-    max_num_seqs: Annotated[int, AT_LEAST_1] = 256,
-    max_num_batched_tokens: Annotated[int, AT_LEAST_1] = 2048,
+    tensor_parallel: Annotated[int | None, AT_LEAST_1] = None,
+    max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
+    max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
     measured: str | None = None,
     json_out: str | None = None,
 ) -> None:
     """Say what to change first on a server of vLLM, with the expected gain.
 
     Parameters:
-      trace_file BENCH|TRACE: A benchmark's result, a trace, or an instance.
+      trace_file BENCH|TRACE: A benchmark's result, its folder, a trace, or an instance.
       gpu --gpu NAME: The device, by any of its names, or KEY=VALUE,... of its peaks.
       model --model NAME: The model: a known name, one of Hugging Face, or a config.json.
       format_name --format NAME: The format of the file. By default it is found out.
       cost_model NAME|FILE.toml: A cost model from a profile, in place of the GPU's peaks.
-      kv_capacity N: The KV capacity in tokens. By default it follows from GPU and model.
+      kv_capacity N: The KV capacity in tokens, which vLLM prints at start. By default that of
+        meta.json beside the file, or an estimate from GPU and model.
       tensor_parallel N: The number of devices that share every layer.
-      max_num_seqs N: As the server is set.
-      max_num_batched_tokens N: As the server is set.
+      max_num_seqs N: As the server is set. By default as in meta.json, or 256.
+      max_num_batched_tokens N: As the server is set. By default as in meta.json, or 2048.
       measured FILE: Measured times of an instance, from `import --measured-out`.
     """
     check_outputs(json_out)
     from optsched.analysis.diagnose import diagnose as run
 
-    cost = roofline(model, gpu, tensor_parallel=tensor_parallel)
-    capacity = kv_capacity or cost.kv_capacity_tokens
+    if os.path.isdir(trace_file):
+        trace_file = os.path.join(trace_file, "requests.jsonl")
+
+    beside = _beside(trace_file)
+    devices = tensor_parallel or beside.get("tensor_parallel_size", 1)
+    cost = roofline(model, gpu, tensor_parallel=devices)
+    blocks, size = beside.get("num_gpu_blocks", 0), beside.get("block_size", 1)
+    capacity = kv_capacity or blocks * size or cost.kv_capacity_tokens
+    origin = "given" if kv_capacity else "from meta.json" if blocks else "an estimate"
+    seqs = max_num_seqs or beside.get("max_num_seqs", 256)
+    tokens = max_num_batched_tokens or beside.get("max_num_batched_tokens", 2048)
     if cost_model is not None:
         cost = load_cost_model(cost_model)
 
-    instance, times = _read(trace_file, format_name, capacity)
+    options = {"kv_capacity": capacity, "kv_block_tokens": size}
+    instance, times = _read(trace_file, format_name, options)
     if measured is not None:
         times = read_measured(measured)
 
-    settings: dict[str, Any] = {"max_num_seqs": max_num_seqs, "measured": times}
-    settings |= {"max_num_batched_tokens": max_num_batched_tokens, **slos}
+    settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, **slos}
     with stop_at_ctrl_c() as stop:
-        found = run(instance, cost, **settings, stop=stop)
+        found = run(instance, cost, measured=times, **settings, stop=stop)
 
     if stop.is_set():
         tell(f"note: interrupted after {len(found.changes)} changes")
     if not emit_json(found.to_dict(), json_out):
-        _show(found)
+        held = f"KV capacity {instance.kv_capacity} tokens ({origin})"
+        _show(found, f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}")
 
 
-def _read(file: str, name: str | None, capacity: int | None) -> tuple[Instance, Measured | None]:
+def _beside(file: str) -> dict[str, int]:
+    """Return what meta.json beside a run says of its server; nothing if there is none."""
+    from optsched.problem.text_files import read_object
+
+    try:
+        meta = read_object(os.path.join(os.path.dirname(file), "meta.json"), "a measured run")
+        given = {**meta["engine_kwargs"], **meta.get("kv_cache", {})}
+    except (InputError, LookupError, TypeError):
+        return {}
+
+    return {name: value for name, value in given.items() if type(value) is int and value > 0}
+
+
+def _read(
+    file: str, name: str | None, options: dict[str, int | None]
+) -> tuple[Instance, Measured | None]:
     """Return a file's requests and measured times; which format it is in, is found out."""
     from dataclasses import replace
 
@@ -78,17 +109,15 @@ def _read(file: str, name: str | None, capacity: int | None) -> tuple[Instance, 
     if not os.path.isfile(named_instance(file)) or not os.path.getsize(named_instance(file)):
         raise InputError(f"{file}: found no file with anything in it; expected requests")
     if name is None:
-        try:
-            instance = read_instance(file)
-            return replace(instance, kv_capacity=capacity or instance.kv_capacity), None
-        except OptschedError:
-            pass
+        with suppress(OptschedError):
+            own = read_instance(file)
+            return replace(own, kv_capacity=options["kv_capacity"] or own.kv_capacity), None
 
     for form in trace_formats() if name is None else [name]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                instance, report = read_trace_report(form, file, kv_capacity=capacity)
+                instance, report = read_trace_report(form, file, **options)
         except OptschedError:
             if name is not None:
                 raise
@@ -102,42 +131,56 @@ def _read(file: str, name: str | None, capacity: int | None) -> tuple[Instance, 
         return instance, report.measured
 
     raise InputError(
-        f"{file}: found no format that it is in; expected one of {', '.join(trace_formats())} "
-        "(--format NAME says why), or an instance"
+        f"{file}: found no format that it is in; expected requests in one that `import --help` "
+        "lists (--format NAME says why it is not in that), or an instance"
     )
 
 
-def _show(found: Diagnosis) -> None:
+def _show(found: Diagnosis, server: str) -> None:
     """Print the verdict first, and then what it is made of."""
-    loss = "of the requests that miss their SLOs" if found.misses else "of the mean latency"
-    first, base = found.first, found.base
-    if first is None:
-        print("first: nothing; no change tried takes away 5 % " + loss)
-    else:
-        sure = (
-            "whatever the cost model's error" if found.sure == 1 else "if the cost model is right"
-        )
-        print(f"first: {first.what}")
-        print("gain: {} % ({} to {} %) ".format(*first.percents) + f"{loss}, {sure}")
+    loss = "requests that miss their SLOs" if found.misses else "mean latency (no SLO is missed)"
+    base, steps = found.base, {"first": found.first}
+    if found.of_settings != found.first:
+        steps["of settings alone"] = found.of_settings
 
-    within = "" if found.attainable is None else f", {100 * found.attainable:.1f} % within SLOs"
-    print(f"nobody can have: less than {number(found.bound)} s of mean latency{within} at most")
-    if found.error is None:
-        print("twin: no measured times; the cost model is taken as it is, give or take 20 %")
-    else:
-        print(f"twin: repeats the run's latencies to {100 * found.error:.1f} % in the median")
+    for words, one in steps.items():
+        if one is None:
+            print(f"{words}: nothing; no change tried gains 5 %")
+            continue
 
+        span = "{} % ({} to {} %)".format(*one.percents)
+        sure = f"worth it under {round(one.sure * found.models)} of {found.models} cost models"
+        print(f"{words}: {one.what}" + ", extrapolated" * one.extrapolated)
+        print(f"gain: takes away {span} of the {loss}, {sure}")
+        shown = [name for name in _METRICS if base[name] is not None]
+        moves = (f"{name} {base[name]:.3g} -> {one.metrics[name]:.3g}" for name in shown)
+        print(f"  {', '.join(moves)}")
+
+    limits = [f"a mean latency below {found.bound:.4g} s"]
+    if found.attainable not in (None, 1.0):
+        limits.append(f"more than {100 * found.attainable:.1f} % within SLOs")
+
+    print(f"impossible with this worker, KV and cost model: {', '.join(limits)}")
+    print(f"server: {server}")
+    twin = "no measured times; the cost model is taken as it is, give or take 20 %"
+    if found.error is not None and found.measured is not None:
+        off = base["mean_latency"] / found.measured["mean_latency"] - 1
+        error = f"{100 * found.error:.1f} % in the median, their mean to {100 * off:+.1f} %"
+        twin = f"repeats the run's latencies to {error}"
+        if "estimate" in server and max(found.error, abs(off)) > 0.03:
+            twin += "; is the KV capacity right? Give what vLLM printed at start as --kv-capacity"
+
+    print(f"twin: {twin}")
     waits, whole = found.waits, sum(found.waits.values())
     shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in waits.items())
     print(f"time goes to: {shares}\n")
 
-    def cells(metrics: dict[str, Any]) -> list[Any]:
-        attained = metrics.get("slo_attainment")
-        shown = (metrics[name] for name in ("mean_latency", "p99_ttft", "p99_tpot"))
-        return [None if attained is None else 100.0 * attained, *shown]
+    runs = {"measured": found.measured, "as it is": base}
+    rows = [(what, None, None, None, *map(m.get, _METRICS)) for what, m in runs.items() if m]
+    for one in found.changes:
+        what = one.what + ", extrapolated" * one.extrapolated
+        rows.append((what, *one.percents, *map(one.metrics.get, _METRICS)))
 
-    rows: list[tuple[Any, ...]] = [("as it is", None, None, None, *cells(base))]
-    rows += [(one.what, *one.percents, *cells(one.metrics)) for one in found.changes]
-    headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLOs\n[%]", "mean latency\n[s]",
-               "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
+    headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLO\nattainment",
+               "mean latency\n[s]", "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
     show_table(headers, rows)

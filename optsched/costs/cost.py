@@ -355,8 +355,10 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
         return cost_model or UnitCost()
 
     if cost_model is None or isinstance(cost_model, UnitCost):
-        expected = f"expected one, shipped are {', '.join(shipped_models())}"
-        raise UsageError(f"cost model: found none for an instance in seconds; {expected}")
+        known = f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
+        raise UsageError(
+            f"cost model: found none for an instance in seconds; expected one, {known}"
+        )
 
     cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
     _warn_of_default(instance, cost)

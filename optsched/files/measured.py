@@ -12,6 +12,7 @@ from optsched.files.strict_json import Place, read_json, write_json
 from optsched.problem.columns import plain_numbers, real_column
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.metrics import Times
 
 DAY_S = 86_400.0
 """The longest time that a request can take, in seconds; more is a point in time."""
@@ -136,6 +137,24 @@ class Measured:
             return given
 
         return np.asarray(sessions.earliest(given.tolist(), self.latency.tolist()))
+
+    def times(self, instance: Instance, slos: Mapping[str, Any]) -> Times:
+        """Return these times as metrics are made of them.
+
+        Parameters
+        ----------
+        instance : Instance
+        slos : mapping of str to float
+            SLOs of every request, as for `optsched.evaluate`.
+
+        Returns
+        -------
+        Times
+        """
+        steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
+        tpot = None if self.ttft is None else (self.latency - self.ttft) / steps
+        released = self.released(instance)
+        return Times(instance, self.latency, self.ttft, tpot, **slos, released=released)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a file of measured times."""

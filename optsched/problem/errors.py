@@ -17,8 +17,9 @@ def meant(found: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    near = get_close_matches(found.lower(), list(known), 1, 0.7)
-    return f"did you mean {near[0]!r}? " if near else ""
+    plain = {name.replace("-", ""): name for name in known}
+    near = get_close_matches(found.lower().replace("-", ""), plain, 1, 0.7)
+    return f"did you mean {plain[near[0]]!r}? " if near else ""
 
 
 def unknown(what: str, found: str, known: Iterable[str]) -> str:

@@ -78,8 +78,9 @@ def parse_json(text: str) -> Any:
             text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique
         )
     except json.JSONDecodeError as error:
+        hint = "; `import` makes an instance of a trace" if error.pos == 0 else ""
         raise InputError(
-            f"line {error.lineno}, column {error.colno}: not JSON: {error.msg.lower()}"
+            f"line {error.lineno}, column {error.colno}: not JSON: {error.msg.lower()}{hint}"
         ) from None
     except RecursionError:
         raise InputError("found JSON that is nested too deeply; expected optsched's") from None

@@ -66,7 +66,7 @@ def pick_run(
     if wanted is None:
         raise InputError(
             f"{path}: found {len(found)} runs; expected one; run=N (--run N) picks it, from 1 to "
-            f"{len(found)}, or -1 for the last"
+            f"{len(found)}, or -1 for the last; requests are another format"
         )
 
     if not 1 <= abs(wanted) <= len(found):
