@@ -80,7 +80,7 @@ def check_many(seed: int, count: int, factor: float = 1.0) -> tuple[int, int, in
             exceeded |= value > best * (1 + 1e-9) + 1e-12
             met += value >= best * (1 - 1e-6)
             if generator.random() < 0.3:
-                proved = certify_pools(instance, pools, name, proof)["value"] * 1e-12
+                proved = certify_pools(instance, pools, name, proof.tree or {})["value"] * 1e-12
                 exceeded |= proved * factor > best * (1 + 1e-9) + 1e-12
                 certified += proved >= value / factor * (1 - 1e-6)
 
@@ -126,7 +126,7 @@ LINK = "latency=1ms,bandwidth=25GB/s,model=llama2-7b"
 def proved(text: str, objective: str, link: str = LINK) -> tuple[dict[str, Any], Proof]:
     instance, pools = stream(), make_pools(text, stream(), MODEL, link)
     proof = pools_bound(task_of(instance, pools, objective), Budget(1.0))
-    return certify_pools(instance, pools, objective, proof), proof
+    return certify_pools(instance, pools, objective, proof.tree or {}), proof
 
 
 @pytest.mark.parametrize("text", ["2p2d", "1p3d", "3p1d", "4m"])

@@ -46,6 +46,7 @@ all machines can be paid. Where no machine is in both stages the better of both 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -56,14 +57,14 @@ from optsched.bounds.batch import PROVED_FOR, sum_on_machine, unavoidable_work
 from optsched.bounds.busy_time import (
     Floats,
     Prices,
-    Split,
     Tokens,
     best_caps,
     first_weights,
+    has_time,
     prices_of,
     schedule_prices,
     tokens_of,
-    value_at,
+    value_of,
 )
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
 from optsched.bounds.leaves import busy_time_leaf, work_leaf
@@ -115,7 +116,6 @@ class Stages:
 
 def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) -> Stages:
     """Return what requests cost on pools, under cost models by digest of those of the machines."""
-    n_all, again = len(pools.machines), pools.link.recompute_last
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
@@ -130,27 +130,28 @@ def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) 
         return tokens_of(seen, cost), works
 
     first, (work, _, _) = of(prefill)
-    if not split:
-        tokens, (work, later, rest) = of(pools.machines)
-        moved = np.zeros(instance.n)
-        return Stages(tokens, moved, work, later, rest, n_all, n_all, False, moved)
-
     after, (_, later, rest) = of(decode)
     own = {name: getattr(first, name) for name in _OF_PREFILLS}
-    link, held = pools.link, instance.prompt_tokens - int(again)
-    lasts = link.latency_s + held * link.seconds_per_token
-    moved = np.where(instance.output_tokens > 1, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
+    link, again = pools.link, pools.link.recompute_last
+    lasts = link.latency_s + (instance.prompt_tokens - int(again)) * link.seconds_per_token
+    moves = split & (instance.output_tokens > 1)
+    moved = np.where(moves, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
     early = np.where(again & (instance.prompt_tokens > 1), moved, 0.0).astype(np.float64)
     tokens, (p, d) = after._replace(**own), (len(prefill), len(decode))
-    return Stages(tokens, moved, work, later, rest, p, d, True, early)
+    return Stages(tokens, moved, work, later, rest, p, d, split, early)
 
 
 def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
-    """Return the machines that prefill, those that decode, and whether none does both."""
-    machines, deflects = pools.machines, pools.deflect_below > 0
-    prefill = [m for m in machines if m.role != "decode" or deflects]
-    decode = [m for m in machines if m.role != "prefill"]
-    return prefill, decode, not deflects and all(m.role != "mixed" for m in machines)
+    """Return the machines that prefill, those that decode, and whether none does both.
+
+    Where some do, all machines are in both stages.
+    """
+    machines = list(pools.machines)
+    if pools.deflect_below > 0 or pools.workers("mixed"):
+        return machines, machines, False
+
+    prefill = [m for m in machines if m.role == "prefill"]
+    return prefill, [m for m in machines if m.role == "decode"], True
 
 
 def _equal(machines: Sequence[Machine]) -> Machine:
@@ -179,37 +180,20 @@ def _from_work(stages: Stages, weight: float) -> float:
     return ((1 - weight) * total + weight * firsts) * (1 - _SAFETY)
 
 
-@dataclass(frozen=True, eq=False)
-class Priced:
-    """Prices of both stages, before p2 is cut off, with the weights of first tokens.
-
-    They are the same where ``later`` is None.
-    """
-
-    share: float
-    weights: Floats
-    first: tuple[Floats, float]
-    later: tuple[Floats, float] | None
-
-    def parts(self, caps: tuple[float, float]) -> list[Prices]:
-        """Return p1 and p2 of both stages, under caps of p2."""
-        found = []
-        for (price, width), cap in zip((self.first, self.later or self.first), caps, strict=True):
-            p2 = np.minimum(price, cap)
-            found.append(Prices(width, price - p2, p2, np.sqrt(p2)))
-
-        return found
+Curve = tuple[Floats, float]
+"""Prices of a stage's time on cells, before p2 is cut off, and the seconds of a cell."""
+Way = tuple[Floats, list[Curve]]
+"""The weights of first tokens, and the prices of each stage, or of all machines in one."""
 
 
-def _priced(stages: Stages, weight: float, share: float, cells: int) -> Priced:
+def _way(stages: Stages, weight: float, share: float, cells: int) -> Way:
     tokens = stages.tokens
     if not stages.split:
-        found = prices_of(tokens, cells, weight, stages.decode)
-        return Priced(share, first_weights(tokens, weight), found, None)
+        return first_weights(tokens, weight), [prices_of(tokens, cells, weight, stages.decode)]
 
     theta = np.where(tokens.steps > 0, weight + (1 - weight) * share, 1.0)
 
-    def prices(release: Floats, length: Floats, of: Floats, machines: int) -> tuple[Floats, float]:
+    def prices(release: Floats, length: Floats, of: Floats, machines: int) -> Curve:
         some = (of > 0) & (length > 0)
         if not some.any():
             return np.zeros(1), 1.0
@@ -219,51 +203,57 @@ def _priced(stages: Stages, weight: float, share: float, cells: int) -> Priced:
 
     first = prices(tokens.arrival, tokens.prefill_paid, theta, stages.prefill)
     rest = tokens.machine - tokens.prefill_paid
-    later = prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)
-    return Priced(share, theta, first, later)
+    return theta, [first, prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)]
+
+
+def _cut(curves: list[Curve], caps: Sequence[float]) -> list[Prices]:
+    """Return p1 and p2 of each stage, under its cap of p2."""
+    found = []
+    for (price, width), cap in zip(curves, caps, strict=True):
+        p2 = np.minimum(price, cap)
+        found.append(Prices(width, price - p2, p2, np.sqrt(p2)))
+
+    return found
 
 
 def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, dict[str, Any]]:
     """Return the bound of prices on the weighted sum (module's text), and its leaf."""
     late = weight * float(stages.before_first.sum()) * (1 - _SAFETY)
+    machines = [stages.prefill, stages.decode][: 1 + stages.split]
 
-    def value(priced: Priced, caps: tuple[float, float], chords: int = _COARSE) -> float:
-        one, two = priced.parts(caps)
-        split = Split(priced.weights, stages.moved, two, stages.decode)
-        more: dict[str, Any] = {"chords": chords, "ttft_weight": weight}
-        more |= {"machines": stages.prefill, "split": split if stages.split else None}
-        return late + value_at(stages.tokens, one.width, one.p1, one.p2, **more)
+    def value(way: Way, caps: Sequence[float], chords: int = _COARSE) -> float:
+        weights, curves = way
+        priced = list(zip(_cut(curves, caps), machines, strict=True))
+        return late + value_of(stages.tokens, priced, weights, stages.moved, chords, weight)
 
-    def in_time() -> bool:
-        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
+    def at(k: int, cap: float) -> float:
+        return value(best, [*caps[:k], cap, *caps[k + 1 :]])
 
-    def better(one: Priced, other: Priced, caps: tuple[float, float], chords: int) -> Priced:
-        return max((one, other), key=lambda priced: value(priced, caps, chords))
+    share, *others = _SHARES if stages.split and weight < 1 else (1.0,)
+    best, caps = _way(stages, weight, share, _CELLS), [_FIRST_CAP] * len(machines)
+    for other in others:
+        if not has_time(budget):
+            break
 
-    shares = _SHARES if stages.split and weight < 1 else (1.0,)
-    best, caps = _priced(stages, weight, shares[0], _CELLS), (_FIRST_CAP, _FIRST_CAP)
-    for share in shares[1:]:
-        if in_time():
-            best = better(best, _priced(stages, weight, share, _CELLS), caps, _COARSE)
+        way = _way(stages, weight, other, _CELLS)
+        if value(way, caps) > value(best, caps):
+            share, best = other, way
 
-    if not stages.split:
-        cap = best_caps(lambda cap: value(best, (cap, cap)), in_time, _CAPS)
-        caps = cap, cap
-    if stages.split and (best.share > 0 or weight > 0):
-        caps = best_caps(lambda cap: value(best, (cap, caps[1])), in_time, _CAPS), caps[1]
-    if stages.split and best.share < 1:
-        caps = caps[0], best_caps(lambda cap: value(best, (caps[0], cap)), in_time, _CAPS)
+    # A stage whose tokens have no weight has no prices to be cut.
+    for k, some in enumerate((share > 0 or weight > 0, share < 1)[: len(machines)]):
+        if some:
+            caps[k] = best_caps(partial(at, k), lambda: has_time(budget), _CAPS)
 
-    chords, cells = _FINE if in_time() else _COARSE, min(_FINE_CELLS, _MOST // len(stages.moved))
-    if cells > _CELLS and in_time():
-        best = better(best, _priced(stages, weight, best.share, cells), caps, chords)
+    chords = _FINE if has_time(budget) else _COARSE
+    cells = min(_FINE_CELLS, _MOST // len(stages.moved))
+    if cells > _CELLS and has_time(budget):
+        finer = _way(stages, weight, share, cells)
+        best = max((best, finer), key=lambda way: value(way, caps, chords))
 
-    first, later = best.parts(caps)
-    leaf = busy_time_leaf(first.width, first.p1, first.p2)
-    if stages.split:
-        after = busy_time_leaf(later.width, later.p1, later.p2)
+    leaf, *later = (busy_time_leaf(one.width, one.p1, one.p2) for one in _cut(best[1], caps))
+    for after in later:
         del after["relaxation"]
-        leaf |= {"first": round(best.share * 2**30), "later": after}
+        leaf |= {"first": round(share * 2**30), "later": after}
 
     return value(best, caps, chords), leaf
 
@@ -339,7 +329,7 @@ def within_pools(task: BoundTask, budget: Budget) -> Proof:
 def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
     """Return pools as a certificate states them, under cost models by digest of the machines'."""
     prefill, decode, split = roles_of(pools)
-    named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
+    named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
     found: dict[str, Any] = {}
     for name, machines in named.items():
         one = _equal(machines)
@@ -357,12 +347,12 @@ def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
     return found
 
 
-def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
-    """Return the certificate of a proof of `pools_bound` on ``tel`` or ``mean_ttft``."""
-    assert proof.tree is not None
-    costs = proof.tree["costs"]
-    model = costs[str(roles_of(pools)[0][0].cost.sha256)]
-    return certify(instance, model, objective, proof.tree["leaf"], stated(pools, costs))
+def certify_pools(
+    instance: Instance, pools: Pools, objective: str, tree: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the certificate of the tree of a proof of `pools_bound`, ``tel`` or ``mean_ttft``."""
+    model = tree["costs"][str(roles_of(pools)[0][0].cost.sha256)]
+    return certify(instance, model, objective, tree["leaf"], stated(pools, tree["costs"]))
 
 
 def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:

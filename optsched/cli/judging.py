@@ -212,6 +212,7 @@ def _emit(
 
     metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
     more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
+    more["pools"] = evaluation.pools and evaluation.pools.to_dict()
     alone = emit_json(result_dict(evaluation.instance, name, cost_model=cost, **more), json_out)
     if not alone:
         output.show_metrics(metrics, evaluation.instance)

@@ -38,6 +38,11 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     return dispatcher
 
 
+def plain(function: Any) -> Any:
+    """Return a compiled function as it is written, for callers that are not compiled."""
+    return getattr(function, "py_func", function)
+
+
 def prefetch(array: Any, index: Any) -> None:
     """Ask for an entry of an array that is read soon. An index beyond the array does no harm."""
 
