@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.base import BoundTask
 from optsched.bounds.pools import POOLED, POOLED_IN_TIME, certify_pools
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Link
@@ -23,7 +22,7 @@ from optsched.optimize.strategies import NO_SCHEDULE, prove, run_policy
 from optsched.policies import make_policy, on_workers
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.objective import TOTAL_LATENCY, Objective
@@ -228,9 +227,6 @@ def splits(
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
     pools = {name: make_pools(name, limited, cost, link) for name in names}
     metrics = ("mean_latency", "mean_ttft", *(("slo_goodput",) if limited.slos else ()))
-    lacks = POOLED.lacks(BoundTask(instance, cost, pools=pools[names[0]]))
-    if lacks:
-        raise UsageError(f"splits: found {', '.join(lacks)}, for which no bound is proved")
 
     def bound(row: Split, name: str, part: Budget, mixed: Split) -> None:
         asked, n = limited if name == "slo_goodput" else instance, 1
@@ -245,7 +241,7 @@ def splits(
         # With no link and no roles the machines can do whatever they do in a split.
         row.bounds[name] = max(value, mixed.bounds.get(name, value), key=goal.signed)
         if certify and known.tree is not None:
-            made = certify_pools(instance, pools[row.pools], goal.name, known.tree[1])
+            made = certify_pools(instance, goal.name, known.tree[1])
             row.certificates[name] = made
 
     def run(row: Split, spec: str, budget: Budget) -> None:

@@ -47,12 +47,11 @@ all machines can be paid. Where no machine is in both stages the better of both 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
 
-from optsched.bounds.base import MINORANTS, POOLS, Bound, BoundTask, Proof
+from optsched.bounds.base import POOLS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, sum_on_machine, unavoidable_work
 from optsched.bounds.busy_time import (
     Floats,
@@ -114,8 +113,8 @@ class Stages:
         return self.tokens.first + self.moved
 
 
-def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) -> Stages:
-    """Return what requests cost on pools, under cost models by digest of those of the machines."""
+def stages_of(instance: Instance, pools: Pools) -> Stages:
+    """Return what requests cost on pools."""
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
@@ -123,11 +122,11 @@ def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) 
         m = _equal(machines)
         room = max(m.kv_capacity, peak)  # more room only lowers shares
         seen = replace(instance, kv_capacity=room, limits=m.limits, known=None)
-        cost = costs[str(m.cost.sha256)]
-        work = unavoidable_work(seen, cost)
+        assert isinstance(m.cost, BatchCost)
+        work = unavoidable_work(seen, m.cost)
         later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
         works = [work.prefill, later, np.maximum(work.chain - work.first, 0.0)]
-        return tokens_of(seen, cost), works
+        return tokens_of(seen, m.cost), works
 
     first, (work, _, _) = of(prefill)
     after, (_, later, rest) = of(decode)
@@ -260,29 +259,15 @@ def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, 
 
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, on mean TTFT or on a weighted mean of both, in seconds."""
-    pools, n, name = task.pools, task.instance.n, task.objective.name
-    assert pools is not None
+    assert task.pools is not None
+    name, stages = task.objective.name, stages_of(task.instance, task.pools)
     weight = 1.0 if name == "mean_ttft" else task.objective.ttft_weight
-    found: list[tuple[float, dict[str, Any], dict[str, BatchCost]]] = []
-    choices = list(minorants_of(pools))
+    value, leaf = _from_prices(stages, weight, budget)
+    if (other := _from_work(stages, weight)) >= value:
+        value, leaf = other, work_leaf()
 
-    for place, costs in enumerate(choices):
-        stages = stages_of(task.instance, pools, costs)
-        found.append((_from_work(stages, weight), work_leaf(), costs))
-        if place == 0 or not budget.over:
-            part = budget.part(1 / (len(choices) - place))
-            found.append((*_from_prices(stages, weight, part), costs))
-
-    value, leaf, costs = max(found, key=lambda one: one[0])
-    per = 1 if name == "tel" else n
-    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "costs": costs})
-
-
-def minorants_of(pools: Pools) -> list[dict[str, BatchCost]]:
-    """Return each choice of minorants of the machines' cost models, by these models' digests."""
-    costs = {str(m.cost.sha256): m.cost for m in pools.machines if isinstance(m.cost, BatchCost)}
-    ways = product(*(cost.minorants for cost in costs.values()))
-    return [dict(zip(costs, way, strict=True)) for way in ways]
+    per = 1 if name == "tel" else task.instance.n
+    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "pools": task.pools})
 
 
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
@@ -314,30 +299,26 @@ def within_pools(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on SLO attainment, or on SLO goodput: the most over the shortest span."""
     assert task.pools is not None
     limits = all_limits(task.instance, dict(task.objective.parameters))
-    found, n = list[float](), task.instance.n
-    for costs in minorants_of(task.pools):
-        stages = stages_of(task.instance, task.pools, costs)
-        span: float = n
-        if task.objective.name == "slo_goodput":
-            span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
+    stages, span = stages_of(task.instance, task.pools), float(task.instance.n)
+    if task.objective.name == "slo_goodput":
+        span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
 
-        found.append(_max_within(stages, task.instance, limits) / span)
-
-    return Proof(min(found))
+    return Proof(_max_within(stages, task.instance, limits) / span)
 
 
-def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
-    """Return pools as a certificate states them, under cost models by digest of the machines'."""
+def stated(pools: Pools) -> dict[str, Any]:
+    """Return pools as a certificate states them."""
     prefill, decode, split = roles_of(pools)
     named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
     found: dict[str, Any] = {}
     for name, machines in named.items():
         one = _equal(machines)
+        assert isinstance(one.cost, BatchCost)
         found[name] = {
             "machines": len(machines),
             "kv_capacity": one.kv_capacity,
             "limits": one.limits.as_dict(),
-            "cost_model": cost_model_dict(costs[str(one.cost.sha256)]),
+            "cost_model": cost_model_dict(one.cost),
         }
 
     if split:
@@ -347,12 +328,11 @@ def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
     return found
 
 
-def certify_pools(
-    instance: Instance, pools: Pools, objective: str, tree: Mapping[str, Any]
-) -> dict[str, Any]:
+def certify_pools(instance: Instance, objective: str, tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the certificate of the tree of a proof of `pools_bound`, ``tel`` or ``mean_ttft``."""
-    model = tree["costs"][str(roles_of(pools)[0][0].cost.sha256)]
-    return certify(instance, model, objective, tree["leaf"], stated(pools, tree["costs"]))
+    cost = roles_of(tree["pools"])[0][0].cost
+    assert isinstance(cost, BatchCost)
+    return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]))
 
 
 def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:
@@ -370,7 +350,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
         If it proves nothing, or something of other pools.
     """
     value = verify_certificate(instance, certificate, on_pools=True)
-    if certificate.get("pools") not in [stated(pools, costs) for costs in minorants_of(pools)]:
+    if certificate.get("pools") not in [stated(one) for one in pools.minorants]:
         raise ViolationError("certificate: pools: found other ones", rule="certificate")
 
     return value
@@ -379,7 +359,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
 _WORDS = "work, and prices of machine time, of pools that prefill and that decode"
 _IN_TIME = "work of pools in the windows of SLOs"
 _METRICS = ("tel", "latency_and_ttft", "mean_ttft")
-_PROVED = PROVED_FOR | POOLS | MINORANTS
+_PROVED = PROVED_FOR | POOLS
 _SERVED = ("slo_attainment", "slo_goodput")
 POOLED = Bound(
     "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import check_outputs, check_suffix
+from optsched.cli.options import check_outputs, check_suffix, in_pools
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import TABLE, time_words
@@ -29,6 +29,9 @@ def plot(
     cost_model: str | None = None,
     kind: str | None = None,
     against: str | None = None,
+    pools: str | None = None,
+    link: str | None = None,
+    deflect_below: Annotated[int, {"min": 0}] = 0,
 ) -> None:
     """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
@@ -53,11 +56,26 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    style.save(draw(_Source(source, data, kind, instance_file, cost_model, against)), out)
+    style.save(
+        draw(
+            _Source(
+                source, data, kind, instance_file, cost_model, against, (pools, link, deflect_below)
+            )
+        ),
+        out,
+    )
     print(out)
 
 
-def trace(instance_file: str, schedule_file: str, out: str, cost_model: str | None = None) -> None:
+def trace(
+    instance_file: str,
+    schedule_file: str,
+    out: str,
+    cost_model: str | None = None,
+    pools: str | None = None,
+    link: str | None = None,
+    deflect_below: Annotated[int, {"min": 0}] = 0,
+) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev).
 
     Parameters:
@@ -71,7 +89,8 @@ def trace(instance_file: str, schedule_file: str, out: str, cost_model: str | No
     instance = read_instance(instance_file)
     check_outputs(out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
-    events = write_trace(timeline(instance, schedule, cost), out)
+    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
+    events = write_trace(timeline(instance, schedule, machines), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
 
@@ -101,6 +120,7 @@ class _Source:
     instance_file: str | None
     cost_model: str | None
     against: str | None = None
+    pools: tuple[str | None, str | None, int] = (None, None, 0)
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
         """Return the kind of figure that is asked for, or the first kind."""
@@ -122,14 +142,15 @@ class _Source:
 
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
-        made = schedule_of(file, instance, self.cost_model, known, data)
+        schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
+        made = schedule, in_pools(instance, cost, *self.pools) or cost
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:
             from optsched.analysis.why import why
 
             other, _ = schedule_of(self.against, instance, self.cost_model, known)
-            found = why(instance, *made, against=other)
+            found = why(instance, schedule, cost, against=other)
             title = f"{instance.name}: {file} against {self.against}"
             return _picture("gap", found, title=title)
         if kind not in DISTRIBUTIONS:

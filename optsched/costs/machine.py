@@ -3,7 +3,8 @@
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -139,6 +140,18 @@ class Pools:
         *roles : {"mixed", "prefill", "decode"}
         """
         return [w for w, one in enumerate(self.machines) if one.role in roles]
+
+    @property
+    def minorants(self) -> list["Pools"]:
+        """These pools under each choice of minorants of the machines' cost models."""
+        costs = {m.cost.sha256: m.cost for m in self.machines if isinstance(m.cost, BatchCost)}
+        found = []
+        for way in product(*(cost.minorants for cost in costs.values())):
+            chosen: dict[object, BatchCost] = dict(zip(costs, way, strict=True))
+            machines = [replace(m, cost_model=chosen[m.cost.sha256]) for m in self.machines]
+            found.append(replace(self, machines=machines))
+
+        return found
 
     @property
     def words(self) -> str:
