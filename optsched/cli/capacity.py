@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, in_pools, read_checked
+from optsched.cli.options import ABOVE_0, NOT_GIVEN, Given, Seed, in_pools, read_checked
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
@@ -14,16 +14,14 @@ if TYPE_CHECKING:
 
 def capacity(
     instance_file: str,
-    slos: Slos = NO_SLOS,
+    slos: Given = NOT_GIVEN,
     attainment: float = 0.99,
     policies: list[str] | None = None,
     workers: str = "1",
     router: str = "least-requests",
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = NOT_GIVEN,
     time_limit: Annotated[float | None, ABOVE_0] = None,
     search: Annotated[float, {"min": 0.0}] = 0.0,
     seed: Seed = 0,
@@ -58,7 +56,7 @@ def capacity(
         "time_limit_s": time_limit,
         "search_s": search,
         "seed": seed,
-        "pools": in_pools(instance, cost, pools, link, deflect_below),
+        "pools": in_pools(instance, cost, machines),
     }
     with LiveLine() as line, stop_at_ctrl_c() as stop:
 

@@ -14,9 +14,9 @@ from optsched.cli.options import (
     ARGUMENT,
     AT_LEAST_0,
     AT_LEAST_1,
-    NO_SLOS,
+    NOT_GIVEN,
+    Given,
     Seed,
-    Slos,
     check_outputs,
     check_requests_out,
     in_pools,
@@ -39,11 +39,9 @@ def simulate(
     instance_file: str,
     policy: str,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = NOT_GIVEN,
     seed: Seed = 0,
-    slos: Slos = NO_SLOS,
+    slos: Given = NOT_GIVEN,
     ttft_weight: float | None = None,
     schedule_out: str | None = None,
     requests_out: str | None = None,
@@ -61,11 +59,11 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
+    hardware = in_pools(instance, cost, machines) or cost
     begin = work_time()
-    schedule = run(instance, policy, machines, seed=seed, slos=slos)
+    schedule = run(instance, policy, hardware, seed=seed, slos=slos)
     wall_s = work_time() - begin
-    evaluation = judge(instance, schedule, machines, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
 
@@ -92,10 +90,8 @@ def evaluate(
     instance_file: str,
     schedule_file: str,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
-    slos: Slos = NO_SLOS,
+    machines: Given = NOT_GIVEN,
+    slos: Given = NOT_GIVEN,
     ttft_weight: float | None = None,
     requests_out: str | None = None,
     json_out: str | None = None,
@@ -106,9 +102,9 @@ def evaluate(
     from optsched.judge.evaluate import evaluate as judge
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
-    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
+    hardware = in_pools(instance, cost, machines) or cost
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, machines, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
     output.write_requests(evaluation, requests_out)
     _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
 
@@ -234,9 +230,7 @@ def verify(
     instance_file: str,
     file: Annotated[str | None, ARGUMENT] = None,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = NOT_GIVEN,
 ) -> None:
     """Check a schedule or a certificate, or all in a folder. The exit status is 5 if one fails.
 
@@ -248,7 +242,7 @@ def verify(
 
     def check(instance_file: str, claim: str) -> None:
         instance, cost = read_checked(instance_file, cost_model)
-        hardware = in_pools(instance, cost, pools, link, deflect_below) or cost
+        hardware = in_pools(instance, cost, machines) or cost
         print(_verified(instance, claim, hardware))
 
     if file is not None:

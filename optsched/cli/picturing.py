@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import check_outputs, check_suffix, in_pools
+from optsched.cli.options import NOT_GIVEN, Given, check_outputs, check_suffix, in_pools
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import TABLE, time_words
@@ -29,9 +29,7 @@ def plot(
     cost_model: str | None = None,
     kind: str | None = None,
     against: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = NOT_GIVEN,
 ) -> None:
     """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
@@ -56,14 +54,8 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    style.save(
-        draw(
-            _Source(
-                source, data, kind, instance_file, cost_model, against, (pools, link, deflect_below)
-            )
-        ),
-        out,
-    )
+    asked = _Source(source, data, kind, instance_file, cost_model, against, machines)
+    style.save(draw(asked), out)
     print(out)
 
 
@@ -72,9 +64,7 @@ def trace(
     schedule_file: str,
     out: str,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = NOT_GIVEN,
 ) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev).
 
@@ -89,8 +79,8 @@ def trace(
     instance = read_instance(instance_file)
     check_outputs(out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
-    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
-    events = write_trace(timeline(instance, schedule, machines), out)
+    hardware = in_pools(instance, cost, machines) or cost
+    events = write_trace(timeline(instance, schedule, hardware), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
 
@@ -119,8 +109,8 @@ class _Source:
     kind: str | None
     instance_file: str | None
     cost_model: str | None
-    against: str | None = None
-    pools: tuple[str | None, str | None, int] = (None, None, 0)
+    against: str | None
+    machines: Given
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
         """Return the kind of figure that is asked for, or the first kind."""
@@ -143,7 +133,7 @@ class _Source:
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
-        made = schedule, in_pools(instance, cost, *self.pools) or cost
+        made = schedule, in_pools(instance, cost, self.machines) or cost
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:

@@ -206,6 +206,7 @@ class _Answer(_Open):
     optsched: str = Field(description="version of optsched")
     command: str
     instance: InstanceReference
+    pools: dict[str, Any] | None = _null("the machines: roles, link, deflect_below")
 
 
 if TYPE_CHECKING:
