@@ -54,7 +54,13 @@ class Task:
             goal.check(self.instance)
 
     def scope(self, without: frozenset[str] = frozenset()) -> Scope:
-        """Return the schedules that are asked about, or those of them that do without something."""
+        """Return the schedules that are asked about, or those of them that do without something.
+
+        Parameters
+        ----------
+        without : frozenset of str
+            Of `optsched.problem.scope.KINDS`.
+        """
         if self.pools is None:
             return Scope(self.workers, without)
 
