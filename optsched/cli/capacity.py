@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, NOT_GIVEN, Given, Seed, in_pools, read_checked
+from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, in_pools, read_checked
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 def capacity(
     instance_file: str,
-    slos: Given = NOT_GIVEN,
+    slos: Given = UNSET,
     attainment: float = 0.99,
     policies: list[str] | None = None,
     workers: str = "1",
     router: str = "least-requests",
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     cost_model: str | None = None,
-    machines: Given = NOT_GIVEN,
+    machines: Given = UNSET,
     time_limit: Annotated[float | None, ABOVE_0] = None,
     search: Annotated[float, {"min": 0.0}] = 0.0,
     seed: Seed = 0,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
-from optsched.cli.options import NOT_GIVEN, Given, Seed, TimeLimit, in_pools, read_checked
+from optsched.cli.options import UNSET, Given, Seed, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import LOST, TABLE, compared
@@ -21,10 +21,10 @@ def compare(
     instance_file: str,
     policies: list[str] | None = None,
     cost_model: str | None = None,
-    machines: Given = NOT_GIVEN,
+    machines: Given = UNSET,
     bound: bool = True,
     time_limit: TimeLimit = 60.0,
-    slos: Given = NOT_GIVEN,
+    slos: Given = UNSET,
     seed: Seed = 0,
     schedules_out: str | None = None,
     measured: str | None = None,

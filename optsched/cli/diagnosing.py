@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import AT_LEAST_1, NOT_GIVEN, Given, check_outputs
+from optsched.cli.options import AT_LEAST_1, UNSET, Given, check_outputs
 from optsched.cli.output import emit_json, number, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import InputError, OptschedError
 
@@ -20,7 +20,7 @@ def diagnose(
     trace_file: str,
     gpu: str,
     model: str,
-    slos: Given = NOT_GIVEN,
+    slos: Given = UNSET,
     format_name: str | None = None,
     cost_model: str | None = None,
     kv_capacity: Annotated[int | None, AT_LEAST_1] = None,

@@ -75,7 +75,7 @@ _TIME = {"callback": _time}
 TimeLimit = Annotated[float, AT_LEAST_0]
 Seed = Annotated[int, {"min": 0}]
 Given = Mapping[str, Any]
-NOT_GIVEN: Given = MappingProxyType({})
+UNSET: Given = MappingProxyType({})
 """Of a parameter that stands for several options (`_GROUPS`), those that are given."""
 
 _SHARED = """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import NOT_GIVEN, Given, check_outputs, check_suffix, in_pools
+from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, in_pools
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import TABLE, time_words
@@ -29,7 +29,7 @@ def plot(
     cost_model: str | None = None,
     kind: str | None = None,
     against: str | None = None,
-    machines: Given = NOT_GIVEN,
+    machines: Given = UNSET,
 ) -> None:
     """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
@@ -64,7 +64,7 @@ def trace(
     schedule_file: str,
     out: str,
     cost_model: str | None = None,
-    machines: Given = NOT_GIVEN,
+    machines: Given = UNSET,
 ) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev).
 

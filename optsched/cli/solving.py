@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from optsched.cli import output
-from optsched.cli.options import (
-    ABOVE_0,
-    AT_LEAST_0,
-    NOT_GIVEN,
-    Given,
-    Seed,
-    TimeLimit,
-    read_checked,
-)
+from optsched.cli.options import ABOVE_0, AT_LEAST_0, UNSET, Given, Seed, TimeLimit, read_checked
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
 from optsched.problem import errors, objective as objectives
 from optsched.problem.budget import Budget
@@ -38,7 +30,7 @@ def solve(
     method: str = "auto",
     cost_model: str | None = None,
     objective: str | None = None,
-    slos: Given = NOT_GIVEN,
+    slos: Given = UNSET,
     workers: int = 1,
     pulp_solver: str | None = None,
     eviction_free: bool = False,
@@ -151,7 +143,7 @@ def bound(
     instance_file: str,
     method: str = "auto",
     objective: str = TOTAL_LATENCY.name,
-    slos: Given = NOT_GIVEN,
+    slos: Given = UNSET,
     cost_model: str | None = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,

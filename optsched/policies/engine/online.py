@@ -75,13 +75,16 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
+Seed = int | Sequence[int | list[int]]
+
+
 class Settings(NamedTuple):
     """What the loop is told anew in every step: the limits that are left."""
 
     limits: Limits
 
 
-def _fleet(policy: Policy, job: Job, seed: Any) -> Fleet:
+def _fleet(policy: Policy, job: Job, seed: Seed) -> Fleet:
     """Return one worker that asks a policy object."""
     mode = evict_mode_of(policy, job)
     requests = common.new_requests(job.instance, common.FIELDS)
@@ -95,7 +98,7 @@ class _Loop:
     """The loop that asks a policy object, and what the object is shown."""
 
     def __init__(
-        self, policy: Policy, job: Job, seed: Any, mode: EvictMode, requests: Records, s: Any
+        self, policy: Policy, job: Job, seed: Seed, mode: EvictMode, requests: Records, s: np.record
     ) -> None:
         self.policy, self.job, self.mode, self.requests, self.s = policy, job, mode, requests, s
         instance, n = job.instance, job.instance.n
