@@ -49,7 +49,7 @@ class Best:
 
     def __init__(self, case: Case, objective: str, slos: tuple[float, float] = (0, 0)) -> None:
         self.case, self.objective, self.slos = case, objective, slos
-        self.best, self.seen = float("inf"), dict[Any, float]()
+        self.best, self.seen = float("inf"), dict[int, float]()
         n = len(case.arrival)
         # where: None until prefilled; then the machine, the time of readiness, and what is next.
         self._go(0.0, (0.0,) * len(case.roles), ((None, a, 0) for a in case.arrival), (0.0,) * n, 0)
@@ -77,8 +77,7 @@ class Best:
         if all(self._done(o, k) for (_, _, k), o in zip(places, self.case.output, strict=True)):
             self.best = min(self.best, value)
             return
-        key = (free, places, firsts, now)
-        key = (*key, above)
+        key = hash((free, places, firsts, now, above))  # the states themselves take gigabytes
         rest = self._rest(now, places, firsts)
         if value + rest >= self.best - 1e-12 or self.seen.get(key, 1e99) <= value:
             return
@@ -147,7 +146,8 @@ class Best:
         token = not (at is None and alone and again)
         if token:
             if k == 0:
-                firsts = (*firsts[:i], end, *firsts[i + 1 :])
+                if self.objective == "late":  # nothing else asks for it later
+                    firsts = (*firsts[:i], end, *firsts[i + 1 :])
                 value += self._cost(i, end, None)
             k += 1
             if k == case.output[i]:

@@ -13,7 +13,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.fleet import Event, Watch
+from optsched.policies.fleet import Event
 from optsched.policies.routers import Routed, begin_on
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
@@ -147,7 +147,7 @@ def test_watched_simulations_stop_at_every_event_in_order(spec: str, unequal: bo
     for k, (i, until) in enumerate(
         zip([*order, -1], [*instance.release[order], np.inf], strict=True)
     ):
-        while (event := fleet.advance(until, Watch.FIRST_TOKEN | Watch.FINISH)) is not None:
+        while (event := fleet.advance(until, watch=True)) is not None:
             assert last <= event.time <= until
             last = event.time
             events.append(event)
@@ -156,10 +156,8 @@ def test_watched_simulations_stop_at_every_event_in_order(spec: str, unequal: bo
 
     found = evaluate(instance, fleet.schedule(), machines)
     assert found.finish.tolist() == want.finish.tolist()
-    finishes = {e.request: e.time for e in events if e.kind == Watch.FINISH}
-    firsts = {e.request: e.time for e in events if e.kind == Watch.FIRST_TOKEN}
+    finishes = {e.request: e.time for e in events}
     assert [finishes[i] for i in range(instance.n)] == found.clock.finish.tolist()
-    assert [firsts[i] for i in range(instance.n)] == found.clock.first_token.tolist()
 
 
 @pytest.mark.parametrize("spec", ["vllm", "vllm-v1", "trail", "gba"])
@@ -169,12 +167,12 @@ def test_a_request_can_be_released_by_the_end_of_another(spec: str) -> None:
     fleet = runner_of(make_policy(spec)[0]).begin(job, 1)
     assert fleet is not None
     fleet.assign(0, 0)
-    event = fleet.advance(np.inf, Watch.FINISH)
-    assert event == Event(0, Watch.FINISH, 2.0)
+    event = fleet.advance(np.inf, watch=True)
+    assert event == Event(0, 2.0)
     fleet.assign(0, 1, at=event.time + 3.0)
-    assert fleet.advance(6.5, Watch.FINISH) is None
-    assert fleet.advance(np.inf, Watch.FINISH) == Event(1, Watch.FINISH, 7.0)
-    assert fleet.advance(np.inf, Watch.FINISH) is None
+    assert fleet.advance(6.5, watch=True) is None
+    assert fleet.advance(np.inf, watch=True) == Event(1, 7.0)
+    assert fleet.advance(np.inf, watch=True) is None
     found = evaluate(pair(), fleet.schedule(), job.cost)
     assert found.finish.tolist() == [2.0, 7.0]
     assert found.first_start.tolist() == [0.0, 5.0]
@@ -194,12 +192,12 @@ def test_no_worker_goes_beyond_an_event_of_another() -> None:
     assert fleet is not None
     fleet.assign(0, 0)
     fleet.assign(1, 1)
-    event = fleet.advance(np.inf, Watch.FINISH)
+    event = fleet.advance(np.inf, watch=True)
     assert event is not None
-    assert (event.request, event.kind) == (1, Watch.FINISH)
+    assert event.request == 1
     assert event.time == pytest.approx(1.2)
     assert fleet.clock(0) == 2.0
-    assert fleet.advance(np.inf, Watch.FINISH) == Event(0, Watch.FINISH, 3.0)
+    assert fleet.advance(np.inf, watch=True) == Event(0, 3.0)
 
 
 def test_releases_are_the_arrivals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -402,9 +403,31 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     optsched.write_instance(busy(), file)
     common = ("--cost-model", MODEL, "--pools", "1p2d", "--link", "latency=50us,bandwidth=50GB/s")
     done = run("compare", str(file), "--policy", "vllm", "--policy", "isrtf", *common)
-    assert "bounds and searches are left out, since they do not know pools" in done
+    assert "searches are left out, since they do not know pools" in done
+    assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
+    assert "\nbound" in done  # a row beside those of policies
     assert "isrtf: no schedule: pools: found a scheduler that runs only whole" in done
-    run("simulate", str(file), "--policy", "vllm", *common, "--schedule-out", str(out))
+    more = ("--schedule-out", str(out), "--json", str(tmp_path / "result.json"))
+    run("simulate", str(file), "--policy", "vllm", *common, *more)
+    said = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["pools"]
+    assert said["roles"] == ["prefill", "decode", "decode"]
+    assert said["link"]["latency_s"] == 50e-6
+    for kind in ("gantt", "kv", "ttft"):
+        picture = tmp_path / f"{kind}.svg"
+        drawn = ("--instance", str(file), *common, "--kind", kind, "-o", str(picture))
+        run("plot", str(out), *drawn)
+        words = {"gantt": "KV moves", "kv": "worker 1: decode", "ttft": "vllm"}[kind]
+        assert words in picture.read_text(encoding="utf-8") or kind == "ttft"
+
+    run("trace", str(file), str(out), *common, "-o", str(tmp_path / "trace.json"))
+    assert "worker 0: prefill" in (tmp_path / "trace.json").read_text(encoding="utf-8")
+    slo = ("--slo-ttft", "0.05", "--policy", "vllm", "--attainment", "0.5")
+    reached = run("capacity", str(file), *slo, *common)
+    assert "attainment 0.5: vllm attains it" in reached
+    auto = invoke("capacity", file, *slo, *common, "--workers", "auto")
+    assert "found 'auto' beside pools" in one_line_error(auto)
+    search = invoke("capacity", file, *slo, *common, "--search", "1")
+    assert "search: found pools; expected equal workers" in one_line_error(search)
     shown = run("evaluate", str(file), str(out), *common)
     assert "moves" in shown
     alone = ("simulate", file, "--policy", "vllm", "--cost-model", MODEL, "--link", "x=1")

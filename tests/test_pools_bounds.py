@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from exhaustive_pools import Best, Case
 
-from optsched import BatchCost, Instance, Link, Machine, Pools
+from optsched import BatchCost, Instance, Link, Machine, Pools, evaluate, simulate
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
@@ -80,7 +80,7 @@ def check_many(seed: int, count: int, factor: float = 1.0) -> tuple[int, int, in
             exceeded |= value > best * (1 + 1e-9) + 1e-12
             met += value >= best * (1 - 1e-6)
             if generator.random() < 0.3:
-                proved = certify_pools(instance, pools, name, proof)["value"] * 1e-12
+                proved = certify_pools(instance, name, proof.tree or {})["value"] * 1e-12
                 exceeded |= proved * factor > best * (1 + 1e-9) + 1e-12
                 certified += proved >= value / factor * (1 - 1e-6)
 
@@ -126,10 +126,10 @@ LINK = "latency=1ms,bandwidth=25GB/s,model=llama2-7b"
 def proved(text: str, objective: str, link: str = LINK) -> tuple[dict[str, Any], Proof]:
     instance, pools = stream(), make_pools(text, stream(), MODEL, link)
     proof = pools_bound(task_of(instance, pools, objective), Budget(1.0))
-    return certify_pools(instance, pools, objective, proof), proof
+    return certify_pools(instance, objective, proof.tree or {}), proof
 
 
-@pytest.mark.parametrize("text", ["2p2d", "1p3d", "3p1d", "4m"])
+@pytest.mark.parametrize("text", ["2p2d", "1p3d", "3p1d", "4m", "1m"])
 @pytest.mark.parametrize("objective", ["tel", "mean_ttft"])
 def test_a_certificate_proves_what_the_bound_says(text: str, objective: str) -> None:
     for link in (LINK, f"{LINK},recompute_last=true"):
@@ -226,3 +226,12 @@ def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:
     # A request may decode at first on the one and then on the other, where each is fast.
     with pytest.raises(UsageError, match="found different machines in a stage"):
         pools_bound(task_of(stream(), mixed, "tel"), Budget(0.1))
+
+
+def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
+    pools = make_pools("1p1d", stream(12), "llama-3.1-8b-h100-torch", "latency=1ms,token=2us")
+    bound, name = lower_bound(stream(12), pools=pools, time_limit_s=2.0)
+    assert name == "pools"
+    tel = evaluate(stream(12), simulate(stream(12), "vllm", pools), pools).metrics["tel"]
+    assert bound is not None
+    assert 0.3 * tel < bound <= tel

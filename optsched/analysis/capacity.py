@@ -7,6 +7,7 @@ from pathlib import Path
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach
 from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.machine import Pools
 from optsched.policies import make_policy, policies as registry, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
@@ -34,6 +35,7 @@ def capacity(
     progress: Callable[[str, float, float], None] | None = None,
     stop: threading.Event | None = None,
     search_s: float = 0.0,
+    pools: Pools | None = None,
     **slos: float | None,
 ) -> Capacity:
     """Return the largest load within SLOs, or the fewest workers, of policies and of all schedules.
@@ -70,6 +72,8 @@ def capacity(
     search_s : float
         Seconds for the offline search, which knows true lengths and what arrives when
         (`optsched.optimize.search.on_time`). It begins with what the best policy reaches. 0: none.
+    pools : Pools, optional
+        Machines with roles, in place of equal workers. The offline search does not know them.
     **slos : float
         SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``), in
         place of the instance's columns of their names.
@@ -90,12 +94,15 @@ def capacity(
     """
     limited = with_slos(instance, slos)
     cost = cost_for(limited, cost_model)
-    asked = Question(attainment, workers, router, rate_scale, tolerance, seed)
+    asked = Question(attainment, workers, router, rate_scale, tolerance, seed, pools)
 
     if search_s > 0 and limited.in_rounds:
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
+
+    if search_s > 0 and pools is not None:
+        raise UsageError("search: found pools; expected equal workers for the offline search")
 
     search = CapacitySearch(limited, cost, asked, Budget(time_limit_s, stop=stop), progress)
     search.check_alone()

@@ -153,7 +153,7 @@ class CapacitySearch:
             raise _StoppedError
 
         instance, workers = self.asked.at(self.instance, value)
-        model = None if instance.in_rounds else self.cost
+        model = self.asked.pools or (None if instance.in_rounds else self.cost)
         try:
             policy = on_workers(spec, workers, self.asked.router)
             schedule = simulate(instance, policy, model, seed=self.asked.seed, budget=budget)

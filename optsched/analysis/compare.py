@@ -80,7 +80,8 @@ def compare(
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. An instance in seconds needs one.
     pools : Pools, optional
-        The machines that policies run on. Bounds and searches are left out, which know one machine.
+        The machines that policies run on. The bound is that of `optsched.bounds.pools`. Searches
+        are left out, and what policies lose to what, since these know one machine.
     bound : bool
         Whether to look for a bound and a better schedule after the policies. The bounds of
         `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
@@ -140,12 +141,9 @@ def compare(
     rows: list[PolicyRow] = []
     interrupted = False
     notes: tuple[str, ...] = ()
-    if pools is not None and bound:
-        bound, notes = False, ("bounds and searches are left out, since they do not know pools",)
-
     specs = _specs(strategies.with_limits(instance, limits), policies)
     _load_engine(specs.values())
-    interval = Interval(Task(instance, cost, (TOTAL_LATENCY,)))
+    interval = Interval(Task(instance, cost, (TOTAL_LATENCY,), pools=pools))
     budget = Budget(time_limit_s, stop=stop)
 
     try:
@@ -158,7 +156,7 @@ def compare(
                 progress("policy", label)
 
             part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
-            row = _run(interval, (label, policy), seed, part, limits, pools)
+            row = _run(interval, (label, policy), seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
     except KeyboardInterrupt:
         interrupted = True
@@ -170,7 +168,7 @@ def compare(
         rows.append(_measured_row(instance, measured, limits))
 
     ladders: Ladders | None = None
-    if bound and not interrupted:
+    if bound and pools is None and not interrupted:
         loss_s = max(_LOSS_SHARE * time_limit_s, _MIN_LOSS_S) if time_limit_s > 0 else 0.0
         part = Budget(loss_s, stop=stop)
         tels = {row.policy: row.tel for row in rows if row.tel is not None and not row.measured}
@@ -210,12 +208,16 @@ def compare(
         notes=notes + misled,
         scope=interval.scope,
         target=None if ladders is None else ladders.target,
+        pools=pools,
     )
 
 
 def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     """Improve both ends of the interval beyond the policies; return why there can be no optimum."""
     instance, budget = interval.task.instance, interval.budget
+    if interval.task.pools is not None:
+        strategies.prove(interval, budget, seed=seed)
+        return ("searches are left out, since they do not know pools",)
     if not instance.in_rounds:
         strategies.prove(interval, budget.part(_BOUND_SHARE), seed=seed)
         if not interval.closed and not budget.stopped:
@@ -240,7 +242,8 @@ def _unproved(interval: Interval) -> tuple[str, ...]:
     """Return why there is no bound, if none is proved."""
     task = interval.task
     try:
-        usable(BoundTask(task.instance, task.cost_model, interval.goal), required=True)
+        question = BoundTask(task.instance, task.cost_model, interval.goal, pools=task.pools)
+        usable(question, required=True)
     except UsageError as error:
         return (str(error),)
 
@@ -274,10 +277,9 @@ def _run(
     seed: int,
     budget: Budget,
     limits: dict[str, float | None],
-    pools: Pools | None,
 ) -> PolicyRow:
     """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
-    instance, cost = interval.task.instance, interval.task.cost_model
+    task, instance = interval.task, interval.task.instance
     label, spec = policy
     made, info = make_policy(spec)
     note = lengths_note(made, info, instance) if info.assumed else None
@@ -289,14 +291,12 @@ def _run(
 
     try:
         schedule, evaluation, wall_s = strategies.run_policy(
-            instance, spec, pools or cost, seed=seed, budget=budget, **limits
+            instance, spec, task.pools or task.cost_model, seed=seed, budget=budget, **limits
         )
     except strategies.NO_SCHEDULE as error:
         return replace(row, error=str(error))
 
-    outside = strategies.outside_reason(evaluation)
-    if pools is not None:
-        outside = "it runs in pools"
+    outside = strategies.outside_reason(evaluation) if task.pools is None else None
     if outside is None:
         interval.take(schedule, evaluation, label)
 
@@ -323,7 +323,7 @@ def _best_row(interval: Interval, limits: dict[str, float | None]) -> PolicyRow:
     task = interval.task
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it was judged before
-        judged = evaluate(task.instance, best.schedule, task.cost_model, **limits)
+        judged = evaluate(task.instance, best.schedule, task.pools or task.cost_model, **limits)
 
     row = PolicyRow(BEST, clairvoyant=True, metrics=judged.metrics, inside=True)
     row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
@@ -363,8 +363,9 @@ def _further_bounds(
         if name == "slo_attainment" and not slos and not task.instance.slos:
             continue
 
-        one = Interval(Task(task.instance, task.cost_model, (goal,)))
-        strategies.prove(one, budget.part(_TAIL_SHARE) if name.startswith("p99") else Budget(0.0))
+        one = Interval(replace(task, objective=(goal,)))
+        searched = name.startswith("p99") or task.pools is not None
+        strategies.prove(one, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
         if one.general is not None and one.general[0] > 0:
             found[name] = one.general[0]
 

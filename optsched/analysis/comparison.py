@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.analysis.losses import Losses
 from optsched.costs.cost import CostModel
+from optsched.costs.machine import Pools
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
@@ -233,7 +234,10 @@ class Comparison:
     best : PolicyRow or None
         The best known schedule with the metrics that policies have.
     bounds : dict of str to float
-        What no schedule on one worker beats, by the name of the metric, where that is known.
+        What no schedule on one worker, or on the pools, beats, by the name of the metric, where
+        that is known.
+    pools : Pools, optional
+        The machines that the policies ran on.
     """
 
     instance: Instance
@@ -251,6 +255,7 @@ class Comparison:
     target: str | None = None
     best: PolicyRow | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
+    pools: Pools | None = None
 
     @property
     def shown(self) -> list[PolicyRow]:
@@ -306,6 +311,7 @@ class Comparison:
             "best": None if self.best is None else self.best.to_dict(),
             "bounds": dict(self.bounds),
             "policies": [row.to_dict() for row in self.rows],
+            **({} if self.pools is None else {"pools": self.pools.to_dict()}),
         }
 
     def __repr__(self) -> str:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
 from optsched.costs.cost import CostModel
+from optsched.costs.machine import Pools
 from optsched.files.results import cost_model_reference, head
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
 from optsched.problem.errors import InputError, UsageError
@@ -47,6 +49,7 @@ class Question:
     `attainment`: share of the requests that must be within all their SLOs, above 0 and at most 1.
     `workers`: number of equal workers at every rate; ``"auto"``: the fewest are searched for.
     `rate_scale`: the rate at which workers are searched for.
+    `pools`: machines with roles, in place of equal workers.
     `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
     """
 
@@ -56,6 +59,7 @@ class Question:
     rate_scale: float = 1.0
     tolerance: float = 0.01
     seed: int = 0
+    pools: Pools | None = None
 
     def __post_init__(self) -> None:
         share = self.attainment
@@ -66,6 +70,11 @@ class Question:
         if self.router not in ROUTERS:
             raise InputError(f"router {self.router!r} is unknown; known are {', '.join(ROUTERS)}")
         _check_scale(self.rate_scale)
+        if self.pools is not None and self.workers != 1:
+            raise UsageError(
+                f"workers: found {self.workers!r} beside pools; expected one of them, since pools "
+                "say which machines there are"
+            )
         if self.auto:
             return
 
@@ -90,12 +99,24 @@ class Question:
         if self.auto:
             return scaled(instance, self.rate_scale), int(value)
 
-        return scaled(instance, value), int(self.workers)
+        return scaled(instance, value), self.count
+
+    @property
+    def count(self) -> int:
+        """The number of workers, where a rate is searched for."""
+        if self.pools is not None:
+            return len(self.pools.machines)
+
+        return 1 if self.auto else int(self.workers)
 
     def max_within(self, instance: Instance, cost: CostModel, value: float) -> int:
         """Return how many requests can be within their SLOs at most."""
         moved, workers = self.at(instance, value)
-        return most_within(moved, cost, None, workers)
+        if self.pools is None:
+            return most_within(moved, cost, None, workers)
+
+        share, _ = lower_bound(moved, pools=self.pools, objective="slo_attainment")
+        return moved.n if share is None else round(share * moved.n)
 
 
 @dataclass(frozen=True)
@@ -178,7 +199,9 @@ class Capacity:
     @property
     def scope(self) -> Scope:
         """The schedules that ``impossible`` is about. Of a number of workers it says so itself."""
-        return Scope(1 if self.question.auto else int(self.question.workers))
+        pools = self.question.pools
+        words = "" if pools is None else pools.words
+        return Scope(self.question.count, pools=words)
 
     @property
     def searched(self) -> str:
@@ -222,7 +245,7 @@ class Capacity:
         if value is None or not last > 0:
             return None, None
 
-        auto, scale, workers = self.question.auto, self.question.rate_scale, self.question.workers
+        auto, scale, workers = self.question.auto, self.question.rate_scale, self.question.count
         rate = (scale if auto else value) * (self.instance.n - 1) / last
         return rate, rate / int(value if auto else workers)
 
@@ -274,4 +297,7 @@ class Capacity:
             "interrupted": self.interrupted,
         }
         workers = {"rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible}
-        return {**data, "workers": {"given": asked.workers} if rates else workers}
+        if asked.pools is not None:
+            data["pools"] = asked.pools.to_dict()
+
+        return {**data, "workers": {"given": asked.count} if rates else workers}

@@ -6,25 +6,26 @@ good as one that was found on another, the split is proved worse.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.base import BoundTask
-from optsched.bounds.pools import certify_pools, pools_bound, within_pools
+from optsched.bounds.pools import POOLED, POOLED_IN_TIME, certify_pools
 from optsched.costs.cost import CostModel, cost_for
-from optsched.costs.machine import Link, Pools
+from optsched.costs.machine import Link
 from optsched.costs.pools import make_pools
 from optsched.files.results import cost_model_reference, head
-from optsched.optimize.strategies import NO_SCHEDULE, run_policy
+from optsched.optimize.formulations.base import Task
+from optsched.optimize.interval import Interval
+from optsched.optimize.strategies import NO_SCHEDULE, prove, run_policy
 from optsched.policies import make_policy, on_workers
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
-from optsched.problem.objective import Objective
+from optsched.problem.objective import TOTAL_LATENCY, Objective
 
 POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""
@@ -217,7 +218,7 @@ def splits(
         raise InputError(f"workers: found {workers!r}; expected an integer from 2 to {_MAX}")
 
     given = {name: float(limit) for name, limit in slos.items() if limit is not None}
-    limited = with_slos(instance, given) if given else instance
+    limited = with_slos(instance, given) if given else instance  # with SLOs as columns
     specs = list(POLICIES if policies is None else policies)
     for spec in specs:
         make_policy(spec)
@@ -225,10 +226,33 @@ def splits(
     cost = cost_for(limited, cost_model)
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
     pools = {name: make_pools(name, limited, cost, link) for name in names}
-    ask = _Ask(instance, limited, cost, specs, router, seed, certify)
-    ask.check(pools[names[0]])
-    budget, rows, interrupted = Budget(time_limit_s, stop=stop), list[Split](), False
+    metrics = ("mean_latency", "mean_ttft", *(("slo_goodput",) if limited.slos else ()))
 
+    def bound(row: Split, name: str, part: Budget, mixed: Split) -> None:
+        asked, n = limited if name == "slo_goodput" else instance, 1
+        goal = Objective(name)
+        if name == "mean_latency":
+            goal, n = TOTAL_LATENCY, instance.n
+
+        known = Interval(Task(asked, cost, (goal,), pools=pools[row.pools]))
+        prove(known, part, POOLED_IN_TIME.name if name == "slo_goodput" else POOLED.name)
+        assert known.bound is not None
+        value = known.bound / n
+        # With no link and no roles the machines can do whatever they do in a split.
+        row.bounds[name] = max(value, mixed.bounds.get(name, value), key=goal.signed)
+        if certify and known.tree is not None:
+            made = certify_pools(instance, goal.name, known.tree[1])
+            row.certificates[name] = made
+
+    def run(row: Split, spec: str, budget: Budget) -> None:
+        scheduler, machines = on_workers(spec, workers, router), pools[row.pools]
+        _, judged, _ = run_policy(limited, scheduler, machines, seed=seed, budget=budget)
+        for name in metrics:
+            value, best = judged.metrics[name], row.found.get(name)
+            if value is not None and (best is None or Objective(name).better(value, best)):
+                row.found[name], row.policies[name] = value, spec
+
+    budget, rows, interrupted = Budget(time_limit_s, stop=stop), list[Split](), False
     try:
         for place, name in enumerate(names):
             if budget.over:
@@ -237,78 +261,20 @@ def splits(
             if progress is not None:
                 progress(name)
 
-            row = Split(name)
-            rows.append(row)
-            ask.fill(row, pools[name], budget.part(1 / (len(names) - place)), rows[0])
+            rows.append(Split(name))
+            part = budget.part(1 / (len(names) - place))
+            for metric in metrics:
+                own = Budget(min(_BOUND_S, part.left_s), stop=part.stop)
+                bound(rows[-1], metric, own, rows[0])
+
+            for spec in specs:
+                try:
+                    run(rows[-1], spec, part)
+                except (*NO_SCHEDULE, ViolationError) as error:
+                    rows[-1].errors.append(f"{spec}: {error}")
     except KeyboardInterrupt:
         interrupted = True
 
     rows = [*rows[1:], *rows[:1]]
-    moved = pools[names[-1]].link
-    stopped = interrupted or budget.stopped
-    return Splits(instance, cost, moved, given, ask.metrics, tuple(rows), stopped)
-
-
-@dataclass(frozen=True)
-class _Ask:
-    """What is asked of every split."""
-
-    instance: Instance
-    limited: Instance  # with SLOs as columns
-    cost: CostModel
-    specs: Sequence[str]
-    router: str
-    seed: int
-    certify: bool
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("mean_latency", "mean_ttft", *(("slo_goodput",) if self.limited.slos else ()))
-
-    def task(self, name: str, pools: Pools) -> BoundTask:
-        objective = Objective("tel" if name == "mean_latency" else name)
-        instance = self.limited if name == "slo_goodput" else self.instance
-        return BoundTask(instance, self.cost, objective, pools=pools)
-
-    def check(self, pools: Pools) -> None:
-        """Raise UsageError if the bounds are not proved for the instance."""
-        from optsched.bounds.pools import POOLED
-
-        lacks = POOLED.lacks(self.task("mean_latency", pools))
-        if lacks:
-            raise UsageError(f"splits: found {', '.join(lacks)}, for which no bound is proved")
-
-    def fill(self, row: Split, pools: Pools, budget: Budget, mixed: Split) -> None:
-        """Find the bounds of a split, and then its policies' values."""
-        for name in self.metrics:
-            part = Budget(min(_BOUND_S, budget.left_s), stop=budget.stop)
-            self._bound(row, name, pools, part, mixed)
-
-        for spec in self.specs:
-            try:
-                self._run(row, spec, pools, budget)
-            except (*NO_SCHEDULE, ViolationError) as error:
-                row.errors.append(f"{spec}: {error}")
-
-    def _bound(self, row: Split, name: str, pools: Pools, budget: Budget, mixed: Split) -> None:
-        task = self.task(name, pools)
-        if name == "slo_goodput":
-            proof = within_pools(task, budget)
-            row.bounds[name] = min(proof.value, mixed.bounds.get(name, proof.value))
-            return
-
-        proof = pools_bound(task, budget)
-        value = proof.value / (self.instance.n if name == "mean_latency" else 1)
-        # With no link and no roles the machines can do whatever they do in a split.
-        row.bounds[name] = max(value, mixed.bounds.get(name, value))
-        if self.certify:
-            made = certify_pools(self.instance, pools, task.objective.name, proof)
-            row.certificates[name] = made
-
-    def _run(self, row: Split, spec: str, pools: Pools, budget: Budget) -> None:
-        scheduler = on_workers(spec, len(pools.machines), self.router)
-        _, judged, _ = run_policy(self.limited, scheduler, pools, seed=self.seed, budget=budget)
-        for name in self.metrics:
-            value, known = judged.metrics[name], row.found.get(name)
-            if value is not None and (known is None or Objective(name).better(value, known)):
-                row.found[name], row.policies[name] = value, spec
+    moved, stopped = pools[names[-1]].link, interrupted or budget.stopped
+    return Splits(instance, cost, moved, given, metrics, tuple(rows), stopped)

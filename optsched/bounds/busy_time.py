@@ -180,19 +180,6 @@ def cell_at(moment: float, width: float) -> int:
     return c
 
 
-class Split(NamedTuple):
-    """Pools of machines that share no work: some make first tokens, others all later ones.
-
-    ``weights`` has theta_1 of each request, ``moved`` the least time from its first token until it
-    can decode, ``prices`` are those of ``machines`` that decode.
-    """
-
-    weights: Floats
-    moved: Floats
-    prices: Prices
-    machines: int
-
-
 class Token(NamedTuple):
     """What one token pays: ``paid`` times p1, and the least over its batch's own work for p2.
 
@@ -338,23 +325,37 @@ def value_at(
     chords: int = _FINE,
     ttft_weight: float = 0.0,
     machines: int = 1,
-    split: Split | None = None,
 ) -> float:
     """Return the bound on total latency, or on its weighted sum, that prices prove."""
-    prices, cells = Prices(width, p1, p2, np.sqrt(p2)), len(p1)
-    paid = machines * (float(p1.sum()) + float(p2.sum())) * width
-    weights, later = first_weights(tokens, ttft_weight), prices
-    moved = np.zeros(len(weights))
+    stage = Prices(width, p1, p2, np.sqrt(p2)), machines
+    weights = first_weights(tokens, ttft_weight)
+    return value_of(tokens, [stage], weights, np.zeros(len(weights)), chords, ttft_weight)
 
-    if split is not None:
-        weights, moved, later = split.weights, split.moved, split.prices
-        paid += split.machines * (float(later.p1.sum()) + float(later.p2.sum())) * later.width
-        cells += len(later.p1)
 
-    total = float(costs_at_prices(tokens, chords, (prices, later), weights, moved, ttft_weight))
+def value_of(
+    tokens: Tokens,
+    stages: Sequence[tuple[Prices, int]],
+    weights: Floats,
+    moved: Floats,
+    chords: int,
+    ttft_weight: float,
+) -> float:
+    """Return the bound where some machines make first tokens, and others perhaps all later ones.
+
+    `stages`: the prices of so many machines. ``weights`` has theta_1 of each request, and ``moved``
+    the least time from its first token until it can decode.
+    """
+    paid = sum(m * (float(one.p1.sum()) + float(one.p2.sum())) * one.width for one, m in stages)
+    cells, prices = sum(len(one.p1) for one, _ in stages), (stages[0][0], stages[-1][0])
+    total = float(costs_at_prices(tokens, chords, prices, weights, moved, ttft_weight))
     safe = margin(((2 + _PIECES) * chords + 2) * len(tokens.arrival) + cells)
 
     return total * (1 - safe) - paid * (1 + safe)
+
+
+def has_time(budget: Budget) -> bool:
+    """Return whether there is time to try other prices."""
+    return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
 
 
 def best_caps(
@@ -387,13 +388,10 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
             tokens, width, price - p2, p2, chords=chords, ttft_weight=weight, machines=machines
         )
 
-    def in_time() -> bool:
-        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
-
-    best = best_caps(at, in_time)
-    value = max(0.0, at(best), at(best, _FINE) if in_time() else 0.0)
+    best = best_caps(at, lambda: has_time(budget))
+    value = max(0.0, at(best), at(best, _FINE) if has_time(budget) else 0.0)
     cells = min(_FINER * task.instance.n, _MOST // task.instance.n)
-    if cells > _CELLS and in_time():
+    if cells > _CELLS and has_time(budget):
         finer, narrow = prices_of(tokens, cells, weight, machines)
         p2 = np.minimum(finer, best)
         found_fine = value_at(tokens, narrow, finer - p2, p2, ttft_weight=weight, machines=machines)

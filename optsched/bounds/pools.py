@@ -46,24 +46,24 @@ all machines can be paid. Where no machine is in both stages the better of both 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from optsched.bounds.base import MINORANTS, POOLS, Bound, BoundTask, Proof
+from optsched.bounds.base import POOLS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, sum_on_machine, unavoidable_work
 from optsched.bounds.busy_time import (
     Floats,
     Prices,
-    Split,
     Tokens,
     best_caps,
     first_weights,
+    has_time,
     prices_of,
     schedule_prices,
     tokens_of,
-    value_at,
+    value_of,
 )
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
 from optsched.bounds.leaves import busy_time_leaf, work_leaf
@@ -113,9 +113,8 @@ class Stages:
         return self.tokens.first + self.moved
 
 
-def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) -> Stages:
-    """Return what requests cost on pools, under cost models by digest of those of the machines."""
-    n_all, again = len(pools.machines), pools.link.recompute_last
+def stages_of(instance: Instance, pools: Pools) -> Stages:
+    """Return what requests cost on pools."""
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
@@ -123,34 +122,35 @@ def stages_of(instance: Instance, pools: Pools, costs: Mapping[str, BatchCost]) 
         m = _equal(machines)
         room = max(m.kv_capacity, peak)  # more room only lowers shares
         seen = replace(instance, kv_capacity=room, limits=m.limits, known=None)
-        cost = costs[str(m.cost.sha256)]
-        work = unavoidable_work(seen, cost)
+        assert isinstance(m.cost, BatchCost)
+        work = unavoidable_work(seen, m.cost)
         later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
         works = [work.prefill, later, np.maximum(work.chain - work.first, 0.0)]
-        return tokens_of(seen, cost), works
+        return tokens_of(seen, m.cost), works
 
     first, (work, _, _) = of(prefill)
-    if not split:
-        tokens, (work, later, rest) = of(pools.machines)
-        moved = np.zeros(instance.n)
-        return Stages(tokens, moved, work, later, rest, n_all, n_all, False, moved)
-
     after, (_, later, rest) = of(decode)
     own = {name: getattr(first, name) for name in _OF_PREFILLS}
-    link, held = pools.link, instance.prompt_tokens - int(again)
-    lasts = link.latency_s + held * link.seconds_per_token
-    moved = np.where(instance.output_tokens > 1, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
+    link, again = pools.link, pools.link.recompute_last
+    lasts = link.latency_s + (instance.prompt_tokens - int(again)) * link.seconds_per_token
+    moves = split & (instance.output_tokens > 1)
+    moved = np.where(moves, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
     early = np.where(again & (instance.prompt_tokens > 1), moved, 0.0).astype(np.float64)
     tokens, (p, d) = after._replace(**own), (len(prefill), len(decode))
-    return Stages(tokens, moved, work, later, rest, p, d, True, early)
+    return Stages(tokens, moved, work, later, rest, p, d, split, early)
 
 
 def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
-    """Return the machines that prefill, those that decode, and whether none does both."""
-    machines, deflects = pools.machines, pools.deflect_below > 0
-    prefill = [m for m in machines if m.role != "decode" or deflects]
-    decode = [m for m in machines if m.role != "prefill"]
-    return prefill, decode, not deflects and all(m.role != "mixed" for m in machines)
+    """Return the machines that prefill, those that decode, and whether none does both.
+
+    Where some do, all machines are in both stages.
+    """
+    machines = list(pools.machines)
+    if pools.deflect_below > 0 or pools.workers("mixed"):
+        return machines, machines, False
+
+    prefill = [m for m in machines if m.role == "prefill"]
+    return prefill, [m for m in machines if m.role == "decode"], True
 
 
 def _equal(machines: Sequence[Machine]) -> Machine:
@@ -179,37 +179,20 @@ def _from_work(stages: Stages, weight: float) -> float:
     return ((1 - weight) * total + weight * firsts) * (1 - _SAFETY)
 
 
-@dataclass(frozen=True, eq=False)
-class Priced:
-    """Prices of both stages, before p2 is cut off, with the weights of first tokens.
-
-    They are the same where ``later`` is None.
-    """
-
-    share: float
-    weights: Floats
-    first: tuple[Floats, float]
-    later: tuple[Floats, float] | None
-
-    def parts(self, caps: tuple[float, float]) -> list[Prices]:
-        """Return p1 and p2 of both stages, under caps of p2."""
-        found = []
-        for (price, width), cap in zip((self.first, self.later or self.first), caps, strict=True):
-            p2 = np.minimum(price, cap)
-            found.append(Prices(width, price - p2, p2, np.sqrt(p2)))
-
-        return found
+Curve = tuple[Floats, float]
+"""Prices of a stage's time on cells, before p2 is cut off, and the seconds of a cell."""
+Way = tuple[Floats, list[Curve]]
+"""The weights of first tokens, and the prices of each stage, or of all machines in one."""
 
 
-def _priced(stages: Stages, weight: float, share: float, cells: int) -> Priced:
+def _way(stages: Stages, weight: float, share: float, cells: int) -> Way:
     tokens = stages.tokens
     if not stages.split:
-        found = prices_of(tokens, cells, weight, stages.decode)
-        return Priced(share, first_weights(tokens, weight), found, None)
+        return first_weights(tokens, weight), [prices_of(tokens, cells, weight, stages.decode)]
 
     theta = np.where(tokens.steps > 0, weight + (1 - weight) * share, 1.0)
 
-    def prices(release: Floats, length: Floats, of: Floats, machines: int) -> tuple[Floats, float]:
+    def prices(release: Floats, length: Floats, of: Floats, machines: int) -> Curve:
         some = (of > 0) & (length > 0)
         if not some.any():
             return np.zeros(1), 1.0
@@ -219,80 +202,72 @@ def _priced(stages: Stages, weight: float, share: float, cells: int) -> Priced:
 
     first = prices(tokens.arrival, tokens.prefill_paid, theta, stages.prefill)
     rest = tokens.machine - tokens.prefill_paid
-    later = prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)
-    return Priced(share, theta, first, later)
+    return theta, [first, prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)]
+
+
+def _cut(curves: list[Curve], caps: Sequence[float]) -> list[Prices]:
+    """Return p1 and p2 of each stage, under its cap of p2."""
+    found = []
+    for (price, width), cap in zip(curves, caps, strict=True):
+        p2 = np.minimum(price, cap)
+        found.append(Prices(width, price - p2, p2, np.sqrt(p2)))
+
+    return found
 
 
 def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, dict[str, Any]]:
     """Return the bound of prices on the weighted sum (module's text), and its leaf."""
     late = weight * float(stages.before_first.sum()) * (1 - _SAFETY)
+    machines = [stages.prefill, stages.decode][: 1 + stages.split]
 
-    def value(priced: Priced, caps: tuple[float, float], chords: int = _COARSE) -> float:
-        one, two = priced.parts(caps)
-        split = Split(priced.weights, stages.moved, two, stages.decode)
-        more: dict[str, Any] = {"chords": chords, "ttft_weight": weight}
-        more |= {"machines": stages.prefill, "split": split if stages.split else None}
-        return late + value_at(stages.tokens, one.width, one.p1, one.p2, **more)
+    def value(way: Way, caps: Sequence[float], chords: int = _COARSE) -> float:
+        weights, curves = way
+        priced = list(zip(_cut(curves, caps), machines, strict=True))
+        return late + value_of(stages.tokens, priced, weights, stages.moved, chords, weight)
 
-    def in_time() -> bool:
-        return not budget.stopped and budget.spent_s < 0.8 * budget.limit_s
+    def at(k: int, cap: float) -> float:
+        return value(best, [*caps[:k], cap, *caps[k + 1 :]])
 
-    def better(one: Priced, other: Priced, caps: tuple[float, float], chords: int) -> Priced:
-        return max((one, other), key=lambda priced: value(priced, caps, chords))
+    share, *others = _SHARES if stages.split and weight < 1 else (1.0,)
+    best, caps = _way(stages, weight, share, _CELLS), [_FIRST_CAP] * len(machines)
+    for other in others:
+        if not has_time(budget):
+            break
 
-    shares = _SHARES if stages.split and weight < 1 else (1.0,)
-    best, caps = _priced(stages, weight, shares[0], _CELLS), (_FIRST_CAP, _FIRST_CAP)
-    for share in shares[1:]:
-        if in_time():
-            best = better(best, _priced(stages, weight, share, _CELLS), caps, _COARSE)
+        way = _way(stages, weight, other, _CELLS)
+        if value(way, caps) > value(best, caps):
+            share, best = other, way
 
-    if not stages.split:
-        cap = best_caps(lambda cap: value(best, (cap, cap)), in_time, _CAPS)
-        caps = cap, cap
-    if stages.split and (best.share > 0 or weight > 0):
-        caps = best_caps(lambda cap: value(best, (cap, caps[1])), in_time, _CAPS), caps[1]
-    if stages.split and best.share < 1:
-        caps = caps[0], best_caps(lambda cap: value(best, (caps[0], cap)), in_time, _CAPS)
+    # A stage whose tokens have no weight has no prices to be cut.
+    for k, some in enumerate((share > 0 or weight > 0, share < 1)[: len(machines)]):
+        if some:
+            caps[k] = best_caps(partial(at, k), lambda: has_time(budget), _CAPS)
 
-    chords, cells = _FINE if in_time() else _COARSE, min(_FINE_CELLS, _MOST // len(stages.moved))
-    if cells > _CELLS and in_time():
-        best = better(best, _priced(stages, weight, best.share, cells), caps, chords)
+    chords = _FINE if has_time(budget) else _COARSE
+    cells = min(_FINE_CELLS, _MOST // len(stages.moved))
+    if cells > _CELLS and has_time(budget):
+        finer = _way(stages, weight, share, cells)
+        best = max((best, finer), key=lambda way: value(way, caps, chords))
 
-    first, later = best.parts(caps)
-    leaf = busy_time_leaf(first.width, first.p1, first.p2)
-    if stages.split:
-        after = busy_time_leaf(later.width, later.p1, later.p2)
+    leaf, *later = (busy_time_leaf(one.width, one.p1, one.p2) for one in _cut(best[1], caps))
+    for after in later:
         del after["relaxation"]
-        leaf |= {"first": round(best.share * 2**30), "later": after}
+        leaf |= {"first": round(share * 2**30), "later": after}
 
     return value(best, caps, chords), leaf
 
 
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, on mean TTFT or on a weighted mean of both, in seconds."""
-    pools, n, name = task.pools, task.instance.n, task.objective.name
-    assert pools is not None
+    assert task.pools is not None
+    name, stages = task.objective.name, stages_of(task.instance, task.pools)
     weight = 1.0 if name == "mean_ttft" else task.objective.ttft_weight
-    found: list[tuple[float, dict[str, Any], dict[str, BatchCost]]] = []
-    choices = list(minorants_of(pools))
+    value, leaf = _from_prices(stages, weight, budget)
+    if (other := _from_work(stages, weight)) >= value:
+        value, leaf = other, work_leaf()
 
-    for place, costs in enumerate(choices):
-        stages = stages_of(task.instance, pools, costs)
-        found.append((_from_work(stages, weight), work_leaf(), costs))
-        if place == 0 or not budget.over:
-            part = budget.part(1 / (len(choices) - place))
-            found.append((*_from_prices(stages, weight, part), costs))
-
-    value, leaf, costs = max(found, key=lambda one: one[0])
-    per = 1 if name == "tel" else n
-    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "costs": costs})
-
-
-def minorants_of(pools: Pools) -> list[dict[str, BatchCost]]:
-    """Return each choice of minorants of the machines' cost models, by these models' digests."""
-    costs = {str(m.cost.sha256): m.cost for m in pools.machines if isinstance(m.cost, BatchCost)}
-    ways = product(*(cost.minorants for cost in costs.values()))
-    return [dict(zip(costs, way, strict=True)) for way in ways]
+    per = 1 if name == "tel" else task.instance.n
+    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "pools": task.pools})
 
 
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
@@ -324,30 +299,26 @@ def within_pools(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on SLO attainment, or on SLO goodput: the most over the shortest span."""
     assert task.pools is not None
     limits = all_limits(task.instance, dict(task.objective.parameters))
-    found, n = list[float](), task.instance.n
-    for costs in minorants_of(task.pools):
-        stages = stages_of(task.instance, task.pools, costs)
-        span: float = n
-        if task.objective.name == "slo_goodput":
-            span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
+    stages, span = stages_of(task.instance, task.pools), float(task.instance.n)
+    if task.objective.name == "slo_goodput":
+        span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
 
-        found.append(_max_within(stages, task.instance, limits) / span)
-
-    return Proof(min(found))
+    return Proof(_max_within(stages, task.instance, limits) / span)
 
 
-def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
-    """Return pools as a certificate states them, under cost models by digest of the machines'."""
+def stated(pools: Pools) -> dict[str, Any]:
+    """Return pools as a certificate states them."""
     prefill, decode, split = roles_of(pools)
-    named = {"prefill": prefill, "decode": decode} if split else {"mixed": list(pools.machines)}
+    named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
     found: dict[str, Any] = {}
     for name, machines in named.items():
         one = _equal(machines)
+        assert isinstance(one.cost, BatchCost)
         found[name] = {
             "machines": len(machines),
             "kv_capacity": one.kv_capacity,
             "limits": one.limits.as_dict(),
-            "cost_model": cost_model_dict(costs[str(one.cost.sha256)]),
+            "cost_model": cost_model_dict(one.cost),
         }
 
     if split:
@@ -357,12 +328,11 @@ def stated(pools: Pools, costs: Mapping[str, BatchCost]) -> dict[str, Any]:
     return found
 
 
-def certify_pools(instance: Instance, pools: Pools, objective: str, proof: Proof) -> dict[str, Any]:
-    """Return the certificate of a proof of `pools_bound` on ``tel`` or ``mean_ttft``."""
-    assert proof.tree is not None
-    costs = proof.tree["costs"]
-    model = costs[str(roles_of(pools)[0][0].cost.sha256)]
-    return certify(instance, model, objective, proof.tree["leaf"], stated(pools, costs))
+def certify_pools(instance: Instance, objective: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the certificate of the tree of a proof of `pools_bound`, ``tel`` or ``mean_ttft``."""
+    cost = roles_of(tree["pools"])[0][0].cost
+    assert isinstance(cost, BatchCost)
+    return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]))
 
 
 def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:
@@ -380,7 +350,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
         If it proves nothing, or something of other pools.
     """
     value = verify_certificate(instance, certificate, on_pools=True)
-    if certificate.get("pools") not in [stated(pools, costs) for costs in minorants_of(pools)]:
+    if certificate.get("pools") not in [stated(one) for one in pools.minorants]:
         raise ViolationError("certificate: pools: found other ones", rule="certificate")
 
     return value
@@ -389,7 +359,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
 _WORDS = "work, and prices of machine time, of pools that prefill and that decode"
 _IN_TIME = "work of pools in the windows of SLOs"
 _METRICS = ("tel", "latency_and_ttft", "mean_ttft")
-_PROVED = PROVED_FOR | POOLS | MINORANTS
+_PROVED = PROVED_FOR | POOLS
 _SERVED = ("slo_attainment", "slo_goodput")
 POOLED = Bound(
     "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS

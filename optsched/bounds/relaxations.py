@@ -6,7 +6,8 @@
 the limits, and batches that hold both phases. What the workers process in a round is one batch of
 it, so every schedule on them is one on it, with the same times.
 
-*A tabulated cost model* becomes each of its minorants, see `optsched.costs.table`.
+*A tabulated cost model* becomes each of its minorants, see `optsched.costs.table`. Pools, whose
+machines may have several, have each choice of minorants.
 
 *A prefix cache*, for bounds that do not allow for it themselves. Let H be the prompt tokens that
 requests may find in it, of all prompts together, so that no schedule has to hold or process them.
@@ -112,6 +113,10 @@ def _on_one(task: BoundTask) -> list[BoundTask]:
 
 @lru_cache(16)
 def _minorants(task: BoundTask) -> list[BoundTask]:
+    if task.pools is not None:
+        known = [(one, one.machines[0].cost) for one in task.pools.minorants]
+        return [replace(task, pools=one, cost_model=cost) for one, cost in known]
+
     cost = task.cost_model
     assert isinstance(cost, BatchCost)
     return [replace(task, cost_model=one) for one in cost.minorants]

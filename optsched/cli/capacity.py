@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, read_checked
+from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, in_pools, read_checked
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c
 from optsched.problem.errors import NoIncumbentError, UsageError
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 def capacity(
     instance_file: str,
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     attainment: float = 0.99,
     policies: list[str] | None = None,
     workers: str = "1",
     router: str = "least-requests",
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     cost_model: str | None = None,
+    machines: Given = UNSET,
     time_limit: Annotated[float | None, ABOVE_0] = None,
     search: Annotated[float, {"min": 0.0}] = 0.0,
     seed: Seed = 0,
@@ -46,6 +47,7 @@ def capacity(
     count = workers if workers == "auto" else int(workers)
     asked: dict[str, Any] = {"attainment": attainment, "workers": count, "router": router}
     asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}
+    asked |= {"pools": in_pools(instance, cost, machines)}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
 
         def progress(spec: str, at: float, share: float) -> None:

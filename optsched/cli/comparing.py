@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
-from optsched.cli.options import NO_SLOS, Seed, Slos, TimeLimit, in_pools, read_checked
+from optsched.cli.options import UNSET, Given, Seed, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
 from optsched.files.outputs import make_folder
 from optsched.problem.errors import NoIncumbentError
@@ -20,12 +20,10 @@ def compare(
     instance_file: str,
     policies: list[str] | None = None,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = UNSET,
     bound: bool = True,
     time_limit: TimeLimit = 60.0,
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     seed: Seed = 0,
     schedules_out: str | None = None,
     measured: str | None = None,
@@ -44,7 +42,7 @@ def compare(
 
     asked: dict[str, Any] = {
         "cost_model": cost,
-        "pools": in_pools(instance, cost, pools, link, deflect_below),
+        "pools": in_pools(instance, cost, machines),
         "bound": bound,
         "time_limit_s": time_limit,
         "seed": seed,

@@ -7,7 +7,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import AT_LEAST_1, NO_SLOS, Slos, check_outputs
+from optsched.cli.options import AT_LEAST_1, UNSET, Given, check_outputs
 from optsched.cli.output import emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.cost import load_cost_model, roofline
 from optsched.files.measured import Measured, read_measured
@@ -27,7 +27,7 @@ def diagnose(
     trace_file: str,
     gpu: str,
     model: str,
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     format_name: str | None = None,
     cost_model: str | None = None,
     kv_capacity: Annotated[int | None, AT_LEAST_1] = None,

@@ -12,9 +12,9 @@ from optsched.cli.options import (
     ARGUMENT,
     AT_LEAST_0,
     AT_LEAST_1,
-    NO_SLOS,
+    UNSET,
+    Given,
     Seed,
-    Slos,
     check_outputs,
     check_requests_out,
     in_pools,
@@ -45,11 +45,9 @@ def simulate(
     instance_file: str,
     policy: str,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = UNSET,
     seed: Seed = 0,
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     ttft_weight: float | None = None,
     schedule_out: str | None = None,
     requests_out: str | None = None,
@@ -66,11 +64,11 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
+    hardware = in_pools(instance, cost, machines) or cost
     begin = work_time()
-    schedule = run(instance, policy, machines, seed=seed, slos=slos)
+    schedule = run(instance, policy, hardware, seed=seed, slos=slos)
     wall_s = work_time() - begin
-    evaluation = judge(instance, schedule, machines, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
 
@@ -97,10 +95,8 @@ def evaluate(
     instance_file: str,
     schedule_file: str,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
-    slos: Slos = NO_SLOS,
+    machines: Given = UNSET,
+    slos: Given = UNSET,
     ttft_weight: float | None = None,
     requests_out: str | None = None,
     json_out: str | None = None,
@@ -109,9 +105,9 @@ def evaluate(
     check_requests_out(requests_out)
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
-    machines = in_pools(instance, cost, pools, link, deflect_below) or cost
+    hardware = in_pools(instance, cost, machines) or cost
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, machines, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
     output.write_requests(evaluation, requests_out)
     _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
 
@@ -214,6 +210,7 @@ def _emit(
     """Write a result of a schedule, or print its metrics. Returns whether JSON was printed."""
     metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
     more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
+    more["pools"] = evaluation.pools and evaluation.pools.to_dict()
     alone = emit_json(result_dict(evaluation.instance, name, cost_model=cost, **more), json_out)
     if not alone:
         output.show_metrics(metrics, evaluation.instance)
@@ -235,9 +232,7 @@ def verify(
     instance_file: str,
     file: Annotated[str | None, ARGUMENT] = None,
     cost_model: str | None = None,
-    pools: str | None = None,
-    link: str | None = None,
-    deflect_below: Annotated[int, {"min": 0}] = 0,
+    machines: Given = UNSET,
 ) -> None:
     """Check a schedule or a certificate, or all in a folder. The exit status is 5 if one fails.
 
@@ -249,7 +244,7 @@ def verify(
 
     def check(instance_file: str, claim: str) -> None:
         instance, cost = read_checked(instance_file, cost_model)
-        hardware = in_pools(instance, cost, pools, link, deflect_below) or cost
+        hardware = in_pools(instance, cost, machines) or cost
         print(_verified(instance, claim, hardware))
 
     if file is not None:

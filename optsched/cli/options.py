@@ -20,6 +20,7 @@ from optsched.files.outputs import check_folder as check_folder, check_outputs a
 from optsched.files.read_write import read_instance
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.service import SLOS
 from optsched.problem.specs import read_entries, read_pairs
 from optsched.problem.text_files import parse_json
 
@@ -72,8 +73,9 @@ def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
 _TIME = {"callback": _time}
 TimeLimit = Annotated[float, AT_LEAST_0]
 Seed = Annotated[int, {"min": 0}]
-Slos = Mapping[str, float]
-NO_SLOS: Slos = MappingProxyType({})
+Given = Mapping[str, Any]
+UNSET: Given = MappingProxyType({})
+"""Of a parameter that stands for several options (`_GROUPS`), those that are given."""
 
 _SHARED = """
   instance_file INSTANCE: The instance: a JSON file, or the name of a shipped instance, such as
@@ -101,7 +103,15 @@ _SHARED = """
   slo_latency S: The SLO on the time from arrival to last token.
 """
 """Texts of parameters that several commands have, as `command` reads them."""
-_SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
+_GROUPS: dict[str, dict[str, Any]] = {
+    "slos": dict.fromkeys(SLOS, Annotated[str | None, _TIME]),
+    "machines": {
+        "pools": str | None,
+        "link": str | None,
+        "deflect_below": Annotated[int | None, {"min": 0}],
+    },
+}
+"""Parameters that stand for several options, of which a command gets those that are given."""
 
 
 @functools.cache
@@ -116,7 +126,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     its option if they are others, its metavar, a colon and its help. A parameter without a default
     is an argument, or an option that must be given if it has names. Rules stand in its annotation.
     A ``typer.Context`` is passed on. Instead of ``slos`` the command has an option for each SLO,
-    and gets those given as a dict.
+    instead of ``machines`` those that describe pools, and gets those given as a dict.
     """
     if function.__doc__ is None:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
@@ -127,18 +137,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     for name, one in inspect.signature(function).parameters.items():
         if hints[name] is typer.Context:
             parameters.append(one.replace(annotation=typer.Context, kind=one.KEYWORD_ONLY))
-        elif name == "slos":
-            parameters += [
-                _parameter(slo, Annotated[str | None, _TIME], None, *texts[slo]) for slo in _SLOS
-            ]
+        elif name in _GROUPS:
+            group = _GROUPS[name].items()
+            parameters += [_parameter(option, hint, None, *texts[option]) for option, hint in group]
         else:
             parameters.append(_parameter(name, hints[name], one.default, *texts[name]))
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        if "slos" in hints:
-            given = {slo: values.pop(slo) for slo in _SLOS}
-            values["slos"] = {slo: limit for slo, limit in given.items() if limit is not None}
+        for group in _GROUPS.keys() & hints.keys():
+            given = {option: values.pop(option) for option in _GROUPS[group]}
+            values[group] = {option: one for option, one in given.items() if one is not None}
 
         function(**values)
 
@@ -197,20 +206,13 @@ def read_checked(
     return instance, None if instance.in_rounds else cost
 
 
-def in_pools(
-    instance: Instance,
-    cost: CostModel | None,
-    pools: str | None,
-    link: str | None,
-    deflect_below: int = 0,
-) -> Pools | None:
+def in_pools(instance: Instance, cost: CostModel | None, given: Given) -> Pools | None:
     """Return the pools that a command's options describe, or None if they name none."""
-    if pools is not None:
-        return make_pools(pools, instance, cost, link, deflect_below)
-    if link is not None or deflect_below:
+    if given and "pools" not in given:
         raise UsageError("--link, --deflect-below: found without --pools; expected both")
 
-    return None
+    more = dict(given)
+    return make_pools(more.pop("pools"), instance, cost, **more) if more else None
 
 
 def check_requests_out(text: str | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import check_outputs, check_suffix
+from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, in_pools
 from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
@@ -31,6 +31,7 @@ def plot(
     cost_model: str | None = None,
     kind: str | None = None,
     against: str | None = None,
+    machines: Given = UNSET,
 ) -> None:
     """Draw a schedule, a result, a comparison, a certificate or an experiment.
 
@@ -55,11 +56,18 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    style.save(draw(_Source(source, data, kind, instance_file, cost_model, against)), out)
+    asked = _Source(source, data, kind, instance_file, cost_model, against, machines)
+    style.save(draw(asked), out)
     print(out)
 
 
-def trace(instance_file: str, schedule_file: str, out: str, cost_model: str | None = None) -> None:
+def trace(
+    instance_file: str,
+    schedule_file: str,
+    out: str,
+    cost_model: str | None = None,
+    machines: Given = UNSET,
+) -> None:
     """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev).
 
     Parameters:
@@ -71,7 +79,8 @@ def trace(instance_file: str, schedule_file: str, out: str, cost_model: str | No
     instance = read_instance(instance_file)
     check_outputs(out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
-    events = write_trace(timeline(instance, schedule, cost), out)
+    hardware = in_pools(instance, cost, machines) or cost
+    events = write_trace(timeline(instance, schedule, hardware), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
 
@@ -100,7 +109,8 @@ class _Source:
     kind: str | None
     instance_file: str | None
     cost_model: str | None
-    against: str | None = None
+    against: str | None
+    machines: Given
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
         """Return the kind of figure that is asked for, or the first kind."""
@@ -119,14 +129,15 @@ class _Source:
         """Draw a schedule over time, or the distribution of a metric over its requests."""
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
-        made = schedule_of(file, instance, self.cost_model, known, data)
+        schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
+        made = schedule, in_pools(instance, cost, self.machines) or cost
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:
             from optsched.analysis.why import why
 
             other, _ = schedule_of(self.against, instance, self.cost_model, known)
-            found = why(instance, *made, against=other)
+            found = why(instance, schedule, cost, against=other)
             title = f"{instance.name}: {file} against {self.against}"
             return _picture("gap", found, title=title)
         if kind not in DISTRIBUTIONS:

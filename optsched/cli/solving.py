@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from optsched.cli import output
-from optsched.cli.options import ABOVE_0, AT_LEAST_0, NO_SLOS, Seed, Slos, TimeLimit, read_checked
+from optsched.cli.options import ABOVE_0, AT_LEAST_0, UNSET, Given, Seed, TimeLimit, read_checked
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
 from optsched.costs.cost import CostModel
 from optsched.files.read_write import read_schedule, write_json
@@ -32,7 +32,7 @@ def solve(
     method: str = "auto",
     cost_model: str | None = None,
     objective: str | None = None,
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     workers: int = 1,
     pulp_solver: str | None = None,
     eviction_free: bool = False,
@@ -145,7 +145,7 @@ def bound(
     instance_file: str,
     method: str = "auto",
     objective: str = TOTAL_LATENCY.name,
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     cost_model: str | None = None,
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
@@ -239,7 +239,7 @@ def _check_certified(method: str, goal: Objective, instance: Instance) -> None:
         )
 
 
-def _goals(objective: str | Objective | None, slos: Slos) -> tuple[Objective, ...] | None:
+def _goals(objective: str | Objective | None, slos: Given) -> tuple[Objective, ...] | None:
     """Return the objectives with the SLOs that options give; None for the formulation's own."""
     if objective is None and not slos:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, NO_SLOS, Seed, Slos, read_checked
+from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, read_checked
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import TABLE
@@ -20,7 +20,7 @@ def splits(
     cost_model: str | None = None,
     link: str | None = None,
     router: str = "least-requests",
-    slos: Slos = NO_SLOS,
+    slos: Given = UNSET,
     time_limit: Annotated[float | None, ABOVE_0] = None,
     seed: Seed = 0,
     certificates: str | None = None,

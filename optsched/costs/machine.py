@@ -3,9 +3,10 @@
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for, load_cost_model
 from optsched.problem.columns import INT64_MAX, whole_number
@@ -139,6 +140,29 @@ class Pools:
         *roles : {"mixed", "prefill", "decode"}
         """
         return [w for w, one in enumerate(self.machines) if one.role in roles]
+
+    @property
+    def minorants(self) -> list["Pools"]:
+        """These pools under each choice of minorants of the machines' cost models."""
+        costs = {m.cost.sha256: m.cost for m in self.machines if isinstance(m.cost, BatchCost)}
+        found = []
+        for way in product(*(cost.minorants for cost in costs.values())):
+            chosen: dict[object, BatchCost] = dict(zip(costs, way, strict=True))
+            machines = [replace(m, cost_model=chosen[m.cost.sha256]) for m in self.machines]
+            found.append(replace(self, machines=machines))
+
+        return found
+
+    @property
+    def words(self) -> str:
+        """How many machines there are of each role, such as ``"2 prefill, 6 decode"``."""
+        counts = {role: len(self.workers(role)) for role in ("prefill", "decode", "mixed")}
+        return ", ".join(f"{count} {role}" for role, count in counts.items() if count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object that result files carry."""
+        roles = [one.role for one in self.machines]
+        return {"roles": roles, "link": asdict(self.link), "deflect_below": self.deflect_below}
 
 
 Hardware = CostModel | str | Path | Machine | Sequence[Machine] | Pools | None

@@ -244,6 +244,9 @@ class _Answer(_OpenFile):
     optsched: str = Field(description="version of optsched")
     command: str
     instance: InstanceReference
+    pools: dict[str, Any] | None = Field(
+        None, description="the machines: roles, link, deflect_below"
+    )
 
 
 if TYPE_CHECKING:

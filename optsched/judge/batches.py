@@ -128,7 +128,9 @@ def judge_batches(
         split_prefill=bool(done["split"].any()),
         reuse=reuse,
         pools=pools,
-        moves=None if pools is None else Moved(in_unit(moves.start), in_unit(moves.end)),
+        moves=None
+        if pools is None
+        else Moved(moves.request, in_unit(moves.start), in_unit(moves.end)),
     )
 
 

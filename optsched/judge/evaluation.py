@@ -61,8 +61,9 @@ class Reuse:
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """When each move of KV starts and ends, since the first arrival, in the order of the list."""
+    """When the KV of which request moves, since the first arrival, in the order of the list."""
 
+    request: NDArray[np.int64]
     start: NDArray[Any]
     end: NDArray[Any]
 

@@ -118,6 +118,17 @@ class Timeline:
         names = self.instance.id
         return f"request {request}" if names is None else str(names[request])
 
+    def worker_name(self, worker: int) -> str:
+        """Return a worker's name for labels, with its role in pools, such as ``worker 0: decode``.
+
+        Parameters
+        ----------
+        worker : int
+        """
+        pools = self.evaluation.pools
+        role = "" if pools is None else f": {pools.machines[worker].role}"
+        return f"worker {worker}{role}"
+
     @property
     def begin(self) -> float:
         """Time of the first arrival."""

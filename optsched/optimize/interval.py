@@ -11,7 +11,6 @@ from optsched.optimize.solvers.base import round_up_bound
 from optsched.problem.budget import Budget, History, Progress
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
-from optsched.problem.scope import Scope
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,7 @@ class Incumbent:
 def judge(task: Task, schedule: Schedule) -> Evaluation:
     """Judge a schedule with the limits of service that the objectives are about."""
     limits = service_limits(task.objective)
-    return evaluate(task.instance, schedule, task.cost_model, **limits)
+    return evaluate(task.instance, schedule, task.pools or task.cost_model, **limits)
 
 
 class Interval:
@@ -46,7 +45,7 @@ class Interval:
         self.goal = task.objective[0]
         self.bound: float | None = None
         self.bound_origin: str | None = None
-        self.scope = Scope(task.workers)
+        self.scope = task.scope()
         self.general: tuple[float, str] | None = None
         self.certificate: dict[str, Any] | None = None
         self.tree: tuple[float, dict[str, Any]] | None = None
@@ -103,7 +102,7 @@ class Interval:
         better = self.bound is None or signed > self.goal.signed(self.bound)
         if better or (value == self.bound and leaves_out < self.scope.without):
             self.bound, self.bound_origin = value, origin
-            self.scope = Scope(self.task.workers, leaves_out)
+            self.scope = self.task.scope(leaves_out)
 
         known = None if self.general is None else self.goal.signed(self.general[0])
         if not leaves_out and (known is None or signed > known):

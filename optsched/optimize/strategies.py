@@ -43,9 +43,8 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     task = interval.task
-    question = BoundTask(
-        task.instance, task.cost_model, interval.goal, known, seed, task.workers, completions
-    )
+    about = task.instance, task.cost_model, interval.goal, known, seed, task.workers
+    question = BoundTask(*about, completions, pools=task.pools)
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     def take(name: str, proof: Proof) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntFlag
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -111,22 +110,13 @@ NO_PART = Part(np.empty(0), _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, Fa
 """What a worker without requests ran."""
 
 
-class Watch(IntFlag):
-    """The kinds of events at which a simulation can stop."""
-
-    NONE = 0
-    FIRST_TOKEN = 1
-    FINISH = 2
-    MOVE = 4
-
-
 class Event(NamedTuple):
-    """What a simulation was watched for, since the first arrival: a token at the end of a batch, or
-    a request whose KV is elsewhere and that has just been given room."""
+    """What a simulation can stop at, since the first arrival: a request's last token, or that one
+    whose KV is elsewhere has just been given room and `moves`."""
 
     request: int
-    kind: Watch
     time: float
+    moves: bool = False
 
 
 class Fleet:
@@ -182,7 +172,7 @@ class Fleet:
         """
         raise NotImplementedError
 
-    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+    def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """Let a worker decide about all batches that begin before a time, or up to an event."""
         raise NotImplementedError
 
@@ -190,12 +180,11 @@ class Fleet:
         """Return what each worker ran."""
         raise NotImplementedError
 
-    def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
+    def advance(self, until: float, watch: bool = False) -> Event | None:
         """Let workers decide about all batches that begin before a time, or up to an event.
 
         The next event is returned, after which no worker has decided about a later batch, or None.
-        Watch for the same kinds in every call: what has been seen keeps its kind. A request that
-        is restarted has a first token again.
+        Watch in every call or in none.
         """
         if not watch:
             for worker in range(self.workers):
@@ -250,7 +239,7 @@ class MixedFleet(Fleet):
         """See `Fleet.clock`."""
         return self.fleets[worker].clock(0)
 
-    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+    def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Fleet.step`."""
         events = self.fleets[worker].step(0, until, watch)
         np.minimum(self.finish, self.fleets[worker].finish, out=self.finish)
@@ -309,7 +298,7 @@ def hand_out(fleet: Fleet, job: Job, place: Place, *, in_steps: bool = True) -> 
     missing = sessions.count.tolist()
     while True:
         now = coming[0][0] if coming else math.inf
-        event = fleet.advance(now, Watch.FINISH)
+        event = fleet.advance(now, watch=True)
         if event is not None:
             for k in sessions.followers(event.request):
                 missing[k] -= 1

@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.machine import Pools
-from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, Watch, joined
+from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, joined
 from optsched.problem.errors import UsageError
 from optsched.problem.schedule import Schedule
 
 Placing = Callable[[Job, NDArray[np.float64], int], Place]
 """Makes a router's choice among so many workers, from when requests leave them."""
-
-WATCH = Watch.FINISH | Watch.MOVE
 
 
 class PoolFleet(MixedFleet):
@@ -65,28 +63,28 @@ class PoolFleet(MixedFleet):
         """Return the machine where a request begins."""
         return self.go_on(request, now) if self.deflected[request] else self.begin(request, now)
 
-    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+    def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Fleet.step`."""
         events = self.fleets[worker].step(0, until, watch)
         for event in events:
-            if event.kind is Watch.FINISH:
+            if not event.moves:
                 self.left[event.request] = min(self.left[event.request], event.time)
                 if worker not in self.prefill or self.ends_at_once(event.request):
                     self.finish[event.request] = event.time
 
         return events
 
-    def advance(self, until: float, watch: Watch = Watch.NONE) -> Event | None:
+    def advance(self, until: float, watch: bool = False) -> Event | None:
         """See `Fleet.advance`. What is handed over meanwhile is no event; last tokens are."""
         while True:
             end = self.ends[0][0] if self.ends else math.inf
-            event = super().advance(min(until, end), WATCH)
+            event = super().advance(min(until, end), watch=True)
             if event is None and (not self.ends or end > until):
                 return None
             if event is None:
                 now, i = heappop(self.ends)
                 self.keep(self.at[i], i, -1, now)
-            elif event.kind is Watch.MOVE:
+            elif event.moves:
                 self.admitted(event.request, event.time)
             elif event.time < self.finish[event.request]:
                 self.prefilled(event.request, event.time)

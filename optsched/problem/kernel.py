@@ -38,6 +38,11 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     return dispatcher
 
 
+def plain(function: Any) -> Any:
+    """Return a compiled function as it is written, for callers that are not compiled."""
+    return getattr(function, "py_func", function)
+
+
 @cache
 def _loaded() -> Any:
     """Load numba. It stops the clock of all limits while it compiles."""

@@ -10,10 +10,14 @@ holds KV while batches run without it."""
 
 @dataclass(frozen=True)
 class Scope:
-    """The schedules on some equal workers, as of the instance, that do nothing of some `KINDS`."""
+    """The schedules on some workers, as of the instance, that do nothing of some `KINDS`.
+
+    `pools`: what the workers are in words, where they have roles.
+    """
 
     workers: int = 1
     without: frozenset[str] = frozenset()
+    pools: str = ""
 
     @property
     def limitation(self) -> str:
@@ -29,6 +33,9 @@ class Scope:
     @property
     def machines(self) -> str:
         """The workers in words, such as ``"on 2 workers"``."""
+        if self.pools:
+            return f"on pools of {self.pools}"
+
         return "on one worker" if self.workers == 1 else f"on {self.workers} workers"
 
     def __str__(self) -> str:

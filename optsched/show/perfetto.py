@@ -41,7 +41,7 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield {**_meta("thread_sort_index", REQUESTS, i + 1), "args": {"sort_index": place}}
 
     for k in np.unique(timeline.batch_worker).tolist():
-        yield _name("process_name", k + 2, 0, f"worker {k}")
+        yield _name("process_name", k + 2, 0, timeline.worker_name(k))
         yield {**_meta("process_sort_index", k + 2, 0), "args": {"sort_index": k}}
         yield _name("thread_name", k + 2, 1, "batches")
 

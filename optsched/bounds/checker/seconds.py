@@ -100,6 +100,8 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         kind = leaf.get("relaxation")
         right = charges is None or kind in ("work", "busy-time", "shares")
         expect(right, f"tree: found {kind!r:.60}, not proved for shared prefixes; expected work")
+        right = objective == "tel" or kind != "busy-time"
+        expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
         right = "table" not in model or kind == "classes"
         expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
         values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))

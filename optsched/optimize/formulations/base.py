@@ -7,12 +7,14 @@ from typing import Any
 
 from optsched.bounds.base import ANY_INSTANCE, features_of
 from optsched.costs.cost import CostModel, UnitCost
+from optsched.costs.machine import Pools
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.routers import check_workers
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance, TimeUnit
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule
+from optsched.problem.scope import Scope
 
 LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
 """Limits and switches of an instance, with the names of `demands`."""
@@ -33,6 +35,8 @@ class Task:
         Options that only some formulations have, by name (for example ``eviction_free``).
     workers : int
         Number of equal workers. Each request is on one of them.
+    pools : Pools, optional
+        Machines with roles, instead of equal workers.
     """
 
     instance: Instance
@@ -40,6 +44,7 @@ class Task:
     objective: tuple[Objective, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
+    pools: Pools | None = None
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
@@ -47,6 +52,19 @@ class Task:
             object.__setattr__(self, "objective", parse_objectives(self.objective))
         for goal in self.objective:
             goal.check(self.instance)
+
+    def scope(self, without: frozenset[str] = frozenset()) -> Scope:
+        """Return the schedules that are asked about, or those of them that do without something.
+
+        Parameters
+        ----------
+        without : frozenset of str
+            Of `optsched.problem.scope.KINDS`.
+        """
+        if self.pools is None:
+            return Scope(self.workers, without)
+
+        return Scope(len(self.pools.machines), without, self.pools.words)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from optsched.costs.machine import Link
 from optsched.judge import life
 from optsched.judge.life import Ints, Records, record
 from optsched.judge.replay import read_start
-from optsched.policies.fleet import Event, Fleet, Job, Part, Watch, joined
+from optsched.policies.fleet import Event, Fleet, Job, Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
 from optsched.problem import forecast
 from optsched.problem.budget import work_time
@@ -28,9 +28,7 @@ DONE = 0
 STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
 LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
-EVENT = 4  # what is watched for has happened at the end of the last batch
-
-FIRST_TOKEN, FINISH = int(Watch.FIRST_TOKEN), int(Watch.FINISH)
+EVENT = 4  # a request has finished in the last batch, which is watched for
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
@@ -73,7 +71,7 @@ STATE = (
     ("since", np.int64),  # batches since the last completion
     ("longest", np.int64),  # output
     ("turns", np.int64),  # turns of the loop until it returns to look at the clock
-    ("watch", np.int64),  # kinds of events after which the loop returns (`Watch`)
+    ("watch", np.bool_),  # whether the loop returns when a request has finished
     ("moving", np.int64),  # running requests whose KV comes, and
     ("landing", np.float64),  # when the first of them is there
     ("pulled", np.int64),  # how many began to come in the last turn, after which the loop returns
@@ -305,7 +303,7 @@ class Compiled(Fleet):
         wake = self.states[worker]["wake"][0]
         return float(max(self.now[worker][0], wake)) if open_requests else math.inf
 
-    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
+    def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Fleet.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
 
@@ -319,29 +317,21 @@ class Compiled(Fleet):
 
         state["watch"], state["pulled"], state["wake"] = watch, 0, 0.0
         in_turns(self.job, state, run)
-        state["watch"] = Watch.NONE
+        state["watch"] = False
         found = []
         if state[0].pulled > 0:
             for i in [i for i in self.away if self.requests["moved_at"][i] < np.inf]:
                 self.away.remove(i)
-                found.append(Event(i, Watch.MOVE, float(self.requests["moved_at"][i])))
+                found.append(Event(i, float(self.requests["moved_at"][i]), moves=True))
         if state[0].outcome == EVENT:
             state["outcome"] = DONE
-            found += self._last_events(worker, watch)
+            s, columns = state[0], self.columns[worker]
+            first = columns.batches["entries"][s.batches - 2] if s.batches > 1 else 0
+            ran = columns.entries[REQUEST, first : s.entries]
+            ended = ran[self.requests["finish"][ran] == s.now]
+            found += [Event(i, float(s.now)) for i in ended.tolist()]
 
         return found
-
-    def _last_events(self, worker: int, watch: Watch) -> list[Event]:
-        """Return what has happened at the end of the last batch of a worker."""
-        s, columns = self.states[worker][0], self.columns[worker]
-        first = columns.batches["entries"][s.batches - 2] if s.batches > 1 else 0
-        ran = columns.entries[REQUEST, first : s.entries]
-        return [
-            Event(int(i), kind, float(s.now))
-            for kind, name in ((Watch.FIRST_TOKEN, "first_at"), (Watch.FINISH, "finish"))
-            if watch & kind
-            for i in ran[self.requests[name][ran] == s.now]
-        ]
 
     def parts(self) -> list[Part]:
         """See `Fleet.parts`."""
@@ -553,12 +543,11 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     """Run the batch that has been formed: write its row, and move the clock to its end."""
     default = max(s.end, s.latest)
     b = batches[s.batches]
-    b.start = origin + s.now
-    start = read_start(b.start, default, origin)
+    b["start"] = origin + s.now  # not `b.start`: what compiled code returns has no attributes
+    start = read_start(b["start"], default, origin)
     s.off_default = s.off_default or start != default
     s.now = s.end = start + duration
-    b.entries = s.entries
-    b.evicted = s.evicted
+    b["entries"], b["evicted"] = s.entries, s.evicted
     s.batches += 1
 
 
@@ -567,15 +556,13 @@ def note(r: Any, s: Any) -> bool:
     """Note the time of a token that the batch produced. Return whether it is the request's last."""
     if r.produced == 1:
         r.first_at = s.now
-        if s.watch & FIRST_TOKEN:
-            s.outcome = EVENT
 
     if r.produced < r.output:
         return False
 
     r.gone = True
     r.finish = s.now
-    if s.watch & FINISH:
+    if s.watch:
         s.outcome = EVENT
 
     return True

@@ -1,27 +1,44 @@
-"""Runs any object with ``batch(view)`` by asking it before every batch."""
+"""Runs any object with ``batch(view)`` by asking it before every batch.
+
+The fleet is that of the compiled loops (`optsched.policies.engine.common`). Import this module
+lazily: it loads numba.
+"""
 
 import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
-from optsched.costs.machine import Link
+from optsched.judge import life
+from optsched.judge.life import Ints, Records
+from optsched.judge.replay import Limits, limits_of
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Part, Watch
+from optsched.policies.engine import common
+from optsched.policies.engine.common import REUSED, Columns
+from optsched.policies.fleet import Fleet, Job, MixedFleet
 from optsched.policies.runner import (
     MAX_STALLED_BATCHES,
     Runner,
     beyond_limits,
     endless,
 )
+from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError, PolicyError, raised
-from optsched.problem.schedule import EvictMode, read_start
+from optsched.problem.kernel import plain
+from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
+
+# A policy object has its own time. Compiled for one caller more, these would take longer.
+arriving, idle, landed, pull = map(
+    plain, (common.arriving, common.idle, common.landed, common.pull)
+)
+full, with_room, run_batch = map(plain, (common.full, common.with_room, common.run_batch))
+add_eviction, evict = plain(common.add_eviction), plain(life.evict)
 
 
 class Online(Runner):
@@ -41,10 +58,10 @@ class Online(Runner):
         `Fleet.advance` raises a `PolicyError` for anything but a valid batch.
         """
         if workers == 1:
-            return _Loop(self.policy, job, job.seed)
+            return _fleet(self.policy, job, job.seed)
 
         seeds = [[job.seed, w] for w in range(workers)]
-        return MixedFleet(job, [_Loop(deepcopy(self.policy), job, seed) for seed in seeds])
+        return MixedFleet(job, [_fleet(deepcopy(self.policy), job, seed) for seed in seeds])
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -58,20 +75,39 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
-class _Loop(Fleet):
-    """A worker that asks a policy object: what the object is shown, and the schedule so far."""
+Seed = int | Sequence[int | list[int]]
 
-    def __init__(self, policy: Policy, job: Job, seed: Any) -> None:
-        super().__init__(job, 1)
-        self.policy, self.mode = policy, evict_mode_of(policy, job)
+
+class Settings(NamedTuple):
+    """What the loop is told anew in every step: the limits that are left."""
+
+    limits: Limits
+
+
+def _fleet(policy: Policy, job: Job, seed: Seed) -> Fleet:
+    """Return one worker that asks a policy object."""
+    mode = evict_mode_of(policy, job)
+    requests = common.new_requests(job.instance, common.FIELDS)
+    state = common.new_state((), job.instance)
+    loop = _Loop(policy, job, seed, mode, requests, state[0])
+    settings = Settings(limits_of(job.instance, mode))
+    return common.Compiled(job, mode, requests, [state], loop.run, settings)
+
+
+class _Loop:
+    """The loop that asks a policy object, and what the object is shown."""
+
+    def __init__(
+        self, policy: Policy, job: Job, seed: Seed, mode: EvictMode, requests: Records, s: np.record
+    ) -> None:
+        self.policy, self.job, self.mode, self.requests, self.s = policy, job, mode, requests, s
         instance, n = job.instance, job.instance.n
-        self.finish = np.full(n, np.inf)
-        self.release = instance.given_release.copy()
+        self.release, self.ready = requests["release"], requests["ready"]
+        self.generated, self.cached = requests["produced"], requests["cached"]
+        self.decoding, self.remaining = requests["decoding"], np.full(n, -1.0)
         self.predicted, _ = estimates(instance)
         self.forecast = forecast_of(instance)
-        self.watch, self.events = Watch.NONE, list[Event]()
-        self.by_arrival: list[int] = []  # requests assigned so far
-        self.place = np.zeros(n, dtype=np.int64)  # in the order of (release, index)
+        self.place = np.zeros(n, dtype=np.int64)  # in the order in which they come
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.seen = np.zeros(n, dtype=np.int64)  # max tokens that each has ever produced
@@ -82,8 +118,6 @@ class _Loop(Fleet):
             self.truth["predicted_lower"] = instance.predicted_lower
             self.truth["predicted_upper"] = instance.predicted_upper
 
-        self.generated, self.cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        self.decoding, self.remaining = np.zeros(n, dtype=np.bool_), np.full(n, -1.0)
         self.shown: dict[str, NDArray[Any]] = {
             "arrival": np.full(n, -1.0),
             "remaining": self.remaining,
@@ -96,159 +130,137 @@ class _Loop(Fleet):
         for column in self.public.values():
             column.setflags(write=False)
 
-        self.offsets, self.evicted_offsets = [0], [0]
-        self.request: list[int] = []
-        self.tokens: list[int] = []
-        self.reused: list[int] = []
-        self.evicted: list[int] = []
-        self.start: list[float] = []
-        self.now = self.end = 0.0
-        self.done = self.arrived = self.since = 0
-        self.off_default = False
-        self.away: dict[int, float] = {}  # how long the KV of each takes to come
-        self.ready: dict[int, float] = {}  # when it is there, of those that have room
-        self.moved_at = np.full(n, np.inf)
-        self.wake = 0.0
-
-    def keep(self, worker: int, request: int, sign: int, at: float) -> None:
-        super().keep(worker, request, sign, at)
-        self.now = max(self.now, at)
-
-    def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
-        prompt = int(self.job.instance.prompt_tokens[request])
-        self.cached[request] = link.moved(prompt)
-        self.generated[request] = int(link.moved(prompt) == prompt)
-        self.away[request] = takes
-        self.assign(worker, request, at)
-
-    def land(self, worker: int, request: int, at: float) -> None:
-        self.ready[request], self.wake = at, 0.0
-
-    def come(self, batch: Batch) -> Batch:
-        """Let KV come of requests that the policy admits, and leave those out that wait for it."""
-        for i in self.away.keys() & batch.tokens.keys():
-            self.ready[i] = self.now + self.away.pop(i)
-            self.moved_at[i] = self.now
-            self.waiting.remove(i)
-            self.running.append(i)
-            self.events.append(Event(i, Watch.MOVE, self.now))
-
-        self.running.sort(key=self.place.__getitem__)
-        tokens = {i: c for i, c in batch.tokens.items() if i not in self.ready}
-        return replace(batch, tokens=tokens, evict=[i for i in batch.evict if i not in self.ready])
-
-    def assign(self, worker: int, request: int, at: float | None = None) -> None:
-        if at is not None:
-            self.release[request] = at
-            self.off_default = self.off_default or self.job.instance.after is None
-
-        self.wake = min(self.wake, at or 0.0)
-        self.place[request] = len(self.by_arrival)
-        self.by_arrival.append(request)
-
-    def clock(self, worker: int) -> float:
-        return max(self.now, self.wake) if self.done < len(self.by_arrival) else math.inf
-
-    def step(self, worker: int, until: float, watch: Watch) -> list[Event]:
-        longest = int(self.job.instance.output_tokens.max())
-        self.watch, self.events, self.wake = watch, [], 0.0
-        while self.done < len(self.by_arrival) and self.now < until and not self.events:
+    def run(
+        self,
+        worker: int,
+        now: Settings,
+        state: Records,
+        queue: Ints,
+        columns: Columns,
+        until: float,
+    ) -> Columns:
+        """Ask until the requests assigned so far have finished, or up to a time or an event."""
+        s, self.limits = self.s, now.limits
+        while s.done < len(queue) and s.outcome == common.DONE and s.now < until and s.pulled == 0:
             self.job.budget.check(f"policy {self.job.name!r} ran")
-            self.arrive()
-            for i in [i for i, at in self.ready.items() if at <= self.now]:
-                del self.ready[i]
-                self.decoding[i] = self.generated[i] > 0
-
+            self.arrive(queue)
+            if s.moving > 0:
+                s.running = len(self.running)
+                landed(self.requests, np.array(self.running), s)
             if not self.running and not self.waiting:
-                self.now = float(self.release[self.by_arrival[self.arrived]])
+                idle(self.requests, s, queue, until)
                 continue
 
             batch = self.ask()
             self.check(batch)
-            if self.away or self.ready:
+            if (self.ready > 0).any() or self.requests["away"].any():
                 batch = self.come(batch)
 
-            self.evict(batch.evict)
-            self.since += 1
-            if self.since > MAX_STALLED_BATCHES + longest:
+            if full(columns, s, len(batch.tokens), len(batch.evict)):
+                columns = with_room(columns, s, len(batch.tokens), len(batch.evict))
+            if any(batch.reused.values()) and len(columns.entries) == REUSED:
+                claims = np.zeros_like(columns.entries[:1])
+                columns = columns._replace(entries=np.vstack([columns.entries, claims]))
+
+            self.evict(batch.evict, columns.evicted)
+            s.since += 1
+            if s.since > MAX_STALLED_BATCHES + s.longest:
                 self.stop((self.running or self.waiting)[0], "no request completed for too long")
             if batch.tokens:
-                self.process(batch)
+                self.process(batch, columns)
             elif batch.stall:
                 sums = EMPTY
                 for i in self.running:
                     sums = add_decode(sums, int(self.cached[i]))
 
-                self.now += batch_time(self.job.cost.array, sums)
+                s.now += batch_time(self.job.cost.array, sums)
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
-            elif (at := self.next()) < math.inf:
-                if at >= until and at == min(self.ready.values(), default=math.inf):
-                    self.wake = at  # a request may come before it
+            elif not idle(self.requests, s, queue, until):
+                if until < math.inf or s.pulled > 0:  # a request may change that
                     break
 
-                self.now = max(self.now, at)
-            elif until < math.inf or self.events:  # a request may change that
-                break
-            else:
                 self.stuck()
 
-        return self.events
+        return columns
 
-    def next(self) -> float:
-        """Return when the next request arrives, or KV that is on its way."""
-        coming = self.by_arrival[self.arrived : self.arrived + 1]
-        return min(
-            [*(float(self.release[i]) for i in coming), *self.ready.values()], default=math.inf
-        )
-
-    def parts(self) -> list[Part]:
-        def columns(*values: list[int]) -> list[NDArray[np.int64]]:
-            return [np.array(one, dtype=np.int64) for one in values]
-
-        entries = columns(self.offsets[1:], self.request, self.tokens)
-        evictions = columns(self.evicted_offsets[1:], self.evicted)
-        start = np.array(self.start, dtype=np.float64)
-        reused = columns(self.reused)[0] if any(self.reused) else None
-        return [Part(start, *entries, *evictions, self.off_default, reused)]  # type: ignore[call-arg, arg-type]
-
-    def stuck(self) -> None:
-        """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
-        about = (self.waiting or self.running)[0]
-        reason = "the policy processes nothing, and no further request arrives"
-        for i in [] if getattr(self.policy, "chunked", False) else self.waiting:
-            size = int(self.job.instance.prompt_tokens[i] + self.generated[i])
-            found = beyond_limits(self.job.problem, size)
-            if found is not None:
-                about, reason = i, found
-                break
-
-        self.stop(about, reason)
-
-    def stop(self, request: int, reason: str) -> None:
-        raise endless(self.job, request, len(self.offsets) - 1, self.now, reason)
-
-    def arrive(self) -> None:
-        while (
-            self.arrived < len(self.by_arrival)
-            and self.release[self.by_arrival[self.arrived]] <= self.now
-        ):
-            i = self.by_arrival[self.arrived]
+    def arrive(self, queue: Ints) -> None:
+        while (i := arriving(self.requests, self.s, queue)) >= 0:
+            self.place[i] = self.s.arrived
             self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
             for name, column in self.truth.items():
                 self.shown[name][i] = column[i]
 
             self.remaining[i] = self.forecast.left(i, 0, 0)
             self.waiting.append(i)
-            self.arrived += 1
+
+    def come(self, batch: Batch) -> Batch:
+        """Let KV come of requests that the policy admits, and leave those out that wait for it."""
+        admitted = [i for i in batch.tokens if self.requests[i].away]
+        for i in admitted:
+            pull(self.requests[i], self.s)
+
+        self.begin(admitted)
+        tokens = {i: c for i, c in batch.tokens.items() if self.ready[i] == 0}
+        return replace(batch, tokens=tokens, evict=[i for i in batch.evict if self.ready[i] == 0])
+
+    def begin(self, requests: Sequence[int]) -> None:
+        """Let waiting requests hold KV from now on."""
+        for i in requests:
+            self.waiting.remove(i)
+
+        self.running = sorted([*self.running, *requests], key=self.place.__getitem__)
+
+    def evict(self, requests: Sequence[int], evicted: Ints) -> None:
+        for i in requests:
+            self.running.remove(i)
+            self.waiting.append(i)
+            add_eviction(evicted, self.s, i)
+            evict(self.requests[i], self.mode == "restart")
+            if self.mode == "restart":
+                self.remaining[i] = self.forecast.left(i, self.seen[i], 0)
+
+    def process(self, batch: Batch, columns: Columns) -> None:
+        s, first, requests = self.s, self.s.entries, self.requests
+        ids, tokens = (np.array(list(one)) for one in (batch.tokens, batch.tokens.values()))
+        claims = np.array([batch.reused.get(i, 0) for i in batch.tokens], dtype=np.int64)
+        fresh = set(self.waiting).intersection(batch.tokens)
+        self.begin([i for i in batch.tokens if i in fresh])
+        self.cached[ids] += claims
+        sums = EMPTY
+        for i, c in batch.tokens.items():
+            m = int(self.cached[i])
+            sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
+
+        s.entries += len(ids)
+        s.latest = self.release[ids].max()
+        columns.entries[:REUSED, first : s.entries] = ids, tokens
+        columns.entries[REUSED:, first : s.entries] = claims
+        took = batch_time(self.job.cost.array, sums)
+        run_batch(columns.batches, s, float(self.job.instance.clock_origin), took)
+
+        self.cached[ids] += tokens
+        whole = ids[self.cached[ids] == requests["prompt"][ids] + self.generated[ids]]
+        self.decoding[whole] = True
+        self.generated[whole] += 1
+        ended = whole[self.generated[whole] == requests["output"][whole]]
+        requests["finish"][ended] = s.now
+        if ended.size:
+            s.done, s.since = s.done + ended.size, 0
+            s.outcome = common.EVENT if s.watch else s.outcome
+            self.running = [i for i in self.running if i not in set(ended.tolist())]
+
+        for i in set(whole.tolist()).intersection(self.running):
+            self.seen[i] = max(self.seen[i], self.generated[i])
+            self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])
 
     def ask(self) -> Batch:
         instance, where = self.job.instance, self.where()
         view = View(
-            now=instance.first_arrival + self.now,
+            now=instance.first_arrival + self.s.now,
             waiting=list(self.waiting),
             running=list(self.running),
-            kv_capacity=instance.kv_capacity - self.kept[0],
+            kv_capacity=self.limits.kv_capacity,
             kv_offset=instance.kv_offset,
             kv_block_tokens=instance.kv_block_tokens,
             limits=instance.limits,
@@ -272,7 +284,7 @@ class _Loop(Fleet):
         return answer
 
     def where(self) -> str:
-        return f"policy {self.job.name!r}: batch {len(self.offsets) - 1}"
+        return f"policy {self.job.name!r}: batch {self.s.batches}"
 
     def check(self, batch: Batch) -> None:
         """Refuse answers about requests that are not there. The judge checks all the rest."""
@@ -294,7 +306,11 @@ class _Loop(Fleet):
                     "unknown; expected a waiting or running request"
                 )
 
-            if isinstance(c, bool) or not isinstance(c, (int, np.integer)) or c < 1:
+            if (
+                isinstance(c, bool)
+                or not isinstance(c, (int, np.integer))
+                or not 1 <= c <= MAX_TOKENS
+            ):
                 raise PolicyError(
                     f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
                 )
@@ -307,72 +323,18 @@ class _Loop(Fleet):
                     "expected one of a request in the batch that holds no KV and may share prefixes"
                 )
 
-    def evict(self, requests: Sequence[int]) -> None:
-        for i in requests:
-            self.running.remove(i)
-            self.waiting.append(i)
-            self.evicted.append(i)
-            self.cached[i] = 0
-            self.decoding[i] = False
+    def stuck(self) -> None:
+        """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
+        about = (self.waiting or self.running)[0]
+        reason = "the policy processes nothing, and no further request arrives"
+        for i in [] if getattr(self.policy, "chunked", False) else self.waiting:
+            size = int(self.job.instance.prompt_tokens[i] + self.generated[i])
+            found = beyond_limits(self.job.problem, size)
+            if found is not None:
+                about, reason = i, found
+                break
 
-            if self.mode == "restart":
-                self.generated[i] = 0
-                self.remaining[i] = self.forecast.left(i, self.seen[i], 0)
+        self.stop(about, reason)
 
-    def process(self, batch: Batch) -> None:
-        origin = self.job.instance.clock_origin
-        default = max(self.end, max(self.release[i] for i in batch.tokens))
-        written = origin + self.now
-        self.now = read_start(written, default, origin)
-        self.off_default = self.off_default or self.now != default
-        sums = EMPTY
-
-        for i, r in batch.reused.items():
-            if r != 0:
-                self.waiting.remove(i)
-                self.running.append(i)
-                self.cached[i] = r
-
-        for i, c in batch.tokens.items():
-            m = int(self.cached[i])
-            sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
-
-        self.start.append(written)
-        self.request.extend(batch.tokens.keys())
-        self.tokens.extend(batch.tokens.values())
-        self.reused.extend(batch.reused.get(i, 0) for i in batch.tokens)
-        self.offsets.append(len(self.request))
-        self.evicted_offsets.append(len(self.evicted))
-        self.end = self.now = self.now + batch_time(self.job.cost.array, sums)
-
-        for i, c in batch.tokens.items():
-            if self.cached[i] == 0:
-                self.waiting.remove(i)
-                self.running.append(i)
-
-            self.cached[i] += c
-            if self.cached[i] == self.job.instance.prompt_tokens[i] + self.generated[i]:
-                self.produce(i)
-
-        self.running.sort(key=self.place.__getitem__)
-
-    def produce(self, i: int) -> None:
-        self.decoding[i] = True
-        self.generated[i] += 1
-        if self.generated[i] == 1:
-            self.note(i, Watch.FIRST_TOKEN)
-        if self.generated[i] == self.job.instance.output_tokens[i]:
-            self.note(i, Watch.FINISH)
-            self.running.remove(i)
-            self.finish[i] = self.now
-            self.done += 1
-            self.since = 0
-
-            return
-
-        self.seen[i] = max(self.seen[i], self.generated[i])
-        self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])
-
-    def note(self, i: int, kind: Watch) -> None:
-        if self.watch & kind:
-            self.events.append(Event(i, kind, self.now))
+    def stop(self, request: int, reason: str) -> None:
+        raise endless(self.job, request, int(self.s.batches), float(self.s.now), reason)

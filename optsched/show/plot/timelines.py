@@ -52,6 +52,8 @@ def _time_axis(timeline: Timeline, ax: Axes) -> Axes:
 def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Draw the phases of every request over time, in a row for each request by arrival.
 
+    Moves of KV between pools are black lines.
+
     More than `ROWS_APART` requests would be a wedge of thin lines; `plot_states` draws these.
 
     Parameters
@@ -69,6 +71,12 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
     _bars(timeline, row, present, ax)
     patches = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
+    moves, first = timeline.evaluation.moves, timeline.instance.first_arrival
+    if moves is not None and len(moves.request):
+        ends = moves.start + first, moves.end + first
+        ax.hlines(row[moves.request], *ends, color=BLACK, lw=2, zorder=3, gid="moves")
+        patches.append(Patch(color=BLACK, label="KV moves"))
+
     legend(ax, 9, handles=patches)
     ax.set_ylim(n - 0.4, -0.6)
 
@@ -148,7 +156,7 @@ def plot_kv(
         for k in range(min(timeline.workers, 32)):
             times, kv = _kv_of(timeline, groups, k)
             look = {**style.line_style(k), "lw": 1, "where": "post"}
-            ax.step(times, kv, label=f"worker {k}", **look)
+            ax.step(times, kv, label=timeline.worker_name(k), **look)
     elif timeline.batch_shared is not None:
         times, kinds = timeline.kv_by_kind(_STEPS, worker or 0)
         colours = [BLUE, style.GREEN, GREY]
@@ -169,7 +177,14 @@ def plot_kv(
 
 
 def _kv_of(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
-    """Return moments and the KV of a worker; what requests share counts once."""
+    """Return moments and the KV of a worker; what requests share counts once.
+
+    Where KV moves between workers it is that of each batch, up to the next.
+    """
+    if timeline.evaluation.pools is not None:
+        edges, runs = timeline.batch_bins(_STEPS, worker)
+        largest = [int(timeline.batch_kv[run].max(initial=0)) for run in runs]
+        return edges, np.append(largest, 0)[: len(edges)]
     if timeline.batch_shared is not None:
         times, kinds = timeline.kv_by_kind(_STEPS, worker)
         return times, sum(kinds.values())
