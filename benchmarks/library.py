@@ -26,6 +26,7 @@ import numpy as np
 import optsched
 from optsched.analysis import library
 from optsched.analysis.ratio import worst_case
+from optsched.costs.pools import make_pools
 from optsched.files.library import instance_file, library_folder, read_library, write_library
 from optsched.optimize.strategies import allowed_policies
 from optsched.policies import behind_routers
@@ -95,18 +96,16 @@ def candidates(
     given: dict[str, Any] = {"objective": objective, "cost_model": cost, "seed": seed}
     began = time.perf_counter()
     workers, prefixes = row.get("workers", 1), instance.prefix_parent is not None
+    pools = make_pools(row.get("pools") or f"{workers}m", instance, cost, row.get("link"))
 
     specs = allowed_policies(instance) if prefixes or workers > 1 else []
     for spec in behind_routers(specs, workers):
         try:
-            schedule = optsched.simulate(instance, spec, cost)
+            schedule = optsched.simulate(instance, spec, pools if row.get("pools") else cost)
         except optsched.OptschedError:
             continue
 
         yield spec, schedule.to_dict(), time.perf_counter() - began
-
-    if workers > 1:  # certificates are about one worker
-        return
 
     if objective == "makespan" or objective == "slo_attainment":
         solved = optsched.solve(instance, time_limit_s=seconds, **given)
@@ -114,7 +113,8 @@ def candidates(
             yield solved.method, solved.schedule.to_dict(), time.perf_counter() - began
 
     began = time.perf_counter()
-    found = optsched.bound(instance, time_limit_s=seconds, **given)
+    machines = pools if workers > 1 else None
+    found = optsched.bound(instance, time_limit_s=seconds, pools=machines, **given)
     spent = round(time.perf_counter() - began, 1)
     if found.schedule is not None:
         yield str(found.found_by), found.schedule.to_dict(), spent
@@ -149,6 +149,7 @@ def build(
             entry = {"family": family, "purpose": row["purpose"], "source": source}
             entry |= {"objective": row["objective"], "cost_model": row.get("cost_model")}
             entry |= {"workers": row.get("workers", 1), "requests": instance.n}
+            entry |= {key: row[key] for key in ("pools", "link") if key in row}
             entry |= {"instance_sha256": instance.sha256, "status": "open"}
             data["instances"][name] = entry
         else:
@@ -217,7 +218,7 @@ def policy_table(data: dict[str, Any], folder: Path | None) -> str:
     """Return the geometric mean ratios of policies to best known and bound, by family."""
     ratios: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for name, entry in data["instances"].items():
-        if entry.get("bound") is None:
+        if entry.get("bound") is None or entry["workers"] > 1:
             continue
 
         instance, ends = library.load(name, folder, data), (entry["best"], entry["bound"])

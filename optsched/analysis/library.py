@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from optsched.bounds.certificate import certified_value, verify_certificate
+from optsched.bounds.pools import verify_pools
 from optsched.costs.cost import CostModel, load_cost_model
+from optsched.costs.machine import Pools
+from optsched.costs.pools import make_pools
 from optsched.files.library import (
     TABLE,
     entry_of,
@@ -249,24 +252,33 @@ def _value(
     if kind == "schedule":
         return judged(instance, entry, schedule_from_dict(data, instance), cost)
 
-    verify_certificate(instance, data, cost)
-    workers = entry.get("workers", 1)
-    if data["objective"] != entry["objective"] or workers > 1:
-        raise InputError(
-            f"certificate: found {data['objective']} on one worker; expected "
-            f"{entry['objective']} on {workers}"
-        )
+    machines = _machines(instance, entry, cost)
+    if machines is None:
+        verify_certificate(instance, data, cost)
+    else:
+        verify_pools(instance, data, machines)
+
+    if data["objective"] != entry["objective"]:
+        raise InputError(f"certificate: found {data['objective']}; expected {entry['objective']}")
 
     return certified_value(instance, data), None
+
+
+def _machines(instance: Instance, entry: Mapping[str, Any], cost: CostModel | None) -> Pools | None:
+    """Return the machines of an entry: its pools, or equal workers; None for one worker."""
+    workers = entry.get("workers", 1)
+    text = entry.get("pools") or f"{workers}m"
+    return None if workers == 1 else make_pools(text, instance, cost, entry.get("link"))
 
 
 def judged(
     instance: Instance, entry: Mapping[str, Any], schedule: Schedule, cost: CostModel | None
 ) -> tuple[float, Evaluation]:
     """Return the value of a schedule that an entry's bound covers, as judged."""
+    pools = _machines(instance, entry, cost) if entry.get("pools") else None
     with warnings.catch_warnings():  # a cost model's range of validity is the instance's matter
         warnings.simplefilter("ignore", UserWarning)
-        evaluation = evaluate(instance, schedule, cost)
+        evaluation = evaluate(instance, schedule, pools or cost)
 
     workers = entry.get("workers", 1)
     if evaluation.workers > workers:

@@ -196,7 +196,9 @@ def score(
 
     data = read_library(folder)
     chosen = select(names, data)
-    bounded = [name for name in chosen if data["instances"][name].get("bound") is not None]
+    entries = data["instances"]
+    single = [name for name in chosen if entries[name].get("workers", 1) == 1]
+    bounded = [name for name in single if entries[name].get("bound") is not None]
     if names and len(bounded) < len(chosen):
         without = next(name for name in chosen if name not in bounded)
         raise UsageError(f"--library: found {without!r}, which has no bound; expected another one")

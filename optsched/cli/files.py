@@ -32,7 +32,8 @@ def generate(
 
     Parameters:
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
-        infermax-fixed, infermax-mix or prefix-trees.
+        infermax-fixed, infermax-mix, prefix-trees or agent-sessions. An unknown parameter
+        is answered with all that it has.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance to this file. The default is standard output.

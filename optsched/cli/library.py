@@ -72,7 +72,8 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
 
     print(f"{bare} ({entry['family']}): {entry['purpose']}\n")
     print(f"file: {instance_file(bare, folder)}")
-    for key in ("source", "objective", "cost_model", "workers", "requests", "instance_sha256"):
+    about = ("source", "objective", "cost_model", "workers", "pools", "link")
+    for key in (*about, "requests", "instance_sha256"):
         if entry.get(key) is not None:
             print(f"{key}: {entry[key]}")
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from optsched.cli import output
-from optsched.cli.options import ABOVE_0, AT_LEAST_0, UNSET, Given, Seed, TimeLimit, read_checked
+from optsched.cli.options import (
+    ABOVE_0,
+    AT_LEAST_0,
+    UNSET,
+    Given,
+    Seed,
+    TimeLimit,
+    in_pools,
+    read_checked,
+)
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
 from optsched.costs.cost import CostModel
 from optsched.files.read_write import read_schedule, write_json
@@ -118,7 +127,7 @@ def solve(
     if not emit_json(data, json_out):
         _show_result(instance, data)
         if answered is not None:
-            print(_question_text(answered, result.scope))
+            print(_question_text(answered, result.scope, _unit(instance, data)))
 
     _check_status(data, instance_file, time_limit, stop.is_set())
 
@@ -150,6 +159,7 @@ def bound(
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     certificate_out: str | None = None,
+    machines: Given = UNSET,
     json_out: str | None = None,
 ) -> None:
     """Compute what no schedule beats: a bound on total latency, or on another objective.
@@ -169,6 +179,7 @@ def bound(
 
     asked: dict[str, Any] = {"cost_model": cost, "objective": goal, "method": method, "seed": seed}
     asked |= {"time_limit_s": time_limit, "certify": certificate_out is not None}
+    asked |= {"pools": in_pools(instance, cost, machines)}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(instance, **asked, progress=line.solving, stop=stop)
 
@@ -290,15 +301,22 @@ def _end_unanswered(
     if not alone:
         _show_result(instance, data)
 
-    print(_question_text(question, scope), file=sys.stderr if alone else sys.stdout)
+    words = _question_text(question, scope, _unit(instance, data))
+    print(words, file=sys.stderr if alone else sys.stdout)
 
     raise typer.Exit(InfeasibleError.exit_code if no else NoIncumbentError.exit_code)
 
 
-def _question_text(question: dict[str, Any], scope: Scope) -> str:
-    text = (
-        f"a schedule below {question['phi']:g} x {question['than']} = {number(question['value'])}"
-    )
+def _unit(instance: Instance, data: dict[str, Any]) -> str:
+    """Return the unit and the name of a result's objective, for a sentence."""
+    metric = objectives.first_metric(data["objective_name"])
+    assert metric is not None  # a question is about one
+    return f"{metric.unit_words(instance.time_unit)} of {metric.words}"
+
+
+def _question_text(question: dict[str, Any], scope: Scope, unit: str) -> str:
+    share = f"{question['phi']:g} x {question['than']}"
+    text = f"a schedule below {share} = {number(question['value'])} {unit}"
     return {
         "yes": f"{text}: yes",
         "no": f"{text}: none exists" + (f" {scope.limitation}" if scope.without else ""),

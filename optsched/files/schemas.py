@@ -457,6 +457,8 @@ class LibraryEntry(_Strict):
       source: the generator, its parameters and the seed
       cost_model: a shipped one, for an instance in seconds
       workers: max workers of a schedule
+      pools: roles of these workers, such as 2p2d; absent: all prefill and decode
+      link: what a move of KV between pools takes
       status: closed: the best known value is proved optimal by the bound's certificate
       bound: absent: nothing is proved
       sha256: digest of the rest with name, release and the family's summary as canonical JSON
@@ -468,6 +470,8 @@ class LibraryEntry(_Strict):
     objective: str
     cost_model: str | None = None
     workers: Annotated[int, Field(ge=1)] = 1
+    pools: str | None = None
+    link: str | None = None
     requests: Annotated[int, Field(ge=1)]
     instance_sha256: Sha256
     status: Literal["closed", "open"]

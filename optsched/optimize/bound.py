@@ -11,7 +11,9 @@ from typing import Any
 from optsched.bounds import bounds, usable
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import CERTIFIED, certified_value, certify as make
+from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost, CostModel, cost_for
+from optsched.costs.machine import Pools
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import solve_hindsight
@@ -187,10 +189,13 @@ def bound(
     time_limit_s: float = 60.0,
     seed: int = 0,
     certify: bool = True,
+    pools: Pools | None = None,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BoundResult:
     """Bound an objective of all schedules on one worker, and look for one close to the bound.
+
+    Of `pools` of machines it gives the bound alone: the searches do not know them.
 
     ``auto`` runs every bound that is proved for the features of the instance and the cost model
     (`optsched.bounds.features_of`). For total latency in rounds it divides the time as follows.
@@ -217,6 +222,8 @@ def bound(
     certify : bool
         Whether to make a certificate in seconds, which takes as long as to check it and does not
         count as time of the search. In rounds every certificate is kept.
+    pools : Pools, optional
+        Machines in place of one worker (`optsched.costs.pools.make_pools`).
     progress : callable, optional
         Called with a `Progress` whenever the bound or the schedule improves.
     stop : threading.Event, optional
@@ -241,8 +248,8 @@ def bound(
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
 
     goal = parse_objective(objective)
-    task = Task(instance, cost_for(instance, cost_model), (goal,))
-    queue = usable(BoundTask(instance, task.cost_model, goal), method, required=True)
+    task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
+    queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
     interval = Interval(task, budget)
     names = {one.name for one in queue}
@@ -254,7 +261,7 @@ def bound(
         prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
 
     bound_s = budget.spent_s
-    if interval.incumbent is None:
+    if interval.incumbent is None and pools is None:
         _look_for_a_schedule(interval, seed)
 
     certificate, missing = _certificate(interval, certify)
@@ -294,6 +301,11 @@ def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | Non
         return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
     if not wanted:
         return None, "none was asked for"
+
+    if task.pools is not None:
+        made = certify_pools(task.instance, goal, interval.tree[1])
+        interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
+        return made, None
 
     best, value, refused = None, -math.inf, list[str]()
     for one in cost.minorants:

@@ -106,6 +106,11 @@ def plot_lines(
             low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
             ax.fill_between(places, low, high, color=COLOURS[k % len(COLOURS)], alpha=0.15, lw=0)
 
+    words = labels or {}
+    ax.set_xlabel(plain(words.get(x, x)))
+    if isinstance(y, str):
+        ax.set_ylabel(plain(words.get(y, y)))
+
     _references(ax, reference, horizontal=True)
     legend(ax)
     return ax
