@@ -104,6 +104,25 @@ def test_what_cannot_be_asked_is_one_line(
     assert words in one_line_error(shown, 2)
 
 
+def test_the_bound_of_pools_has_a_certificate_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_instance(stream(), "stream.json")
+    given = ("--cost-model", MODEL, "--pools", "1p1d", "--link", LINK)
+    asked = ("--certificate-out", "proof.json", "--time-limit", "1", *given)
+    shown = run("bound", "stream.json", *asked).stdout
+    assert "on pools of 1 prefill, 1 decode" in shown
+    found = run("simulate", "stream.json", "--policy", "vllm", "--json", "-", *given)
+    tel = json.loads(found.stdout)["metrics"]["tel"]
+    pools = make_pools("1p1d", stream(), MODEL, LINK)
+    proof = json.loads(Path("proof.json").read_text())
+    assert 0 < verify_pools(stream(), proof, pools) <= tel
+    assert "tel" in run("verify", "stream.json", "proof.json", *given).stdout
+    other = ("--pools", "2m", "--cost-model", MODEL)
+    assert run("verify", "stream.json", "proof.json", *other).exit_code == 5
+
+
 def test_splits_refuse_rounds_and_sessions() -> None:
     with pytest.raises(InputError, match="found 'round'; expected 'second'"):
         splits(Instance([0, 1], [2, 2], [2, 2], kv_capacity=9))

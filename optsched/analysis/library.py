@@ -255,6 +255,11 @@ def _value(
     machines = _machines(instance, entry, cost)
     if machines is None:
         verify_certificate(instance, data, cost)
+    elif "pools" not in data:
+        expected = f"{entry['objective']} on {entry['workers']}"
+        raise InputError(
+            f"certificate: found {data['objective']} on one worker; expected {expected}"
+        )
     else:
         verify_pools(instance, data, machines)
 
