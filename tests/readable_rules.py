@@ -222,7 +222,7 @@ class Readable:
         """Return a line in the order that the rules have at this moment."""
         if self.rules.order == "service":
             return sorted(line, key=lambda i: self.served[self.mates[i]])
-        if self.rules.order == "ratio":
+        if self.rules.order in ("ratio", "response"):  # as one without sessions
             one = np.ones_like(self.predicted)
             work = own_work(self.instance.prompt_tokens, one, view.cost)
             now = view.now - self.instance.first_arrival
@@ -540,7 +540,7 @@ class Readable:
     def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.rank is None or self.place is None:
             own = self.rules.order
-            shown: Order = "arrival" if own in ("ratio", "service") else own
+            shown: Order = "arrival" if own in ("ratio", "response", "service") else own
             self.rank, self.place = (
                 waiting_rank(order, self.instance, self.predicted, view.cost, self.rules.gamma)
                 for order in (shown, self.rules.running_order)

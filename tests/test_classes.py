@@ -332,7 +332,7 @@ def served(rng: np.random.Generator, names: list[str]) -> tuple[int, float]:
         chunked_prefill=True,
     )
     cost = some_table(rng, instance)
-    proof = classes(BoundTask(instance, cost), Budget(0.5))
+    proof = classes(BoundTask(instance, cost), Budget(3.0))
     judged, closest = 0, 0.0
     for name in names:
         for seed in range(4):

@@ -292,6 +292,9 @@ class InThisProcess:
         self.added: dict[str, tuple[int, Any, int]] = {}
         self.prompts: dict[str, list[int]] = {}
 
+    def reset_prefix_cache(self) -> None:
+        assert not self.has_unfinished_requests()
+
     def add_request(self, name: str, prompt: dict[str, Any], exact: Any, priority: int) -> None:
         tokens = len(prompt["prompt_token_ids"])
         if tokens > 100:

@@ -10,7 +10,7 @@ import pytest
 from command_line import invoke as run, one_line_error
 from test_pools_bounds import LINK, MODEL, stream
 
-from optsched import Instance, splits, write_instance
+from optsched import Instance, bound, splits, write_instance
 from optsched.bounds.pools import verify_pools
 from optsched.costs.pools import make_pools
 from optsched.files.schemas import check_shape
@@ -121,6 +121,20 @@ def test_the_bound_of_pools_has_a_certificate_of_its_own(
     assert "tel" in run("verify", "stream.json", "proof.json", *given).stdout
     other = ("--pools", "2m", "--cost-model", MODEL)
     assert run("verify", "stream.json", "proof.json", *other).exit_code == 5
+
+
+def test_a_bound_of_pools_without_a_certificate_says_so() -> None:
+    found = bound(
+        stream(),
+        cost_model=MODEL,
+        pools=make_pools("1p1d", stream(), MODEL, LINK),
+        objective="latency_and_ttft:ttft_weight=0.5",
+        time_limit_s=1,
+    )
+    assert found.value is not None
+    assert found.value > 0
+    assert found.certificate is None
+    assert "carries" in str(found.certificate_missing)
 
 
 def test_splits_refuse_rounds_and_sessions() -> None:

@@ -267,7 +267,9 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
         value, leaf = other, work_leaf()
 
     per = 1 if name == "tel" else task.instance.n
-    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "pools": task.pools})
+    certified = name in ("tel", "mean_ttft")
+    tree = {"leaf": leaf, "pools": task.pools} if certified else None
+    return Proof(max(value, 0.0) / per, tree=tree)
 
 
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:

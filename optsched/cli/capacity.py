@@ -40,7 +40,7 @@ def capacity(
     """
     from optsched.analysis.capacity import capacity as run
 
-    if workers != "auto" and not workers.lstrip("-").isdecimal():
+    if workers != "auto" and not workers.removeprefix("-").isdecimal():
         raise UsageError(f"--workers: found {workers!r}; expected an integer >= 1, or auto")
 
     instance, cost = read_checked(instance_file, cost_model, json_out)

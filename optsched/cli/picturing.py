@@ -289,8 +289,9 @@ def _distributions(source: _Source, kind: str) -> Figure:
     for row in [*data["policies"], *filter(None, [data.get("best")])]:
         file = named_file(row.get("schedule"), path)
         if file is not None:
-            made = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
-            judged[row["policy"]] = evaluate(instance, *made)
+            made, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
+            hardware = in_pools(instance, cost, source.machines) or cost
+            judged[row["policy"]] = evaluate(instance, made, hardware)
 
     if not judged:
         raise InputError(

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -302,17 +303,16 @@ def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | Non
     if not wanted:
         return None, "none was asked for"
 
+    ways = [(one.name, partial(make, task.instance, one, goal)) for one in cost.minorants]
     if task.pools is not None:
-        made = certify_pools(task.instance, goal, interval.tree[1])
-        interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
-        return made, None
+        ways = [("pools", partial(certify_pools, task.instance, goal))]
 
     best, value, refused = None, -math.inf, list[str]()
-    for one in cost.minorants:
+    for name, way in ways:
         try:
-            made = make(task.instance, one, goal, interval.tree[1])
+            made = way(interval.tree[1])
         except UsageError as error:  # for example a coefficient with too many digits
-            refused.append(f"{one.name}: {error}")
+            refused.append(f"{name}: {error}")
             continue
 
         if (proved := certified_value(task.instance, made)) > value:

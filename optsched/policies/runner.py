@@ -256,8 +256,9 @@ def order_key(
         "deadline": lambda: first_deadline(instance),
         "slack": lambda: latest_start(instance, cost),
         "boost": lambda: boosted(instance, prefill, gamma),
-        "ratio": lambda: prefill,
-        "response": lambda: prefill,
+        # It is divided by, and is 0 where a cost model has no work by the token.
+        "ratio": lambda: np.maximum(prefill, 1e-12),
+        "response": lambda: np.maximum(prefill, 1e-12),
         "session": lambda: sessions.over(instance.given_release, np.minimum)[sessions.session],  # type: ignore[union-attr]
     }[order]()
     if order in ANEW or (order in DUE and sessions is not None):

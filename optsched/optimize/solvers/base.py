@@ -117,7 +117,13 @@ class SolveOptions:
         return replace(self, time_limit_s=max(0.0, self.time_limit_s - seconds))
 
     def reporting(self, value: Callable[[float], float | None]) -> SolveOptions:
-        """Return options that report each of the solver's numbers as the value that it means."""
+        """Return options that report each of the solver's numbers as the value that it means.
+
+        Parameters
+        ----------
+        value : callable
+            Returns what a number of the solver means, or None if it means nothing.
+        """
         tell = self.progress
         if tell is None:
             return self

@@ -243,7 +243,7 @@ class Compiled(Fleet):
         self.columns = [new_columns(job.instance) for _ in states]
         self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
         self.counts = [0] * len(states)
-        self.away = set[int]()
+        self.away = dict[int, None]()  # in the order in which they were handed over
 
     def left(self) -> Any:
         """Return the loop's settings with the limits that KV on its way elsewhere leaves."""
@@ -270,7 +270,7 @@ class Compiled(Fleet):
         if "estimate" in self.requests.dtype.names:
             r.estimate = max(r.estimate, r.produced + 1)
 
-        self.away.add(request)
+        self.away[request] = None
         self.assign(worker, request, at)
 
     def land(self, worker: int, request: int, at: float) -> None:
@@ -321,7 +321,7 @@ class Compiled(Fleet):
         found = []
         if state[0].pulled > 0:
             for i in [i for i in self.away if self.requests["moved_at"][i] < np.inf]:
-                self.away.remove(i)
+                del self.away[i]
                 found.append(Event(i, float(self.requests["moved_at"][i]), moves=True))
         if state[0].outcome == EVENT:
             state["outcome"] = DONE

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ def _fleet(policy: Policy, job: Job, seed: Seed) -> Fleet:
     mode = evict_mode_of(policy, job)
     requests = common.new_requests(job.instance, common.FIELDS)
     state = common.new_state((), job.instance)
-    loop = _Loop(policy, job, seed, mode, requests, state[0])
+    loop = _Loop(policy, job, seed, mode, requests)
     settings = Settings(limits_of(job.instance, mode))
     return common.Compiled(job, mode, requests, [state], loop.run, settings)
 
@@ -97,10 +98,13 @@ def _fleet(policy: Policy, job: Job, seed: Seed) -> Fleet:
 class _Loop:
     """The loop that asks a policy object, and what the object is shown."""
 
+    s: SimpleNamespace
+    """The worker's state while it runs."""
+
     def __init__(
-        self, policy: Policy, job: Job, seed: Seed, mode: EvictMode, requests: Records, s: np.record
+        self, policy: Policy, job: Job, seed: Seed, mode: EvictMode, requests: Records
     ) -> None:
-        self.policy, self.job, self.mode, self.requests, self.s = policy, job, mode, requests, s
+        self.policy, self.job, self.mode, self.requests = policy, job, mode, requests
         instance, n = job.instance, job.instance.n
         self.release, self.ready = requests["release"], requests["ready"]
         self.generated, self.cached = requests["produced"], requests["cached"]
@@ -140,7 +144,17 @@ class _Loop:
         until: float,
     ) -> Columns:
         """Ask until the requests assigned so far have finished, or up to a time or an event."""
-        s, self.limits = self.s, now.limits
+        # Outside compiled code every look at a field of a record takes a microsecond.
+        names, self.limits = list(state.dtype.fields or ()), now.limits
+        self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
+        try:
+            return self.go_on(queue, columns, until)
+        finally:
+            state[0] = tuple(getattr(self.s, name) for name in names)
+
+    def go_on(self, queue: Ints, columns: Columns, until: float) -> Columns:
+        """See `run`."""
+        s = self.s
         while s.done < len(queue) and s.outcome == common.DONE and s.now < until and s.pulled == 0:
             self.job.budget.check(f"policy {self.job.name!r} ran")
             self.arrive(queue)
