@@ -201,7 +201,9 @@ def score(
     bounded = [name for name in single if entries[name].get("bound") is not None]
     if names and len(bounded) < len(chosen):
         without = next(name for name in chosen if name not in bounded)
-        raise UsageError(f"--library: found {without!r}, which has no bound; expected another one")
+        raise UsageError(
+            f"--library: found {without!r}, which has no bound for one worker; expected another"
+        )
     if not bounded or not hasattr(os, "fork"):
         raise UsageError("score: expected an instance with a bound, and a system that can fork")
 

@@ -17,7 +17,7 @@ from optsched.cli.options import (
     Seed,
     check_outputs,
     check_requests_out,
-    in_pools,
+    hardware_of,
     read_checked,
 )
 from optsched.cli.output import emit_json, number, tell, unit
@@ -64,7 +64,7 @@ def simulate(
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    hardware = in_pools(instance, cost, machines) or cost
+    hardware = hardware_of(instance, cost, machines)
     begin = work_time()
     schedule = run(instance, policy, hardware, seed=seed, slos=slos)
     wall_s = work_time() - begin
@@ -105,7 +105,7 @@ def evaluate(
     check_requests_out(requests_out)
 
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
-    hardware = in_pools(instance, cost, machines) or cost
+    hardware = hardware_of(instance, cost, machines)
     schedule = read_schedule(schedule_file, instance)
     evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
     output.write_requests(evaluation, requests_out)
@@ -244,7 +244,7 @@ def verify(
 
     def check(instance_file: str, claim: str) -> None:
         instance, cost = read_checked(instance_file, cost_model)
-        hardware = in_pools(instance, cost, machines) or cost
+        hardware = hardware_of(instance, cost, machines)
         print(_verified(instance, claim, hardware))
 
     if file is not None:

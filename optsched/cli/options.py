@@ -215,6 +215,13 @@ def in_pools(instance: Instance, cost: CostModel | None, given: Given) -> Pools 
     return make_pools(more.pop("pools"), instance, cost, **more) if more else None
 
 
+def hardware_of(
+    instance: Instance, cost: CostModel | None, given: Given
+) -> Pools | CostModel | None:
+    """Return what a schedule runs on: the pools that options describe, or the cost model."""
+    return in_pools(instance, cost, given) or cost
+
+
 def check_requests_out(text: str | None) -> None:
     """Check the suffix of a file of requests, and that Parquet can be written if it is one."""
     if text is None:

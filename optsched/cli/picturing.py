@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, in_pools
+from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, hardware_of
 from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
@@ -79,7 +79,7 @@ def trace(
     instance = read_instance(instance_file)
     check_outputs(out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
-    hardware = in_pools(instance, cost, machines) or cost
+    hardware = hardware_of(instance, cost, machines)
     events = write_trace(timeline(instance, schedule, hardware), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
@@ -130,7 +130,7 @@ class _Source:
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
-        made = schedule, in_pools(instance, cost, self.machines) or cost
+        made = schedule, hardware_of(instance, cost, self.machines)
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:
@@ -290,7 +290,7 @@ def _distributions(source: _Source, kind: str) -> Figure:
         file = named_file(row.get("schedule"), path)
         if file is not None:
             made, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
-            hardware = in_pools(instance, cost, source.machines) or cost
+            hardware = hardware_of(instance, cost, source.machines)
             judged[row["policy"]] = evaluate(instance, made, hardware)
 
     if not judged:
