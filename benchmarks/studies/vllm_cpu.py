@@ -92,6 +92,8 @@ SCHEDULERS = {
     "least-work": "least-work",
     "spf": "spf",
     "spf-work": "spf-work",
+    "patient": "patient",
+    "patient-work": "patient-work",
     "no-cache": "vllm-v1:prefix_caching=false",
 }
 """The schedulers that are measured, and what simulates them."""
@@ -106,7 +108,7 @@ class Mix(NamedTuple):
 
 MIXES = {
     "chat": Mix(64, ("fcfs", "priority", "least-work", "spf-work")),
-    "long": Mix(128, ("fcfs", "priority", "spf", "spf-work")),
+    "long": Mix(128, ("fcfs", "priority", "spf", "spf-work", "patient", "patient-work")),
     "sessions": Mix(192, ("fcfs", "no-cache")),
 }
 METRICS = ("mean_latency", "mean_ttft", "mean_tpot", "mean_session_completion")
