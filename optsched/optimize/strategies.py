@@ -112,7 +112,11 @@ def run_policy(
     try:
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
     except ViolationError as error:
-        error.args = (f"policy {label_of(spec)}: the judge rejects its schedule: {error}",)
+        text = f"policy {label_of(spec)}: the judge rejects its schedule: {error}"
+        if error.rule == "kv_capacity":
+            text += "; `evict_until_fits` of optsched.policies makes room for a batch"
+
+        error.args = (text,)
         raise
 
 

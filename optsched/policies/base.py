@@ -1,6 +1,6 @@
 """The kinds of scheduler: `Rules`, `Windows`, or any object that answers batch by batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from optsched.costs.cost import CostModel
 from optsched.policies.rules import Group, Rules, interval_ratio
 from optsched.policies.runner import Fleet, Job, Order, Runner, own_work, waiting_rank
 from optsched.policies.windows import Windows
+from optsched.problem.errors import InputError
 from optsched.problem.instance import Limits, whole_blocks
 from optsched.problem.schedule import EvictMode
 
@@ -118,6 +119,10 @@ class View:
         return int(whole_blocks(tokens + self.kv_offset, self.kv_block_tokens))
 
 
+_KINDS = {"tokens": Mapping, "evict": Collection, "reused": Mapping}
+"""What the columns of a `Batch` must be."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """A policy's answer: the tokens to process for each request, and whom to evict before.
@@ -142,6 +147,14 @@ class Batch:
     evict: Sequence[int] = ()
     stall: bool = False
     reused: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the kinds of the columns; the engine checks what is in them."""
+        for name, kind in _KINDS.items():
+            found = getattr(self, name)
+            if not isinstance(found, kind):
+                words = "a dict of tokens by request" if kind is Mapping else "a list of requests"
+                raise InputError(f"{name}: found {found!r}; expected {words}, empty for none")
 
 
 class Policy(Protocol):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError, OptschedError, raised
+from optsched.problem.errors import InputError, OptschedError, meant, raised
 
 _FILE = re.compile(r"[^,=]*?\.py:")
 
@@ -57,18 +57,24 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     else:
         name, _, tail = spec.partition(":")
 
-    return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}")
+    # Who writes a module's name as in Python means a file.
+    hint = f", or {name}.py:{tail} of a file" if tail.isidentifier() and name.isidentifier() else ""
+    return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}", hint=hint)
 
 
 def read_pairs(
-    parts: Iterable[str], where: str, error: Callable[[str], OptschedError] = InputError
+    parts: Iterable[str],
+    where: str,
+    error: Callable[[str], OptschedError] = InputError,
+    *,
+    hint: str = "",
 ) -> dict[str, str]:
     """Return the texts of ``key=value`` parts by key."""
     texts: dict[str, str] = {}
     for part in parts:
         key, equals, value = (text.strip() for text in part.partition("="))
         if not equals or not key:
-            raise error(f"{where}: found {part!r}; expected key=value")
+            raise error(f"{where}: found {part!r}; expected key=value{hint}")
         if key in texts:
             raise error(f"{where}: found {key!r} twice; expected each key once")
 
@@ -99,9 +105,9 @@ def split_specs(text: str) -> list[str]:
 
 
 def convert_all(
-    texts: Mapping[str, str], known: Mapping[str, Parameter], where: str
+    texts: Mapping[str, str], known: Mapping[str, Parameter], where: str, *, hint: str = ""
 ) -> dict[str, Any]:
-    """Return the values of parameters from their texts."""
+    """Return the values of parameters from their texts. `hint`: more on what is missing."""
     values = {}
     for key, text in texts.items():
         if key not in known:
@@ -112,7 +118,7 @@ def convert_all(
 
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in values:
-            raise InputError(f"{where}: parameter {key!r}: found nothing; expected a value")
+            raise InputError(f"{where}: parameter {key!r}: found nothing; expected a value{hint}")
 
     return values
 
@@ -159,25 +165,46 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     if not callable(found) and not isinstance(found, data):
         names = " or ".join(known.__name__ for known in data)
         more = f", and no {names} of that name" if data else ""
+        own = [name for name, one in vars(module).items() if _is_of(one, module)]
+        more += f"; {meant(attribute, own)}it defines {', '.join(own) or 'none'}"
         raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
 
     return found
 
 
+def _is_of(found: object, module: types.ModuleType) -> bool:
+    return callable(found) and getattr(found, "__module__", None) == module.__name__
+
+
 @lru_cache(maxsize=64)
 def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
-    """Execute a user's file. The time of its last change and its size identify its version."""
+    """Execute a user's file. The time of its last change and its size identify its version.
+
+    What it imports from its own folder is forgotten after that: another folder's module may have
+    the same name, and the next version of the file shall see the next version of the module.
+    """
+    folder = Path(file).parent
     name = f"optsched_user_{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    known = set(sys.modules)
     sys.modules[name] = module  # dataclasses look their module up
+    sys.path.insert(0, str(folder))
 
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        sys.path.remove(str(folder))
+        new = set(sys.modules).difference(known, [name])
+        places = {one: Path(getattr(sys.modules[one], "__file__", None) or "/") for one in new}
+        own = {one for one, place in places.items() if place.parent in (folder, folder / one)}
+        for other in new:
+            if other.partition(".")[0] in own:
+                del sys.modules[other]
 
     return module
