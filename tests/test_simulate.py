@@ -763,6 +763,7 @@ def test_evictions_in_rounds_are_restarts() -> None:
         ("vllm:eviction_free=1", "eviction_free: found '1'; expected true or false"),
         ("alpha-protection:alpha=x", "alpha: found 'x'; expected a number"),
         ("alpha-protection:alpha=nan", "alpha: found 'nan'; expected a number"),
+        ("vllm:watermark=2", "watermark: found 2.0; expected 0 <= watermark < 1"),
         ("alpha-protection:alpha=1", "alpha: found 1.0; expected 0 <= alpha < 1"),
         ("alpha-beta:beta=0", "beta: found 0.0; expected 0 < beta <= 1"),
         ("alpha-beta:beta=0.1,beta=0.2", "found 'beta' twice"),

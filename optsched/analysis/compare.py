@@ -55,8 +55,8 @@ _BOUND_SHARE = 0.6
 def compare(
     instance: Instance,
     policies: Named | None = None,
-    *,
     cost_model: CostModel | str | Path | None = None,
+    *,
     pools: Pools | None = None,
     bound: bool = True,
     time_limit_s: float = 60.0,

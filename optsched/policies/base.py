@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
+from optsched.costs.batch import alone_ms
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.policies.rules import Group, Rules, interval_ratio
 from optsched.policies.runner import Fleet, Job, Order, Runner, own_work, waiting_rank
 from optsched.policies.windows import Windows
@@ -108,6 +109,22 @@ class View:
         """
         which = self.running if requests is None else list(requests)
         return int(whole_blocks(self.cached[which] + self.kv_offset, self.kv_block_tokens).sum())
+
+    def alone(self, i: int) -> float:
+        """Return how long a request would take alone on the machine, from its prefill to its end.
+
+        In seconds by ``cost``, in rounds one for each of its ``predicted`` tokens. What it has done
+        so far does not count.
+
+        Parameters
+        ----------
+        i : int
+        """
+        s, o = int(self.prompt_tokens[i]), int(self.predicted[i])
+        if not isinstance(self.cost, BatchCost):
+            return float(o)
+
+        return float(self.cost.layers * alone_ms(self.cost.array, s, o, fixed=True) / 1000.0)
 
     def kv_of(self, tokens: int) -> int:
         """Return the KV tokens that a request holds with so many tokens cached, in whole blocks.

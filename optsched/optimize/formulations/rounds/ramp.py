@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.ramp.jobs import MAX_KINDS, kinds_of, periods, ramp_leaf
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
 from optsched.problem.budget import work_time
-from optsched.problem.errors import UsageError
-from optsched.problem.schedule import from_starts
+from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.instance import Instance
+from optsched.problem.schedule import Schedule, from_starts
 
 
 def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
@@ -69,7 +71,8 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    optimal = schedule if closed else None
+    # The relaxation knows no limits on batches, which the schedule may break.
+    optimal = schedule if closed and _is_valid(instance, schedule) else None
     certificate = make_certificate(instance, leaf, value=bound, schedule=optimal)
     notes = sorted({p.note for p in proofs if p.note})
 
@@ -82,6 +85,15 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
         solve_s=seconds,
         certificate=certificate,
     )
+
+
+def _is_valid(instance: Instance, schedule: Schedule) -> bool:
+    try:
+        evaluate(instance, schedule)
+    except ViolationError:
+        return False
+
+    return True
 
 
 METHODS = {
