@@ -430,10 +430,10 @@ def test_a_users_file_imports_from_its_own_folder_and_from_no_other(tmp_path) ->
 
 def test_a_function_or_a_class_is_no_policy_object() -> None:
     instance = Instance([0], [3], [1], kv_capacity=40)
-    for policy, name in ((lambda view: Batch(), "<lambda>"), (Answers, "Answers")):
-        with pytest.raises(InputError, match=f"policy '{name}'.*expected.* an object with batch"):
+    for policy, name in ((lambda view: Batch(), "<function "), (Answers, "<class ")):
+        with pytest.raises(InputError, match=f"found {name}.*expected.* an object with batch"):
             simulate(instance, policy)
-        with pytest.raises(InputError, match=f"policy '{name}'.*expected.* an object with batch"):
+        with pytest.raises(InputError, match=f"found {name}.*expected.* an object with batch"):
             compare(instance, policy)
 
 

@@ -302,15 +302,16 @@ def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Res
         found = _result(exact, interval, Answer(Status.INFEASIBLE), Status.INFEASIBLE, options)
         return replace(found, method="bounds", versions={})
 
-    for share in _END_SHARES if len(asked) == 1 else ():
+    for share in _END_SHARES if len(asked) == 1 else ():  # the search evicts
         search_offline(interval, budget.part(share), seed=options.seed)
         best = interval.incumbent
-        if best is not None and best.value < below:
-            if in_terms_of(exact, best.schedule, best.evaluation) is None:
-                break
+        if best is None or best.value >= below:
+            continue
+        if in_terms_of(exact, best.schedule, best.evaluation) is None:
+            break  # it splits prefills
 
-            found = _result(exact, interval, Answer(Status.FEASIBLE), Status.FEASIBLE, options)
-            return replace(found, method="search", versions={})
+        found = _result(exact, interval, Answer(Status.FEASIBLE), Status.FEASIBLE, options)
+        return replace(found, method="search", versions={})
 
     return None
 

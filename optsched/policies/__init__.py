@@ -110,10 +110,7 @@ def policies() -> dict[str, PolicyInfo]:
 
 def label_of(policy: str | Scheduler) -> str:
     """Return what tables call a policy: its specification, or its ``name``, or its class's."""
-    if isinstance(policy, str):
-        return policy
-
-    return str(getattr(policy, "name", getattr(policy, "__name__", type(policy).__name__)))
+    return policy if isinstance(policy, str) else getattr(policy, "name", type(policy).__name__)
 
 
 def labelled(policies: Named) -> dict[str, str | Scheduler]:

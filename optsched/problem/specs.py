@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError, OptschedError, meant, raised
+from optsched.problem.errors import InputError, OptschedError, raised
 
 _FILE = re.compile(r"[^,=]*?\.py:")
 
@@ -57,24 +57,22 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     else:
         name, _, tail = spec.partition(":")
 
-    # Who writes a module's name as in Python means a file.
-    hint = f", or {name}.py:{tail} of a file" if tail.isidentifier() and name.isidentifier() else ""
-    return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}", hint=hint)
+    if tail.isidentifier() and not is_file(spec):
+        expected = f"key=value, or {name}.py:{tail} of a file"
+        raise InputError(f"{kind} {spec!r}: found {tail!r}; expected {expected}")
+
+    return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}")
 
 
 def read_pairs(
-    parts: Iterable[str],
-    where: str,
-    error: Callable[[str], OptschedError] = InputError,
-    *,
-    hint: str = "",
+    parts: Iterable[str], where: str, error: Callable[[str], OptschedError] = InputError
 ) -> dict[str, str]:
     """Return the texts of ``key=value`` parts by key."""
     texts: dict[str, str] = {}
     for part in parts:
         key, equals, value = (text.strip() for text in part.partition("="))
         if not equals or not key:
-            raise error(f"{where}: found {part!r}; expected key=value{hint}")
+            raise error(f"{where}: found {part!r}; expected key=value")
         if key in texts:
             raise error(f"{where}: found {key!r} twice; expected each key once")
 
@@ -165,15 +163,12 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     if not callable(found) and not isinstance(found, data):
         names = " or ".join(known.__name__ for known in data)
         more = f", and no {names} of that name" if data else ""
-        own = [name for name, one in vars(module).items() if _is_of(one, module)]
-        more += f"; {meant(attribute, own)}it defines {', '.join(own) or 'none'}"
+        here = {name: getattr(one, "__module__", "") for name, one in vars(module).items()}
+        own = ", ".join(name for name, place in here.items() if place == module.__name__)
+        more += f"; it defines {own or 'none'}"
         raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
 
     return found
-
-
-def _is_of(found: object, module: types.ModuleType) -> bool:
-    return callable(found) and getattr(found, "__module__", None) == module.__name__
 
 
 @lru_cache(maxsize=64)

@@ -1,5 +1,6 @@
 """The hindsight program by the reverse-time ramp relaxation, refined until it meets a schedule."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ from optsched.optimize.ramp.jobs import MAX_KINDS, kinds_of, periods, ramp_leaf
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
 from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError, ViolationError
-from optsched.problem.instance import Instance
-from optsched.problem.schedule import Schedule, from_starts
+from optsched.problem.schedule import from_starts
 
 
 def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
@@ -71,8 +71,12 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    # The relaxation knows no limits on batches, which the schedule may break.
-    optimal = schedule if closed and _is_valid(instance, schedule) else None
+    optimal = None
+    if closed:
+        with suppress(ViolationError):  # of limits on batches, which the relaxation does not know
+            evaluate(instance, schedule)
+            optimal = schedule
+
     certificate = make_certificate(instance, leaf, value=bound, schedule=optimal)
     notes = sorted({p.note for p in proofs if p.note})
 
@@ -85,15 +89,6 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
         solve_s=seconds,
         certificate=certificate,
     )
-
-
-def _is_valid(instance: Instance, schedule: Schedule) -> bool:
-    try:
-        evaluate(instance, schedule)
-    except ViolationError:
-        return False
-
-    return True
 
 
 METHODS = {
