@@ -52,6 +52,25 @@ def test_a_bound_that_certifies_gives_a_certificate_of_its_value(name: str) -> N
     assert found.objective >= 6
 
 
+def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches() -> None:
+    # Three fit into the KV at once: 3 + 2 + 1 tokens take 6 rounds, one after the other more.
+    free = Instance([0, 0, 0], [1, 1, 1], [3, 2, 1], 12)
+    for seats, claim in ((3, "optimal"), (1, "bound")):
+        instance = replace(free, limits=Limits(max_running=seats))
+        found = bound(instance, method="ramp", time_limit_s=60)
+        assert found.certificate is not None
+        assert found.certificate["claim"] == claim
+        assert verify_certificate(instance, found.certificate) == found.value == 6
+        assert found.value <= brute_force_tel(instance)[0]
+
+
+def test_the_cost_model_may_stand_behind_what_it_prices() -> None:
+    named = bound(SECONDS, cost_model=PLAIN, method="work")
+    assert bound(SECONDS, PLAIN, method="work").value == named.value
+    assert solve(SECONDS, PLAIN).objective == solve(SECONDS, cost_model=PLAIN).objective
+    assert compare(SECONDS, "fcfs", PLAIN, bound=False).rows[0].metrics is not None
+
+
 def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
     found = bound(TINY, time_limit_s=10)
     assert found.value == found.objective == 6

@@ -14,10 +14,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run as checked
 
 from instances import MODEL
+from optsched import Instance, evaluate, load_cost_model, simulate
+from optsched.files.read_write import read_schedule, write_instance
 
 BASE: dict[str, Any] = {
     "format": "optsched-instance",
@@ -903,6 +906,38 @@ def test_below_is_answered_in_seconds_too(run) -> None:
     assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
     assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
     one_line_error(run(*question, "--below", "0.96", "--objective", "tps"), 2)
+
+
+def test_generate_names_its_own_way_to_give_the_kv_capacity(run) -> None:
+    words = ("generate", "uniform", "--cost-model", MODEL, "--set", "kv_capacity=9")
+    error = one_line_error(run(*words), 2)
+    assert error.startswith("error: --set kv_capacity: found 9 beside --cost-model")
+
+
+def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, tmp_path) -> None:
+    rng, n = np.random.default_rng(0), 24
+    columns = np.sort(rng.random(n)), rng.integers(50, 300, n), rng.integers(10, 200, n)
+    instance = Instance(*columns, kv_capacity=900, time_unit="second")
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    value = evaluate(instance, simulate(instance, "vllm", cost), cost).metrics["tel"]
+    # Nobody takes less than alone on the machine, whatever the others do.
+    ones = (
+        Instance([0], [s], [o], 900, time_unit="second") for s, o in zip(*columns[1:], strict=True)
+    )
+    alone = sum(evaluate(one, simulate(one, "vllm", cost), cost).metrics["tel"] for one in ones)
+    assert 1.01 * alone < 0.9 * value
+    file = tmp_path / "many.json"
+    write_instance(instance, file)
+
+    words = ["solve", file, "--cost-model", cost.name, "--objective", "tel", "--than", "vllm"]
+    words += ["--time-limit", 20, "--below"]
+    yes = answer(*words, 0.99, "--schedule-out", tmp_path / "found.json")
+    assert (yes["below"]["answer"], yes["method"]) == ("yes", "search")
+    found = evaluate(instance, read_schedule(tmp_path / "found.json", instance), cost)
+    assert found.metrics["tel"] == yes["objective"] < 0.99 * value
+    no = answer(*words, 0.99 * alone / value, status=3)
+    assert (no["below"]["answer"], no["method"]) == ("no", "bounds")
+    assert 0.99 * alone <= no["bound"] <= yes["objective"]
 
 
 def test_tokens_per_second_are_no_seconds(run) -> None:

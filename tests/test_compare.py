@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from dataclasses import replace
@@ -11,18 +12,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from brute_force import brute_force_tel
+from command_line import invoke, one_line_error
 
 from optsched.analysis.compare import _misled, best_of_policies, compare
 from optsched.analysis.comparison import PolicyRow
 from optsched.analysis.losses import Losses
+from optsched.analysis.ratio.study import competitive_ratio
 from optsched.bounds import lower_bound
+from optsched.files.read_write import write_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.plan import COMPARED
 from optsched.optimize.solve import solve
-from optsched.policies import make_policy
-from optsched.policies.base import Rules
+from optsched.policies import decode_all, make_policy
+from optsched.policies.base import Batch, Rules, View
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
+from optsched.problem.errors import InputError, PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import LOST
 from optsched.workloads.predict import predict
@@ -193,8 +197,9 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
     strategies = import_module("optsched.optimize.strategies")
     monkeypatch.setattr(module, "_load_engine", lambda specs: None)
     monkeypatch.setattr(strategies, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
-    with pytest.raises(ViolationError, match="policy mc-sf: the judge rejects its schedule"):
-        compare(tiny(), ["mc-sf"])
+    (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
+    assert row.error.startswith("policy mc-sf: the judge rejects its schedule")
+    assert row.metrics is None
 
     def broken(*_: Any, **__: Any) -> None:
         raise PolicyError("policy 'mine': batch 0: raised ValueError()")
@@ -202,6 +207,49 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(strategies, "simulate", broken)
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy 'mine'")
+
+
+class Overfull:
+    """Lets all in at once, and evicts nobody."""
+
+    clairvoyant = False
+
+    def batch(self, view: View) -> Batch:
+        return Batch(decode_all(view) | {i: view.rest(i) for i in view.waiting})
+
+
+def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
+    # Three prompts of 3 and their first tokens are 12, and 10 fit.
+    instance = Instance([0, 0, 0], [3, 3, 3], [2, 2, 2], kv_capacity=10)
+    overfull, fine = compare(instance, [Overfull(), "mc-sf"]).rows
+    assert overfull.error == (
+        "policy Overfull: the judge rejects its schedule: batch 0: holds 12 KV tokens at its end; "
+        "expected at most kv_capacity 10; held by requests 0, 1, 2; `evict_until_fits` of "
+        "optsched.policies makes room for a batch"
+    )
+    assert (overfull.rule, overfull.metrics, overfull.schedule) == ("kv_capacity", None, None)
+    assert fine.rule is None
+    assert fine.ratio_to_best_known == 1
+
+    study = competitive_ratio([Overfull(), "mc-sf"], [instance], progress=False)
+    assert study.rows[0].error == overfull.error
+    assert study.rows[1].low == 1
+
+    write_instance(instance, tmp_path / "three.json")
+    (tmp_path / "mine.py").write_text(
+        "from optsched.policies import Batch, decode_all\n"
+        + inspect.getsource(Overfull).replace(": View) -> Batch", ")")
+    )
+    words = [tmp_path / "three.json", "--policy", f"{tmp_path}/mine.py:Overfull"]
+    result = invoke("compare", *words, "--policy", "mc-sf", "--no-bound")
+    assert result.exit_code == 5
+    assert "mc-sf" in result.stdout
+    (error,) = result.stderr.splitlines()
+    assert error.endswith(str(overfull.error).partition("Overfull")[2])
+    assert invoke("compare", *words).exit_code == 5
+    error = one_line_error(invoke("simulate", *words), status=5)
+    assert "batch 0: holds 12 KV tokens" in error
+    assert "evict_until_fits" in error
 
 
 def test_an_interruption_keeps_what_has_finished() -> None:

@@ -72,7 +72,10 @@ def make(**changes):
         ({"output_tokens": [3, 2**63]}, "request 1: found 9223372036854775808"),
         ({"output_tokens": [3, 10**30]}, "expected a number from 1 to"),
         ({"arrival": [0, -1]}, "requests.arrival: request 1: found -1"),
-        ({"arrival": [0, 0.5]}, "requests.arrival: request 1: found 0.5; expected an integer"),
+        (
+            {"arrival": [0, 0.5]},
+            "requests.arrival: request 1: found 0.5; expected an integer of rounds",
+        ),
         (
             {"arrival": [0, float("nan")]},
             "requests.arrival: request 1: found nan; expected a finite",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +15,7 @@ import numba
 import numpy as np
 import pytest
 
-from optsched import Instance, evaluate, simulate, solve
+from optsched import Instance, compare, evaluate, simulate, solve
 from optsched.costs.cost import cost_for
 from optsched.files.read_write import read_instance, write_instance
 from optsched.optimize.formulations import get
@@ -227,6 +229,41 @@ def test_a_policy_stops_at_the_end_of_its_budget(policy: object) -> None:
     with pytest.raises(OutOfTimeError, match=r"time limit while policy '.*' ran"):
         simulate(instance, policy, budget=Budget(0.05))  # type: ignore[arg-type]
     assert time.monotonic() - begin < COMPILING_S
+
+
+class Hangs:
+    """Decides once, and then never again; it even catches what it is interrupted with."""
+
+    def __init__(self) -> None:
+        self.caught = 0
+
+    def batch(self, view: View) -> Batch:
+        if view.waiting:
+            return Batch({0: 1})
+        while self.caught < 2:
+            try:
+                while True:
+                    pass
+            except Exception:
+                self.caught += 1
+        return Batch({0: 1})
+
+
+def test_a_policy_that_hangs_ends_with_the_time_and_at_ctrl_c() -> None:
+    instance, stop = Instance([0], [1], [9], 99), threading.Event()
+    before, begin = signal.getsignal(signal.SIGALRM), time.monotonic()
+    with pytest.raises(OutOfTimeError, match="time limit while policy 'Hangs' ran"):
+        simulate(instance, Hangs(), budget=Budget(0.2))
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(OutOfTimeError, match="interrupted while policy 'Hangs' ran"):
+        simulate(instance, Hangs(), budget=Budget(stop=stop))
+    assert time.monotonic() - begin < COMPILING_S
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+    hangs, fine = compare(instance, [Hangs(), "fcfs"], time_limit_s=0.4, bound=False).rows
+    assert hangs.error == "time limit while policy 'Hangs' ran"
+    assert fine.metrics is not None
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "vllm-v1", "trail", "isrtf"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 from slow_judge import TIMED, random_instance
 
-from optsched.costs.cost import UnitCost
+from optsched.costs.cost import BatchCost, UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import (
     Batch,
@@ -24,6 +25,7 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import LoopError, PolicyError
 from optsched.problem.instance import Instance, Limits
 
+COST = BatchCost("some", 3, {"base": "20", "token": "2", "decode_kv": "0.5", "prefill_square": "1"})
 RUNNING, WAITING = [0, 1, 2], [3, 4]
 PROMPT = np.array([4, 3, 5, 2, 6])
 GENERATED = np.array([2, 1, 0, 0, 0])
@@ -48,6 +50,15 @@ def view(capacity: int = 20, *, hybrid: bool = True, offset: int = 0, **limits: 
 def test_everybody_who_decodes_gets_a_token() -> None:
     assert decode_all(view()) == {0: 1, 1: 1}  # 2 has not cached its input
     assert decode_all(view(max_batch_tokens=1)) == {0: 1}
+
+
+def test_a_request_alone_takes_as_long_as_the_judge_says() -> None:
+    # In rounds one per token: request 1 produces 1 + 3.
+    assert view().alone(1) == 4
+    for i, (s, o) in enumerate(zip(PROMPT, GENERATED + 3, strict=True)):
+        one = Instance([0], [s], [o], kv_capacity=99, time_unit="second")
+        judged = evaluate(one, simulate(one, "fcfs", COST), COST)
+        assert replace(view(), cost=COST).alone(i) == pytest.approx(judged.metrics["makespan"])
 
 
 def test_kv_at_the_end_of_a_batch_is_what_is_held_and_what_is_processed() -> None:

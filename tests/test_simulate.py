@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -13,6 +14,7 @@ from readable_rules import Readable
 from slow_judge import TIMED, batches, random_instance
 from sweeps import parts
 
+from optsched.analysis.compare import compare
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
@@ -166,7 +168,7 @@ def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
 def test_the_compiled_engine_decides_as_the_readable_twin(
     spec: str, numbers: range, monkeypatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 300)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 300)
     rules = make_policy(spec)[0]
     assert isinstance(rules, Rules)
     rng = Random(f"{spec} {numbers.start}")
@@ -194,7 +196,7 @@ def test_the_compiled_engine_decides_as_the_readable_twin(
 def test_no_policy_makes_a_schedule_that_the_judge_rejects(
     spec: str, numbers: range, monkeypatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 3000)
     finished = 0
     seed = 30_000 + len(spec) + 1000 * numbers.start
     for number, instance in zip(numbers, random_cases(seed, len(numbers)), strict=True):
@@ -263,7 +265,7 @@ def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) 
 def test_hidden_lengths_change_no_decision_before_they_show(
     spec: str, numbers: range, monkeypatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 3000)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 3000)
     made, info = make_policy(spec)
     rng = Random(f"{spec} {numbers.start}")
     compared = 0
@@ -373,6 +375,9 @@ def bad_alpha() -> Rules:
     return Rules(alpha=2.0)
 
 number = 3
+
+def plain(view):
+    return Batch()
 '''
 
 
@@ -387,7 +392,9 @@ def test_a_policy_in_a_users_file_runs_with_its_parameters(tmp_path) -> None:
     assert make_policy(f"{file}:OneByOne:label=x")[0].label == "x"  # without annotation: a text
     assert make_policy(f"{file}:OneByOne")[1].summary == "Serves one request after the other."
     for spec, text in (
-        (f"{file}:Nothing", "no class or function 'Nothing'"),
+        (f"{file}:Nothing", "no class or function 'Nothing'.*it defines OneByOne, shortest_prompt"),
+        (f"{file}:plain", "parameter 'view': found nothing; .* a function returns the policy"),
+        ("mine:OneByOne", "found 'OneByOne'; expected key=value, or mine.py:OneByOne of a file"),
         (f"{file}:number", "no class or function 'number'"),
         (f"{file}:bad_alpha", "alpha: found 2.0"),
         (f"{tmp_path}/absent.py:A", "no such file"),
@@ -397,6 +404,37 @@ def test_a_policy_in_a_users_file_runs_with_its_parameters(tmp_path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(InputError, match="ZeroDivisionError"):
         simulate(instance, f"{tmp_path}/broken.py:A")
+
+
+def test_a_users_file_imports_from_its_own_folder_and_from_no_other(tmp_path) -> None:
+    # Both folders have a module of the same name, and one of them is changed later.
+    text = "import beside\nfrom optsched import Rules\nmine = Rules(max_running=beside.SEATS)\n"
+    for name, seats in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(text)
+        (tmp_path / name / "beside.py").write_text(f"SEATS = {seats}\n")
+
+    path = list(sys.path)
+    for name, seats in (("one", 1), ("two", 2)):
+        assert make_policy(f"{tmp_path / name}/mine.py:mine")[0].max_running == seats
+    (tmp_path / "one" / "beside.py").write_text("SEATS = 333\n")
+    (tmp_path / "one" / "mine.py").write_text(text + "# the second version\n")
+    assert make_policy(f"{tmp_path / 'one'}/mine.py:mine")[0].max_running == 333
+    assert sys.path == path
+    assert "beside" not in sys.modules
+    (tmp_path / "two" / "mine.py").write_text("import beside, not_there\n")
+    with pytest.raises(InputError, match=r"not_there.*mine.py, line 1"):
+        make_policy(f"{tmp_path / 'two'}/mine.py:mine")
+    assert sys.path == path
+
+
+def test_a_function_or_a_class_is_no_policy_object() -> None:
+    instance = Instance([0], [3], [1], kv_capacity=40)
+    for policy, name in ((lambda view: Batch(), "<function "), (Answers, "<class ")):
+        with pytest.raises(InputError, match=f"found {name}.*expected.* an object with batch"):
+            simulate(instance, policy)
+        with pytest.raises(InputError, match=f"found {name}.*expected.* an object with batch"):
+            compare(instance, policy)
 
 
 class Answers:
@@ -430,12 +468,31 @@ class Answers:
         ([None], "batch 0: found None; expected a Batch"),
         ([{0: 3}], "batch 0: found {0: 3}"),
         ([Batch({0: 3}), ValueError("oh")], r"batch 1: raised ValueError\('oh'\)"),
+        ([Batch({0.0: 3})], "batch 0: found request 0.0, which"),
+        ([Batch({0: 3}), Batch({}, evict=[0.0])], "batch 1: found an eviction of request 0.0"),
+        ([Batch({0: 3}), Batch({}, evict=[[0]])], r"batch 1: found an eviction of request \[0\]"),
     ],
 )
 def test_a_policy_that_breaks_the_rules_is_named_with_batch_and_request(answers, text) -> None:
     instance = Instance([0, 9], [3, 2], [2, 1], kv_capacity=40)
     with pytest.raises(PolicyError, match=f"policy 'Answers': {text}"):
         simulate(instance, Answers(*answers))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("evict", None, "evict: found None; expected a list of requests, empty for none"),
+        ("evict", 3, "evict: found 3; expected a list"),
+        ("tokens", None, "tokens: found None; expected a dict of tokens by request"),
+        ("tokens", [0], r"tokens: found \[0\]; expected a dict"),
+        ("reused", None, "reused: found None; expected a dict"),
+    ],
+)
+def test_a_batch_of_other_kinds_is_refused_where_it_is_made(name, value, text) -> None:
+    with pytest.raises(InputError, match=text):
+        Batch(**{name: value})
+    assert Batch({0: 1}, evict=np.array([1])).evict.tolist() == [1]
 
 
 # --- endless loops ------------------------------------------------------------------------------
@@ -472,9 +529,7 @@ def test_a_request_that_needs_the_protected_share_runs_alone(spec: str) -> None:
 @pytest.mark.parametrize(
     "batch", [Batch(), Batch(stall=True), Batch(evict=())], ids=["idle", "stall", "nothing"]
 )
-def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch, monkeypatch) -> None:
-    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 1000)
-
+def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch) -> None:
     class Idle:
         def batch(self, view: View) -> Batch:
             return batch
@@ -506,15 +561,44 @@ def test_a_policy_that_only_evicts_is_asked_again_at_the_same_time() -> None:
     assert evaluate(instance, schedule, LINEAR).finish.tolist() == [5.0]
 
 
-def test_a_policy_that_processes_and_evicts_for_ever_is_stopped(monkeypatch) -> None:
-    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 1000)
+class Sisyphus:
+    """Evicts all before each batch, or gives each more and more tokens than there are."""
 
-    class Sisyphus:
+    def __init__(self, *, evicts: bool) -> None:
+        self.asked, self.evicts = 0, evicts
+
+    def batch(self, view: View) -> Batch:
+        self.asked += 1
+        return Batch({0: 1}, evict=view.running) if self.evicts else Batch({0: 2})
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_a_policy_that_processes_for_ever_is_stopped_soon(evicts) -> None:
+    policy = Sisyphus(evicts=evicts)
+    # The longest request has 1 + 2 tokens, and at most three batches get further than before.
+    with pytest.raises(LoopError, match="no new token in 10030 batches in a row"):
+        simulate(Instance([0], [1], [2], kv_capacity=9), policy)
+    assert 10030 < policy.asked < 10040
+
+
+def test_who_evicts_often_but_gets_further_each_time_is_no_endless_loop(monkeypatch) -> None:
+    # It evicts request 0 with k tokens and lets it get to k + 1, for each k: 1 + 2 + ... + 80
+    # batches, which are more than 20 + 10 (1 + 80) = 830 in all and fewer in a row.
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 20)
+
+    class Further:
+        goal = 1
+
         def batch(self, view: View) -> Batch:
-            return Batch({0: 1}, evict=view.running)
+            if view.running and view.generated[0] == self.goal:
+                self.goal += 1
+                return Batch({0: 1}, evict=[0])
+            return Batch({0: 1})
 
-    with pytest.raises(LoopError, match="no request completed"):
-        simulate(Instance([0], [1], [2], kv_capacity=9), Sisyphus())
+    instance = Instance([0], [1], [80], kv_capacity=99)
+    found = evaluate(instance, simulate(instance, Further()))
+    assert found.metrics["evictions"] == 79
+    assert found.metrics["makespan"] == sum(range(1, 81))
 
 
 @pytest.mark.parametrize("spec", ["fcfs", "mc-sf", "vllm", "sarathi", "alpha-protection"])
@@ -679,6 +763,7 @@ def test_evictions_in_rounds_are_restarts() -> None:
         ("vllm:eviction_free=1", "eviction_free: found '1'; expected true or false"),
         ("alpha-protection:alpha=x", "alpha: found 'x'; expected a number"),
         ("alpha-protection:alpha=nan", "alpha: found 'nan'; expected a number"),
+        ("vllm:watermark=2", "watermark: found 2.0; expected 0 <= watermark < 1"),
         ("alpha-protection:alpha=1", "alpha: found 1.0; expected 0 <= alpha < 1"),
         ("alpha-beta:beta=0", "beta: found 0.0; expected 0 < beta <= 1"),
         ("alpha-beta:beta=0.1,beta=0.2", "found 'beta' twice"),

@@ -57,7 +57,7 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", [*SPECS, "srpt"])
 def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch) -> None:
-    monkeypatch.setattr(MODULE, "MAX_STALLED_BATCHES", 300)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 300)
     policy = make_policy(spec)[0]
     rng = Random(spec)
     finished = evicting = pausing = 0

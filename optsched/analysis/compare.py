@@ -29,7 +29,7 @@ from optsched.policies import (
     runner_of,
 )
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.problem.errors import InfeasibleError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
@@ -55,8 +55,8 @@ _BOUND_SHARE = 0.6
 def compare(
     instance: Instance,
     policies: Named | None = None,
-    *,
     cost_model: CostModel | str | Path | None = None,
+    *,
     pools: Pools | None = None,
     bound: bool = True,
     time_limit_s: float = 60.0,
@@ -75,8 +75,8 @@ def compare(
     policies : str, Runner or Policy, or an iterable or a mapping of them, optional
         Policy specifications, or objects. The keys of a mapping are what rows call them, else the
         specification or the object's ``name``. By default all run that the instance allows. A
-        policy that is asked for and not allowed, or that loops, gets a row without metrics that
-        says why.
+        policy that is asked for and not allowed, that loops or raises, or whose schedule breaks a
+        rule, gets a row without metrics that says why.
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. An instance in seconds needs one.
     pools : Pools, optional
@@ -119,8 +119,6 @@ def compare(
     InputError, UsageError
         A specification cannot be read, the list of policies is empty, the cost model does not fit
         the instance, or the measured times do not.
-    ViolationError
-        A policy's schedule is not valid.
     SolverError
         A bound contradicts a schedule that it covers.
 
@@ -293,8 +291,8 @@ def _run(
         schedule, evaluation, wall_s = strategies.run_policy(
             instance, spec, task.pools or task.cost_model, seed=seed, budget=budget, **limits
         )
-    except strategies.NO_SCHEDULE as error:
-        return replace(row, error=str(error))
+    except (*strategies.NO_SCHEDULE, ViolationError) as error:
+        return replace(row, error=str(error), rule=getattr(error, "rule", None))
 
     outside = strategies.outside_reason(evaluation) if task.pools is None else None
     if outside is None:

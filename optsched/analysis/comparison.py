@@ -106,7 +106,8 @@ class PolicyRow:
     notes : tuple of str
         Which features the instance switches off, and why there is no ratio.
     error : str or None
-        Why there is no schedule: the policy loops, or needs features that the instance forbids.
+        Why there is no schedule: the policy loops, or needs features that the instance forbids, or
+        its schedule is not valid.
     schedule : Schedule or None
     measured : bool
         Whether the row holds times measured on a real server instead of a policy's.
@@ -114,6 +115,8 @@ class PolicyRow:
         What its distance to the best known value is lost to, see `optsched.analysis.losses`.
     losses_missing : str or None
         Why there are no losses.
+    rule : str or None
+        The constraint that the policy's schedule breaks, as `ViolationError` calls it.
     """
 
     policy: str
@@ -129,6 +132,7 @@ class PolicyRow:
     measured: bool = False
     losses: Losses | None = None
     losses_missing: str | None = None
+    rule: str | None = None
 
     @property
     def meaning(self) -> str | None:

@@ -9,7 +9,7 @@ from optsched.cli import output
 from optsched.cli.options import UNSET, Given, Seed, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
 from optsched.files.outputs import make_folder
-from optsched.problem.errors import NoIncumbentError
+from optsched.problem.errors import NoIncumbentError, ViolationError
 from optsched.problem.metrics import LOST
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ def compare(
 
     if not output.emit_json(data, json_out):
         _show(comparison, bound)
+
+    for row in comparison.rows:
+        if row.rule is not None:
+            raise ViolationError(str(row.error), rule=row.rule)
 
     ran = [row for row in comparison.rows if not row.measured]
     if all(row.metrics is None for row in ran):

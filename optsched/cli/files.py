@@ -41,7 +41,7 @@ def generate(
     texts = key_values(settings)
     if cost_model is not None:
         given = texts.get("kv_capacity")
-        texts["kv_capacity"] = str(_capacity_of(cost_model, given, 1))
+        texts["kv_capacity"] = str(_capacity_of(cost_model, given, 1, "--set kv_capacity"))
 
     from optsched.workloads.generate import generate as run, parse_parameters
 
@@ -240,17 +240,17 @@ def export(
         write_bytes(file.read_bytes(), out)
 
 
-def _capacity_of(cost_model: str, given: object, block: int) -> int:
+def _capacity_of(cost_model: str, given: object, block: int, option: str = "--kv-capacity") -> int:
     """Return the KV capacity of a cost model's machine, in whole blocks."""
     if given is not None:
         raise UsageError(
-            f"--kv-capacity: found {given} beside --cost-model, which sets it; expected one of both"
+            f"{option}: found {given} beside --cost-model, which sets it; expected one of both"
         )
 
     cost = load_cost_model(cost_model)
     if cost.kv_capacity_tokens is None:
         raise UsageError(
-            f"--cost-model: found no KV capacity in {cost.name!r}; expected --kv-capacity"
+            f"--cost-model: found no KV capacity in {cost.name!r}; expected {option}=N instead"
         )
 
     return cost.kv_capacity_tokens // block * block

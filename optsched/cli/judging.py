@@ -34,7 +34,6 @@ from optsched.files.results import head, result_dict
 from optsched.files.sources import schedule_of
 from optsched.files.strict_json import Place
 from optsched.judge.evaluate import Evaluation, evaluate as judge
-from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
@@ -59,16 +58,14 @@ def simulate(
       policy --policy SPEC: The policy. `optsched policies` lists them.
     """
     check_requests_out(requests_out)
+    from optsched.optimize.strategies import run_policy
     from optsched.policies import lengths_note, make_policy, runner_of
-    from optsched.policies.engine.simulate import simulate as run
 
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
     hardware = hardware_of(instance, cost, machines)
-    begin = work_time()
-    schedule = run(instance, policy, hardware, seed=seed, slos=slos)
-    wall_s = work_time() - begin
-    evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
+    limits = {**slos, "ttft_weight": ttft_weight}
+    schedule, evaluation, wall_s = run_policy(instance, policy, hardware, seed=seed, **limits)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
 

@@ -19,6 +19,9 @@ from optsched.problem.schedule import Schedule, check_columns
 MAX_WORKERS = 1_000_000
 """Maximum number of workers of a schedule."""
 
+_NAMED = 8
+"""Max requests that an error names."""
+
 _WORDS = """
 ok:
 request: does not exist; expected 0 to {limit}
@@ -96,7 +99,9 @@ def judge_batches(
     origin = Origin(instance.clock_origin, blur)
     breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
     if breach.rule != rules.OK:
-        raise _violation(breach, at, instance)
+        r, kv = found.requests, (rules.KV_CAPACITY, rules.MAX_RUNNING)
+        holds = np.flatnonzero((r["cached"] > 0) & (r["home"] == worker[at]))
+        raise _violation(breach, at, instance, holds if breach.rule in kv else holds[:0])
 
     warn_outside(machines, found.extremes)
     requests, done = found.requests, found.batches
@@ -146,7 +151,10 @@ def _since_first(
     return np.asarray(column - instance.first_arrival if instance.in_rounds else column, np.float64)
 
 
-def _violation(found: Breach, batch: int, instance: Instance) -> ViolationError:
+def _violation(
+    found: Breach, batch: int, instance: Instance, holds: NDArray[np.int64]
+) -> ViolationError:
+    """Return the error of a breach, with the requests that hold KV where these break a limit."""
     i, since = int(found.request), 0.0
     moving = (rules.MOVE_FIRST, rules.MOVE_START)
     if found.rule in (*moving, rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
@@ -158,8 +166,13 @@ def _violation(found: Breach, batch: int, instance: Instance) -> ViolationError:
     if i >= 0 or found.rule == rules.BAD_REQUEST:
         where.append(f"request {i}")
 
+    text = text.format(value=value, limit=limit)
+    if len(holds):
+        more = f" and {len(holds) - _NAMED} more" if len(holds) > _NAMED else ""
+        text += f"; held by requests {', '.join(map(str, holds[:_NAMED]))}{more}"
+
     return ViolationError(
-        f"{', '.join(where)}: {text.format(value=value, limit=limit)}",
+        f"{', '.join(where)}: {text}",
         rule=rule,
         batch=batch if batch >= 0 else None,
         request=i if i >= 0 else None,

@@ -183,9 +183,9 @@ class BoundResult:
 
 def bound(
     instance: Instance,
+    cost_model: CostModel | str | Path | None = None,
     *,
     objective: str | Objective = TOTAL_LATENCY,
-    cost_model: CostModel | str | Path | None = None,
     method: str = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
@@ -211,10 +211,10 @@ def bound(
     Parameters
     ----------
     instance : Instance
-    objective : str or Objective
-        The metric to bound: from below, or from above where more is better (`Metric.sense`).
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
+    objective : str or Objective
+        The metric to bound: from below, or from above where more is better (`Metric.sense`).
     method : str
         One bound by name (`optsched.bounds.bounds`), or ``"auto"``.
     time_limit_s : float

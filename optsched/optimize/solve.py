@@ -5,7 +5,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,19 @@ from typing import Any, Literal
 from optsched.costs.cost import CostModel
 from optsched.files.results import NOT_HERE, head
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.optimize.exact import Exact, accept, attempt, choose, restricted, starting_point
+from optsched.optimize.exact import (
+    Exact,
+    accept,
+    attempt,
+    choose,
+    in_terms_of,
+    restricted,
+    starting_point,
+)
 from optsched.optimize.formulations import Answer
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.optimize.strategies import prove, warn_if_short
+from optsched.optimize.strategies import prove, search_offline, warn_if_short
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, UsageError
@@ -27,6 +35,10 @@ from optsched.problem.objective import Objective, parse_objectives, service_limi
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
+_FEW, _END_SHARES = 20, (0.05, 0.1, 0.4)
+"""Of more requests than this a bound and a search are asked first whether a schedule is below a
+value: the shares of the time left for the bound (the first), and for searches until one finds it.
+"""
 _COLUMNS = (
     "formulation method workers objective_name status objective objectives bound scope gap "
     "gap_definition certificate certificate_missing metrics build_s solve_s progress seed threads "
@@ -169,10 +181,10 @@ class Result:
 
 def solve(
     instance: Instance,
+    cost_model: CostModel | str | Path | None = None,
     *,
     formulation: str | None = None,
     method: str = "auto",
-    cost_model: CostModel | str | Path | None = None,
     objective: str | Objective | Sequence[str | Objective] | None = None,
     workers: int = 1,
     time_limit_s: float | None = 60.0,
@@ -194,12 +206,12 @@ def solve(
     Parameters
     ----------
     instance : Instance
+    cost_model : BatchCost, str or path, optional
+        Required for an instance in seconds.
     formulation : str, optional
         Default: ``hindsight`` for an instance in rounds, ``infermax`` for one in seconds.
     method : str
         A method of the formulation, or ``"auto"``: then the formulation chooses.
-    cost_model : BatchCost, str or path, optional
-        Required for an instance in seconds.
     objective : str, Objective or sequence of these, optional
         Metrics, the most important first. A string may hold several, separated by commas. Default:
         the formulation's.
@@ -226,7 +238,8 @@ def solve(
     stop : threading.Event, optional
         Interrupts the solve when it is set, as Ctrl-C does. Incumbent and bound are kept.
     **extras
-        Options that only some formulations have, for example ``eviction_free``.
+        Options that only some formulations have, for example ``eviction_free``. With ``below`` and
+        more than 20 requests in seconds, bounds and a search are asked first.
 
     Returns
     -------
@@ -267,9 +280,40 @@ def solve(
     if not budget.stopped:
         warn_if_short(exact.name, budget.left_s, time_limit_s)
 
+    quick = _by_the_ends(exact, Interval(exact.task, budget.part(1.0, progress)), options)
+    if quick is not None:
+        return quick
+
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
     return _result(exact, interval, answer, status, options)
+
+
+def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Result | None:
+    """Answer whether a schedule is below a value by a bound or a search, where exact models are
+    large; None if they do not tell, or nothing was asked."""
+    asked = {k: v for k, v in exact.task.extras.items() if v not in (None, False)}
+    if "below" not in asked or exact.task.instance.n <= _FEW:
+        return None
+
+    below, budget = asked["below"], interval.budget
+    prove(interval, budget.part(_END_SHARES[0]), seed=options.seed)
+    if interval.bound is not None and interval.bound >= below:
+        found = _result(exact, interval, Answer(Status.INFEASIBLE), Status.INFEASIBLE, options)
+        return replace(found, method="bounds", versions={})
+
+    for share in _END_SHARES if len(asked) == 1 else ():  # the search evicts
+        search_offline(interval, budget.part(share), seed=options.seed)
+        best = interval.incumbent
+        if best is None or best.value >= below:
+            continue
+        if in_terms_of(exact, best.schedule, best.evaluation) is None:
+            break  # it splits prefills
+
+        found = _result(exact, interval, Answer(Status.FEASIBLE), Status.FEASIBLE, options)
+        return replace(found, method="search", versions={})
+
+    return None
 
 
 def _result(

@@ -30,6 +30,8 @@ from optsched.problem.service import SLOS
 
 _USEFUL = 0.1
 """The share of a time limit below which a search is said to have had none."""
+_HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
+"""What a policy may do about a rule that it breaks."""
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
 """What a policy raises that serves not all requests, or not in time."""
 POLICY_SHARE = 0.5
@@ -112,7 +114,8 @@ def run_policy(
     try:
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
     except ViolationError as error:
-        error.args = (f"policy {label_of(spec)}: the judge rejects its schedule: {error}",)
+        hint = _HINTS.get(error.rule, "")
+        error.args = (f"policy {label_of(spec)}: the judge rejects its schedule: {error}{hint}",)
         raise
 
 

@@ -30,6 +30,7 @@ from optsched.workloads.predict import check_predictor
 
 _ALIASES = {"vllm-v0": "vllm"}
 _ROUTING = {"workers", "router", "decode_router", "reserve"}
+_FACTORY = "; a function returns the policy, an object with batch(view), and is not one itself"
 _ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
 Make = TypeVar("Make", bound=Callable[..., Scheduler])
@@ -117,7 +118,7 @@ def labelled(policies: Named) -> dict[str, str | Scheduler]:
     if isinstance(policies, Mapping):
         return dict(policies)
 
-    single = isinstance(policies, (str, Runner)) or hasattr(policies, "batch")
+    single = isinstance(policies, (str, Runner)) or hasattr(policies, "batch") or callable(policies)
     every: Any = [policies] if single else policies
     found: dict[str, str | Scheduler] = {}
     for one in every:
@@ -165,7 +166,8 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
     for_router = settings.keys() & _ROUTING - info.parameters.keys()
     routing = {key: settings.pop(key) for key in for_router}
-    values = convert_all(settings, info.parameters, f"policy {name!r}")
+    hint = _FACTORY if is_file(name) and inspect.isfunction(info.make) else ""
+    values = convert_all(settings, info.parameters, f"policy {name!r}", hint=hint)
 
     try:
         made = info.make(**values)
@@ -314,7 +316,8 @@ def _info_of(name: str, found: Any) -> PolicyInfo:
 
 def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
     """Check what a user's file made, and return the information with what the object declares."""
-    if not isinstance(made, Runner) and not callable(getattr(made, "batch", None)):
+    own = isinstance(made, Runner) or callable(getattr(made, "batch", None))
+    if not own or isinstance(made, type):
         raise InputError(
             f"policy {spec!r}: found {made!r:.80}; expected Rules, Windows, or an object with "
             "batch(view)"

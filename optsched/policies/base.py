@@ -1,16 +1,18 @@
 """The kinds of scheduler: `Rules`, `Windows`, or any object that answers batch by batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
+from optsched.costs.batch import alone_ms
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.policies.rules import Group, Rules, interval_ratio
 from optsched.policies.runner import Fleet, Job, Order, Runner, own_work, waiting_rank
 from optsched.policies.windows import Windows
+from optsched.problem.errors import InputError
 from optsched.problem.instance import Limits, whole_blocks
 from optsched.problem.schedule import EvictMode
 
@@ -108,6 +110,22 @@ class View:
         which = self.running if requests is None else list(requests)
         return int(whole_blocks(self.cached[which] + self.kv_offset, self.kv_block_tokens).sum())
 
+    def alone(self, i: int) -> float:
+        """Return how long a request would take alone on the machine, from its prefill to its end.
+
+        In seconds by ``cost``, in rounds one for each of its ``predicted`` tokens. What it has done
+        so far does not count.
+
+        Parameters
+        ----------
+        i : int
+        """
+        s, o = int(self.prompt_tokens[i]), int(self.predicted[i])
+        if not isinstance(self.cost, BatchCost):
+            return float(o)
+
+        return float(self.cost.layers * alone_ms(self.cost.array, s, o, fixed=True) / 1000.0)
+
     def kv_of(self, tokens: int) -> int:
         """Return the KV tokens that a request holds with so many tokens cached, in whole blocks.
 
@@ -116,6 +134,10 @@ class View:
         tokens : int
         """
         return int(whole_blocks(tokens + self.kv_offset, self.kv_block_tokens))
+
+
+_KINDS = {"tokens": Mapping, "evict": Collection, "reused": Mapping}
+"""What the columns of a `Batch` must be."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +164,14 @@ class Batch:
     evict: Sequence[int] = ()
     stall: bool = False
     reused: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the kinds of the columns; the engine checks what is in them."""
+        for name, kind in _KINDS.items():
+            found = getattr(self, name)
+            if not isinstance(found, kind):
+                words = "a dict of tokens by request" if kind is Mapping else "a list of requests"
+                raise InputError(f"{name}: found {found!r}; expected {words}, empty for none")
 
 
 class Policy(Protocol):

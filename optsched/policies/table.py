@@ -1,6 +1,7 @@
 """The policies that are data: ``table.toml`` has their fields, and what of them users may set."""
 
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -80,7 +81,14 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
             if given := values.get(word):
                 chosen |= {key: given if value == "=" else value for key, value in sets.items()}
 
-        return _changed(plain, chosen)
+        try:
+            return _changed(plain, chosen)
+        except InputError as error:  # about a field of `Rules`, which may be called otherwise here
+            text = str(error)
+            for word in values.keys() & fields.keys():
+                text = re.sub(rf"\b{fields[word] or word}\b", word, text)
+
+            raise InputError(text) from None
 
     make.__doc__ = row.get("text")
     make.__annotations__ = {key: hints.get(field, bool) for key, field in fields.items()}

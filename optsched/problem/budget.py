@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from optsched.problem.errors import OutOfTimeError
 
 Item = TypeVar("Item")
+
+_LOOK_S = 0.1
+"""The seconds between two looks at a budget while code of others runs."""
 
 
 class Clock:
@@ -159,6 +164,27 @@ class Budget:
         if self.over:
             why = "interrupted" if self.stopped else "time limit"
             raise OutOfTimeError(f"{why} while {doing}")
+
+    @contextmanager
+    def watching(self, doing: str) -> Iterator[None]:
+        """Run code of others, which never calls `check`: a timer does so in the main thread."""
+        endless = self.stop is None and math.isinf(self.limit_s)
+        main = threading.current_thread() is threading.main_thread()
+        if endless or not main or not hasattr(signal, "setitimer"):
+            yield
+            return
+
+        def look(number: int, frame: object) -> None:
+            if not work_time.stands:  # what is compiled in part would be compiled again
+                self.check(doing)
+
+        before = signal.signal(signal.SIGALRM, look)
+        timer = signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+            signal.signal(signal.SIGALRM, before)
 
     def through(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield the items from which a model is built, as long as `check` allows it."""

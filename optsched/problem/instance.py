@@ -232,7 +232,13 @@ class Instance:
             arrival, after, delay = check_sessions(self, longest)
 
         if self.in_rounds:
-            arrival = whole_column(arrival, "requests.arrival", 0, MAX_ROUND)
+            try:
+                arrival = whole_column(arrival, "requests.arrival", 0, MAX_ROUND)
+            except InputError as error:
+                if not str(error).endswith("expected an integer"):
+                    raise
+
+                raise InputError(f"{error} of rounds, or time_unit 'second' for seconds") from None
         else:
             arrival = real_column(arrival, "requests.arrival", 0.0, MAX_SECOND)
 

@@ -57,6 +57,10 @@ def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     else:
         name, _, tail = spec.partition(":")
 
+    if tail.isidentifier() and not is_file(spec):
+        expected = f"key=value, or {name}.py:{tail} of a file"
+        raise InputError(f"{kind} {spec!r}: found {tail!r}; expected {expected}")
+
     return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}")
 
 
@@ -99,9 +103,9 @@ def split_specs(text: str) -> list[str]:
 
 
 def convert_all(
-    texts: Mapping[str, str], known: Mapping[str, Parameter], where: str
+    texts: Mapping[str, str], known: Mapping[str, Parameter], where: str, *, hint: str = ""
 ) -> dict[str, Any]:
-    """Return the values of parameters from their texts."""
+    """Return the values of parameters from their texts. `hint`: more on what is missing."""
     values = {}
     for key, text in texts.items():
         if key not in known:
@@ -112,7 +116,7 @@ def convert_all(
 
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in values:
-            raise InputError(f"{where}: parameter {key!r}: found nothing; expected a value")
+            raise InputError(f"{where}: parameter {key!r}: found nothing; expected a value{hint}")
 
     return values
 
@@ -159,6 +163,9 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     if not callable(found) and not isinstance(found, data):
         names = " or ".join(known.__name__ for known in data)
         more = f", and no {names} of that name" if data else ""
+        here = {name: getattr(one, "__module__", "") for name, one in vars(module).items()}
+        own = ", ".join(name for name, place in here.items() if place == module.__name__)
+        more += f"; it defines {own or 'none'}"
         raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
 
     return found
@@ -166,18 +173,33 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
 
 @lru_cache(maxsize=64)
 def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
-    """Execute a user's file. The time of its last change and its size identify its version."""
+    """Execute a user's file. The time of its last change and its size identify its version.
+
+    What it imports from its own folder is forgotten after that: another folder's module may have
+    the same name, and the next version of the file shall see the next version of the module.
+    """
+    folder = Path(file).parent
     name = f"optsched_user_{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    known = set(sys.modules)
     sys.modules[name] = module  # dataclasses look their module up
+    sys.path.insert(0, str(folder))
 
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        sys.path.remove(str(folder))
+        new = set(sys.modules).difference(known, [name])
+        places = {one: Path(getattr(sys.modules[one], "__file__", None) or "/") for one in new}
+        own = {one for one, place in places.items() if place.parent in (folder, folder / one)}
+        for other in new:
+            if other.partition(".")[0] in own:
+                del sys.modules[other]
 
     return module

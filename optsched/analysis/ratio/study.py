@@ -21,10 +21,8 @@ from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
-from optsched.judge.evaluate import evaluate
-from optsched.optimize.strategies import outside_reason
+from optsched.optimize.strategies import outside_reason, run_policy
 from optsched.policies import Named, Scheduler, labelled, make_policy
-from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.progress import LiveLine
@@ -503,8 +501,8 @@ class _Plan:
     ) -> tuple[float, str | None]:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
         cost = self.cost_model
-        runs = (simulate(instance, spec, cost, seed=self.seed + k) for k in range(seeds))
-        judged = [evaluate(instance, run, cost) for run in runs]
+        every = (self.seed + k for k in range(seeds))
+        judged = [run_policy(instance, spec, cost, seed=seed)[1] for seed in every]
         tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
         return tel, next(filter(None, map(outside_reason, judged)), None)
 

@@ -22,17 +22,16 @@ from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common
 from optsched.policies.engine.common import REUSED, Columns
 from optsched.policies.fleet import Fleet, Job, MixedFleet
-from optsched.policies.runner import (
-    MAX_STALLED_BATCHES,
-    Runner,
-    beyond_limits,
-    endless,
-)
+from optsched.policies.runner import Runner, beyond_limits, endless
 from optsched.problem.columns import MAX_TOKENS
-from optsched.problem.errors import InputError, PolicyError, raised
+from optsched.problem.errors import InputError, OutOfTimeError, PolicyError, raised
 from optsched.problem.kernel import plain
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
+
+MAX_BATCHES_WITHOUT = 10_000
+"""More batches than this in which no request gets further than ever before, plus ten times the
+tokens of the longest one, are an endless loop."""
 
 # A policy object has its own time. Compiled for one caller more, these would take longer.
 arriving, idle, landed, pull = map(
@@ -40,6 +39,10 @@ arriving, idle, landed, pull = map(
 )
 full, with_room, run_batch = map(plain, (common.full, common.with_room, common.run_batch))
 add_eviction, evict = plain(common.add_eviction), plain(life.evict)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 class Online(Runner):
@@ -114,8 +117,10 @@ class _Loop:
         self.place = np.zeros(n, dtype=np.int64)  # in the order in which they come
         self.waiting: list[int] = []
         self.running: list[int] = []
-        self.seen = np.zeros(n, dtype=np.int64)  # max tokens that each has ever produced
+        self.reached = np.zeros(n, dtype=np.int64)  # max tokens that each has ever had cached
         self.generator = np.random.default_rng(seed)
+        longest = int((instance.prompt_tokens + instance.output_tokens).max())
+        self.patience = MAX_BATCHES_WITHOUT + 10 * longest
 
         self.truth = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}
         if instance.predicted_lower is not None and instance.predicted_upper is not None:
@@ -148,7 +153,8 @@ class _Loop:
         names, self.limits = list(state.dtype.fields or ()), now.limits
         self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
         try:
-            return self.go_on(queue, columns, until)
+            with self.job.budget.watching(f"policy {self.job.name!r} ran"):
+                return self.go_on(queue, columns, until)
         finally:
             state[0] = tuple(getattr(self.s, name) for name in names)
 
@@ -178,8 +184,9 @@ class _Loop:
 
             self.evict(batch.evict, columns.evicted)
             s.since += 1
-            if s.since > MAX_STALLED_BATCHES + s.longest:
-                self.stop((self.running or self.waiting)[0], "no request completed for too long")
+            if s.since > self.patience:
+                about, many = (self.running or self.waiting)[0], f"{self.patience} batches in a row"
+                self.stop(about, f"no new token in {many}; do evictions undo what batches do?")
             if batch.tokens:
                 self.process(batch, columns)
             elif batch.stall:
@@ -200,7 +207,7 @@ class _Loop:
 
     def arrive(self, queue: Ints) -> None:
         while (i := arriving(self.requests, self.s, queue)) >= 0:
-            self.place[i] = self.s.arrived
+            self.place[i], self.s.since = self.s.arrived, 0
             self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
             for name, column in self.truth.items():
                 self.shown[name][i] = column[i]
@@ -225,6 +232,10 @@ class _Loop:
 
         self.running = sorted([*self.running, *requests], key=self.place.__getitem__)
 
+    def seen(self, i: int) -> int:
+        """Return the max output tokens that a request has ever produced."""
+        return max(0, int(self.reached[i] + 1 - self.truth["prompt_tokens"][i]))
+
     def evict(self, requests: Sequence[int], evicted: Ints) -> None:
         for i in requests:
             self.running.remove(i)
@@ -232,7 +243,7 @@ class _Loop:
             add_eviction(evicted, self.s, i)
             evict(self.requests[i], self.mode == "restart")
             if self.mode == "restart":
-                self.remaining[i] = self.forecast.left(i, self.seen[i], 0)
+                self.remaining[i] = self.forecast.left(i, self.seen(i), 0)
 
     def process(self, batch: Batch, columns: Columns) -> None:
         s, first, requests = self.s, self.s.entries, self.requests
@@ -254,19 +265,23 @@ class _Loop:
         run_batch(columns.batches, s, float(self.job.instance.clock_origin), took)
 
         self.cached[ids] += tokens
+        # A batch that processes more than there is does not count; the judge refuses it.
+        reached = np.minimum(self.cached[ids], requests["prompt"][ids] + requests["output"][ids])
+        if (reached > self.reached[ids]).any():
+            s.since, self.reached[ids] = 0, np.maximum(self.reached[ids], reached)
+
         whole = ids[self.cached[ids] == requests["prompt"][ids] + self.generated[ids]]
         self.decoding[whole] = True
         self.generated[whole] += 1
         ended = whole[self.generated[whole] == requests["output"][whole]]
         requests["finish"][ended] = s.now
         if ended.size:
-            s.done, s.since = s.done + ended.size, 0
+            s.done += ended.size
             s.outcome = common.EVENT if s.watch else s.outcome
             self.running = [i for i in self.running if i not in set(ended.tolist())]
 
         for i in set(whole.tolist()).intersection(self.running):
-            self.seen[i] = max(self.seen[i], self.generated[i])
-            self.remaining[i] = self.forecast.left(i, self.seen[i], self.generated[i])
+            self.remaining[i] = self.forecast.left(i, self.seen(i), self.generated[i])
 
     def ask(self) -> Batch:
         instance, where = self.job.instance, self.where()
@@ -287,7 +302,7 @@ class _Loop:
         )
         try:
             answer = self.policy.batch(view)
-        except PolicyError:
+        except (PolicyError, OutOfTimeError):
             raise
         except (Exception, SystemExit) as error:
             raise PolicyError(f"{where}: raised {raised(error)}") from error
@@ -304,7 +319,7 @@ class _Loop:
         """Refuse answers about requests that are not there. The judge checks all the rest."""
         here = set(self.running)
         for i in batch.evict:
-            if i not in here:
+            if not _is_whole(i) or i not in here:
                 raise PolicyError(
                     f"{self.where()}: found an eviction of request {i!r}, which holds no KV; "
                     "expected a running request"
@@ -314,24 +329,20 @@ class _Loop:
 
         here.update(self.waiting, self.running)
         for i, c in batch.tokens.items():
-            if i not in here:
+            if not _is_whole(i) or i not in here:
                 raise PolicyError(
                     f"{self.where()}: found request {i!r}, which has not arrived, is done, or is "
                     "unknown; expected a waiting or running request"
                 )
 
-            if (
-                isinstance(c, bool)
-                or not isinstance(c, (int, np.integer))
-                or not 1 <= c <= MAX_TOKENS
-            ):
+            if not _is_whole(c) or not 1 <= c <= MAX_TOKENS:
                 raise PolicyError(
                     f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
                 )
 
         free = {*self.waiting, *batch.evict} if self.job.problem.prefixes is not None else set()
         for i, r in batch.reused.items():
-            if i not in batch.tokens or i not in free:
+            if not _is_whole(r) or i not in batch.tokens or i not in free:
                 raise PolicyError(
                     f"{self.where()}: request {i!r}: found a claim of {r!r} cached tokens; "
                     "expected one of a request in the batch that holds no KV and may share prefixes"

@@ -1,14 +1,16 @@
 """The hindsight program by the reverse-time ramp relaxation, refined until it meets a schedule."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.ramp.jobs import MAX_KINDS, kinds_of, periods, ramp_leaf
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
 from optsched.problem.budget import work_time
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.schedule import from_starts
 
 
@@ -69,7 +71,12 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
     closed = bound == value
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
-    optimal = schedule if closed else None
+    optimal = None
+    if closed:
+        with suppress(ViolationError):  # of limits on batches, which the relaxation does not know
+            evaluate(instance, schedule)
+            optimal = schedule
+
     certificate = make_certificate(instance, leaf, value=bound, schedule=optimal)
     notes = sorted({p.note for p in proofs if p.note})
 
