@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from optsched.analysis.compare import _misled, best_of_policies, compare
 from optsched.analysis.comparison import PolicyRow
 from optsched.analysis.losses import Losses
 from optsched.bounds import lower_bound
+from optsched.cli.output import show_table
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.plan import COMPARED
 from optsched.optimize.solve import solve
@@ -447,3 +451,26 @@ def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
     assert "p99 latency" in _misled(best, [row("fcfs", 13.0, 2.0)])[0]
     assert _misled(best, [row("fcfs", 13.0, 16.0)]) == ()
     assert _misled(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()
+
+
+def test_a_comparison_of_an_instance_without_a_queue_says_so() -> None:
+    apart = Instance([0, 10, 20], [2, 2, 2], [3, 4, 5], kv_capacity=9)
+    note = compare(apart, ["fcfs", "mc-sf"]).notes[-1]
+    assert note.startswith(
+        "nothing queues: under 2 of 2 policies requests wait at most 0.00 % of their latency, and "
+        "these are within 0.00 % of each other"
+    )
+
+    together = replace(apart, arrival=[0, 0, 0])
+    assert not [n for n in compare(together, ["fcfs", "mc-sf"]).notes if "queues" in n]
+    assert not [n for n in compare(apart, ["fcfs"]).notes if "queues" in n]
+
+
+def test_ratios_of_a_table_are_rounded_as_those_in_words() -> None:
+    rows = [["a", 1.0616, 1.0614], ["b", 1.0, 2.0], ["c", 1.2, None]]
+    shown = StringIO()
+    with redirect_stdout(shown):
+        show_table(["p", "/ best", "/ bound"], rows, rounded={"/ best": floor, "/ bound": ceil})
+
+    cells = [line.split() for line in shown.getvalue().splitlines()[2:]]
+    assert cells == [["a", "1.061", "1.062"], ["b", "1.000", "2.000"], ["c", "1.200", "-"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
@@ -135,7 +136,9 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         first = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
         rows = [[value(row) for *_, value in columns] for row in shown]
-        missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
+        outwards: Any = {"/ best": floor, "/ bound": ceil}  # as the words below the table
+        more = {"drop": drop, "rounded": {} if comparison.status == "optimal" else outwards}
+        missing = output.show_table(headers, rows, text_columns=(0, 1), **more)
         if "" in missing:
             names = [row.policy for row in ranked if row.clairvoyant]
             print(f"clairvoyant: {', '.join(names) or 'none'}")

@@ -32,8 +32,7 @@ def generate(
 
     Parameters:
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
-        infermax-fixed, infermax-mix, prefix-trees or agent-sessions. An unknown parameter
-        is answered with all that it has.
+        infermax-fixed, infermax-mix, prefix-trees or agent-sessions, as described below.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance to this file. The default is standard output.
@@ -49,16 +48,24 @@ def generate(
     _write(instance, out)
 
 
-class ImportCommand(TyperCommand):
-    """The command ``import``, whose help lists the formats that the registry finds."""
+class RegistryCommand(TyperCommand):
+    """The commands ``import`` and ``generate``, whose help lists what registries find."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help; only now are the formats loaded."""
+        """Write the help; only now are the registries loaded."""
+        from optsched.workloads.generate import generators
         from optsched.workloads.traces import trace_formats
 
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and parameter.name == "format_name":
                 parameter.help = f"The format: {', '.join(trace_formats())}."
+
+        if self.name == "generate":
+            kinds = [
+                f"{name}: {one.summary}. Parameters: {', '.join(one.parameters)}."
+                for name, one in generators().items()
+            ]
+            self.epilog = "\n\n".join([*kinds, str(self.epilog)])
 
         super().format_help(ctx, formatter)
 
