@@ -61,8 +61,8 @@ print(agents)
 print(f"{agents.prefix_tokens.sum() / agents.prompt_tokens.sum():.0%} of all prompt tokens repeat")
 tools = agents.delay[agents.delay > 0]
 print(
-    f"{tools.size} tools run: half for at most {np.median(tools):.1f} s, {(tools <= 20).mean():.0%} "
-    f"for at most 20 s, the longest for {tools.max():.0f} s"
+    f"{tools.size} tools run: half for at most {np.median(tools):.1f} s, "
+    f"{(tools <= 20).mean():.0%} for at most 20 s, the longest for {tools.max():.0f} s"
 )
 
 # %% [markdown]

@@ -72,9 +72,9 @@ for ax, study, title, published in panels:
 axes[1].set_xlabel("total latency over the optimum's");
 
 # %% [markdown]
-# MC-Benchmark takes requests in order of arrival, and is far off. The other two are within a few
-# percent when all come at once, and on most instances with arrivals: some of these are 10 to 30 %
-# above the optimum. MC-SF is within half a percent on single instances only, and never optimal here.
+# MC-Benchmark takes requests in order of arrival, and is far off. The other two are within 8 %
+# of the optimum when all come at once, and on most instances with arrivals, but three of these eight
+# are 10 to 32 % above it. MC-SF is within half a percent on single instances only, and never optimal here.
 
 # %%
 from IPython.display import Markdown
