@@ -47,8 +47,8 @@ _MIN_LOSS_S = 2.0
 """The seconds that they have at least where there is a time limit above 0."""
 _MISLEADS = 2.0
 """How many times longer a tail must be for the comparison of means to be called misleading."""
-_CALM_SHARE = 0.02
-"""The share of the latency below which waiting is called none."""
+_CALM = 0.02
+"""The share of the latency up to which requests are said to hardly wait."""
 _TAIL_SHARE = 0.5
 """The share of the time for further bounds that one on a tail may use."""
 _BOUND_SHARE = 0.6
@@ -357,22 +357,16 @@ def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
 
 def _calm(rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     """Return a note if requests hardly wait under most policies, so that these are equal."""
-    calm = [
-        (metrics[TOTAL_LATENCY.name], metrics["mean_waiting"] / metrics["mean_latency"])
-        for row in rows
-        if (metrics := row.metrics)
-        and not row.measured
-        and metrics["mean_waiting"] <= _CALM_SHARE * metrics["mean_latency"]
-    ]
-    if len(calm) < 2 or 2 * len(calm) < len(rows):
+    every: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
+    calm = [one for one in every if one["mean_waiting"] <= _CALM * one["mean_latency"]]
+    if len(calm) < 2 or 2 * len(calm) < len(every):
         return ()
 
-    tels, shares = zip(*calm, strict=True)
+    tels = [one["tel"] for one in calm]
     return (
-        f"nothing queues: under {len(calm)} of {len(rows)} policies requests wait at most "
-        f"{percent(max(shares))} of their latency, and these are within "
-        f"{percent(max(tels) / min(tels) - 1)} of each other; only a higher rate or less KV tells "
-        "policies apart",
+        f"nothing queues: under {len(calm)} of {len(every)} policies requests hardly wait, and "
+        f"these are within {percent(max(tels) / min(tels) - 1)} of each other; only a higher rate "
+        "or less KV tells them apart",
     )
 
 

@@ -116,7 +116,7 @@ _SHORT = {
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
-    from optsched.analysis.comparison import lost_columns, policy_columns
+    from optsched.analysis.comparison import lost_columns, outwards, policy_columns
 
     instance = comparison.instance
     times = output.unit(instance)
@@ -136,9 +136,12 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         first = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
         rows = [[value(row) for *_, value in columns] for row in shown]
-        outwards: Any = {"/ best": floor, "/ bound": ceil}  # as the words below the table
-        more = {"drop": drop, "rounded": {} if comparison.status == "optimal" else outwards}
-        missing = output.show_table(headers, rows, text_columns=(0, 1), **more)
+        if comparison.status != "optimal" and not output.one_table():
+            for k, rounded in (3, floor), (4, ceil):  # the two ratios, as the words below have them
+                for cells in rows:
+                    cells[k] = None if cells[k] is None else outwards(cells[k], rounded, 3)
+
+        missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
         if "" in missing:
             names = [row.policy for row in ranked if row.clairvoyant]
             print(f"clairvoyant: {', '.join(names) or 'none'}")

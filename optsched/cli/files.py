@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperCommand
 
 from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
@@ -56,16 +56,14 @@ class RegistryCommand(TyperCommand):
         from optsched.workloads.generate import generators
         from optsched.workloads.traces import trace_formats
 
-        for parameter in self.params:
-            if isinstance(parameter, TyperArgument) and parameter.name == "format_name":
-                parameter.help = f"The format: {', '.join(trace_formats())}."
-
+        kinds = [f"FORMAT: {', '.join(trace_formats())}."]
         if self.name == "generate":
             kinds = [
                 f"{name}: {one.summary}. Parameters: {', '.join(one.parameters)}."
                 for name, one in generators().items()
             ]
-            self.epilog = "\n\n".join([*kinds, str(self.epilog)])
+
+        self.epilog = "\n\n".join([*kinds, str(self.epilog)])
 
         super().format_help(ctx, formatter)
 
@@ -102,7 +100,7 @@ def import_trace(
     """Make an instance from a trace.
 
     Parameters:
-      format_name FORMAT:
+      format_name FORMAT: The format, one of those below.
       file FILE: The file of the trace.
       offset N: The number of rows to skip.
       limit N: The max number of rows to take.

@@ -7,9 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from types import MappingProxyType
 from typing import Any, TextIO
 
 from optsched.files import read_write as io
@@ -151,7 +150,6 @@ def show_table(
     *,
     text_columns: Sequence[int] = (0,),
     drop: Sequence[str] = (),
-    rounded: Mapping[str, Callable[[float], int]] = MappingProxyType({}),
 ) -> list[str]:
     """Print a table with text to the left and numbers to the right.
 
@@ -161,7 +159,7 @@ def show_table(
 
     `rows`: the cells. Texts are printed as they are, numbers are formatted, and None is a dash.
     `drop`: headers of the columns to leave out first, in this order. After them the last columns
-    go. `rounded`: by header, `ceil` or `floor`, where numbers are not rounded to nearest.
+    go.
     """
     if _table_format is not None:
         from pandas import DataFrame
@@ -182,9 +180,7 @@ def show_table(
     from rich.text import Text
 
     columns = [
-        list(map(_words, column))
-        if k in text_columns
-        else _numbers(column, rounded.get(headers[k]))
+        list(map(_words, column)) if k in text_columns else _numbers(column)
         for k, column in enumerate(zip(*rows, strict=True))
     ]
     widths = [
@@ -248,7 +244,7 @@ def _words(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _numbers(column: Sequence[Any], rounded: Callable[[float], int] | None = None) -> list[str]:
+def _numbers(column: Sequence[Any]) -> list[str]:
     """Format a column with equal decimals, so that its largest value has about four digits."""
     reals = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v)]
     decimals = 0
@@ -258,11 +254,7 @@ def _numbers(column: Sequence[Any], rounded: Callable[[float], int] | None = Non
         if largest < 0.1:
             decimals = min(9, 3 - math.floor(math.log10(largest)))
 
-    def near(value: float) -> float:
-        places = 10**decimals
-        return value if rounded is None else rounded(round(value * places, 6)) / places
-
-    return [f"{near(v):.{decimals}f}" if isinstance(v, float) else _words(v) for v in column]
+    return [f"{v:.{decimals}f}" if isinstance(v, float) else _words(v) for v in column]
 
 
 def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:

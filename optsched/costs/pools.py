@@ -76,9 +76,9 @@ def stated_pools(data: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
     try:
-        given = {**data["pools"]}
-        text = "".join(f"1{role[0]}" for role in given.pop("roles"))
-        return {"pools": text, **given, "link": Link(**given["link"])}
+        roles, link, below = (data["pools"][k] for k in ("roles", "link", "deflect_below"))
+        text = "".join(f"1{role[0]}" for role in roles)
+        return {"pools": text, "link": Link(**link), "deflect_below": below}
     except (KeyError, TypeError):
         raise InputError(
             f"pools: found {data['pools']!r}; expected roles, link and deflect_below"

@@ -276,8 +276,7 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             whole = read_json(file, expect="certificate") if data is None else data
             value = verify_certificate(section.instance, whole)
         except (InputError, ViolationError) as error:
-            rule = error.rule if isinstance(error, ViolationError) else ""
-            unknown = rule in ("certificate_size", "certificate_pools")
+            unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
             found = Verdict("unchecked" if unknown else "rejected", str(error))
         else:
             claim = f"no schedule {ONE_WORKER.machines} has less"
@@ -314,10 +313,8 @@ def _schedule(
     made, model = schedule_of(file, section.instance, cost, source.get("cost_model"), data)
     unique = _unused(section, label)
     try:
-        pools = stated_pools(source)
-        hardware = (
-            make_pools(instance=section.instance, cost_model=model, **pools) if pools else model
-        )
+        about = {"instance": section.instance, "cost_model": model, **stated_pools(source)}
+        hardware = make_pools(**about) if "pools" in about else model
         section.schedules[unique] = timeline(section.instance, made, hardware)
         _add_hits(section, unique, made, model)
     except OptschedError as error:
