@@ -72,8 +72,9 @@ for ax, study, title, published in panels:
 axes[1].set_xlabel("total latency over the optimum's");
 
 # %% [markdown]
-# MC-Benchmark takes requests in order of arrival, and is far off. The other two are within a few
-# percent on most instances. But MC-SF is not within half a percent, and it is never optimal here.
+# MC-Benchmark takes requests in order of arrival, and is far off. The other two are within 8 %
+# of the optimum when all come at once, and on most instances with arrivals, but three of these eight
+# are 10 to 32 % above it. MC-SF is within half a percent on single instances only, and never optimal here.
 
 # %%
 from IPython.display import Markdown
@@ -85,6 +86,10 @@ assert all(row.low == row.high for study in (first, second) for row in study.row
 ratios = [row.low for row in first.of("mc-sf")]
 assert np.mean(ratios) > 1.02
 assert min(ratios) > 1
+assert sum(ratio <= 1.005 for ratio in ratios) <= 2
+above = [row.low for row in second.of("mc-sf") if row.low > 1.1]
+assert 1 <= len(above) <= 4
+assert max(above) < 1.35
 
 # %% [markdown]
 # Smaller instances might be harder for a greedy scheduler. So this alone does not contradict the
@@ -187,7 +192,7 @@ tels = {
     for policy in policies
 }
 means = [(policy, tel / chats.n) for policy, tel in tels.items()]
-plot_comparison(means, best_known=tels["least-work"] / chats.n).set_xlabel("mean latency [rounds]");
+plot_comparison(means).set_xlabel("mean latency [rounds]");
 
 # %%
 pair = first.paired("least-work", "mc-sf")

@@ -87,6 +87,18 @@ def test_help_and_version(run) -> None:
     assert run("--version").stdout == "optsched 0.1.0\n"
 
 
+def test_the_help_of_generate_has_what_every_kind_draws_and_its_parameters(run) -> None:
+    from optsched.workloads.generate import generators
+
+    shown = " ".join(run("generate", "--help").stdout.split())
+    for name, one in generators().items():
+        assert f"{name}: " in shown
+        assert f"Parameters: {', '.join(one.parameters)}." in shown
+
+    words = " ".join(run("ratios", "--help").stdout.split())
+    assert "Anywhere in any command: --csv or --latex" in words
+
+
 def test_the_command_alone_says_what_to_do_first(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

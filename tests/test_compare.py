@@ -6,16 +6,17 @@ import inspect
 import json
 import threading
 from dataclasses import replace
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from brute_force import brute_force_tel
-from command_line import invoke, one_line_error
+from command_line import answer, invoke, one_line_error, run
 
 from optsched.analysis.compare import _misled, best_of_policies, compare
-from optsched.analysis.comparison import PolicyRow
+from optsched.analysis.comparison import PolicyRow, outwards
 from optsched.analysis.losses import Losses
 from optsched.analysis.ratio.study import competitive_ratio
 from optsched.bounds import lower_bound
@@ -495,3 +496,30 @@ def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
     assert "p99 latency" in _misled(best, [row("fcfs", 13.0, 2.0)])[0]
     assert _misled(best, [row("fcfs", 13.0, 16.0)]) == ()
     assert _misled(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()
+
+
+def test_a_comparison_of_an_instance_without_a_queue_says_so() -> None:
+    apart = Instance([0, 10, 20], [2, 2, 2], [3, 4, 5], kv_capacity=9)
+    note = compare(apart, ["fcfs", "mc-sf"]).notes[-1]
+    assert note.startswith(
+        "nothing queues: under 2 of 2 policies requests hardly wait, and these are within 0.00 % "
+        "of each other"
+    )
+
+    together = replace(apart, arrival=[0, 0, 0])
+    assert not [n for n in compare(together, ["fcfs", "mc-sf"]).notes if "queues" in n]
+    assert not [n for n in compare(apart, ["fcfs"]).notes if "queues" in n]
+
+
+def test_ratios_of_a_table_are_rounded_as_those_in_words() -> None:
+    assert [outwards(1.2344, way, 3) for way in (floor, ceil)] == ["1.234", "1.235"]
+    assert outwards(1.235, floor, 3) == outwards(1.235, ceil, 3) == "1.235"
+
+    asked = ["compare", "tiny-seconds", "--cost-model", MODEL, "--no-bound", "--time-limit", "1"]
+    asked += ["--policy", "fcfs", "--policy", "least-work", "--policy", "spf"]
+    cells = [line.split() for line in run(*asked).splitlines()]
+    found = {row["policy"]: row["ratio_to_best_known"] for row in answer(*asked)["policies"]}
+    shown = {name: numbers for name, *numbers in filter(None, cells) if name in found}
+    assert {name: outwards(found[name], floor, 3) in shown[name] for name in found} == {
+        "fcfs": True, "least-work": True, "spf": True,
+    }  # fmt: skip

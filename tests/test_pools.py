@@ -185,7 +185,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
 def test_moves_need_pools_and_whole_columns() -> None:
     mixed = (Machine(20, ONE), Machine(20, ONE))
     with pytest.raises(
-        InputError, match=r"found moves of KV without pools; expected optsched.Pools"
+        InputError, match=r"found moves of KV without pools; expected optsched.Pools, or --pools"
     ):
         evaluate(pair(), handed(pair()), mixed)
     for changes, message in (
@@ -396,6 +396,30 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     schedule = optsched.simulate(busy(), "vllm", there)
     with pytest.raises(InputError, match="kv_by_group: found KV that moves between workers"):
         optsched.timeline(busy(), schedule, there).kv_by_group()
+
+
+def test_a_report_and_a_plot_take_the_pools_from_the_files_that_name_schedules(
+    tmp_path: Path,
+) -> None:
+    optsched.write_instance(busy(), tmp_path / "busy.json")
+    files, about = tmp_path / "busy.json", ("--cost-model", MODEL)
+    pools = ("--pools", "1p1d", "--link", "latency=1ms,token=2us")
+    schedule, result, page = (str(tmp_path / name) for name in ("s.json", "r.json", "r.html"))
+    asked = ("--policy", "fcfs", "--schedule-out", schedule, "--json", result)
+    run("simulate", str(files), *about, *pools, *asked)
+    compared = ("--no-bound", "--policy", "fcfs", "--schedules-out", str(tmp_path / "all"))
+    run("compare", str(files), *about, *pools, *compared, "--json", str(tmp_path / "c.json"))
+
+    run("report", str(files), result, str(tmp_path / "c.json"), "--out", page)
+    replayed = f"replayed by the judge: tel {json.loads(Path(result).read_text())['objective']}"
+    assert replayed in Path(page).read_text()  # with another link it would be another
+    run("plot", result, "--instance", str(files), "--kind", "latency", "-o", f"{page}.png")
+
+    alone = invoke("report", files, schedule, *about, "--out", page)
+    assert "or the result" in one_line_error(alone)
+    broken = {**json.loads(Path(result).read_text()), "pools": {"roles": ["prefill"]}}
+    Path(result).write_text(json.dumps(broken))
+    assert "expected roles, link" in one_line_error(invoke("report", files, result, "-o", page))
 
 
 def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> None:

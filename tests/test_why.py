@@ -61,6 +61,17 @@ def test_parts_sum_to_latencies_with_evictions_and_pauses(policy: str) -> None:
     assert min(found.values()) >= -1e-9
 
 
+def test_the_table_has_the_rows_of_the_command() -> None:
+    tiny = optsched.read_instance("tiny")
+    best = optsched.solve(tiny).schedule
+    found = why(tiny, optsched.simulate(tiny, "mc-sf"), against=best)
+    table = found.table(count=2)
+    assert list(table.columns) == ["request", *CAUSES, "total"]
+    assert table.iloc[0]["total"] == 48 - 33
+    assert (table[list(CAUSES)].sum(axis=1) == table["total"]).all()
+    assert len(table) == 1 + len(found.ranked(2))
+
+
 def test_the_command_says_who_lost_and_gained(answers: Path, tmp_path: Path) -> None:
     words = ("why", "tiny", answers / "all/mc-sf.json", "--against", answers / "best.json")
     data = answer(*words)

@@ -34,6 +34,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.progress import percent
 from optsched.problem.service import SLOS
 
 __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
@@ -46,6 +47,8 @@ _MIN_LOSS_S = 2.0
 """The seconds that they have at least where there is a time limit above 0."""
 _MISLEADS = 2.0
 """How many times longer a tail must be for the comparison of means to be called misleading."""
+_CALM = 0.02
+"""The share of the latency up to which requests are said to hardly wait."""
 _TAIL_SHARE = 0.5
 """The share of the time for further bounds that one on a tail may use."""
 _BOUND_SHARE = 0.6
@@ -189,7 +192,7 @@ def compare(
     best = interval.incumbent
     rows = [_with_ratios(row, interval.value, interval.bound, ladders) for row in rows]
     best_row = None if best is None else _best_row(interval, limits)
-    misled = () if best_row is None else _misled(best_row, rows)
+    misled = () if best_row is None else (*_misled(best_row, rows), *_calm(rows))
     return Comparison(
         instance=instance,
         rows=tuple(rows),
@@ -348,6 +351,21 @@ def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
         )
 
     return ()
+
+
+def _calm(rows: Sequence[PolicyRow]) -> tuple[str, ...]:
+    """Return a note if requests hardly wait under most policies, so that these are equal."""
+    every: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
+    calm = [one for one in every if one["mean_waiting"] <= _CALM * one["mean_latency"]]
+    if len(calm) < 2 or 2 * len(calm) < len(every):
+        return ()
+
+    tels = [one["tel"] for one in calm]
+    return (
+        f"nothing queues: under {len(calm)} of {len(every)} policies requests hardly wait, and "
+        f"these are within {percent(max(tels) / min(tels) - 1)} of each other; only a higher rate "
+        "or less KV tells them apart",
+    )
 
 
 def _further_bounds(

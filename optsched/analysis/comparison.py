@@ -147,8 +147,8 @@ class PolicyRow:
         if low == high:
             return f"{number(low)} times the optimum"
 
-        upper = "" if high is None else f" and at most {_outwards(high, ceil)}"
-        return f"at least {_outwards(low, floor)}{upper} times the optimum"
+        upper = "" if high is None else f" and at most {outwards(high, ceil)}"
+        return f"at least {outwards(low, floor)}{upper} times the optimum"
 
     @property
     def shares(self) -> dict[str, float]:
@@ -196,9 +196,17 @@ class PolicyRow:
         }
 
 
-def _outwards(value: float, rounded: Callable[[float], int]) -> str:
-    """Return a ratio with two decimals, or with three where it is close to 1."""
-    digits = 3 if value < 1.1 else 2
+def outwards(value: float, rounded: Callable[[float], int], decimals: int = 2) -> str:
+    """Return a ratio rounded to some decimals, or to three where it is close to 1.
+
+    Parameters
+    ----------
+    value : float
+    rounded : callable
+        `math.floor` for a lower end, `math.ceil` for an upper one.
+    decimals : int
+    """
+    digits = 3 if value < 1.1 else decimals
     # A value that has these digits is not moved by the noise of its float.
     near = round(value * 10**digits, 6)
     return f"{rounded(near) / 10**digits:.{digits}f}"

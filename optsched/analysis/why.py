@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import Schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CAUSES = ("arrival", "memory", "seats", "batch", "order", "alone")
 """The parts of a latency, in the order of tables."""
@@ -99,6 +102,18 @@ class Why:
         columns = {"all": lost.sum(axis=1)}
         columns |= {str(names[i]): lost[:, i] for i in self.ranked(count)}
         return [(name, *c.tolist(), float(c.sum())) for name, c in columns.items()]
+
+    def table(self, count: int = 10) -> pd.DataFrame:
+        """Return `rows` as a table, with a column for each cause and their ``total``.
+
+        Parameters
+        ----------
+        count : int
+            As for `ranked`.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.rows(count), columns=["request", *CAUSES, "total"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``why --json``."""

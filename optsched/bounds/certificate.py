@@ -139,7 +139,7 @@ def verify_certificate(
     ViolationError
         If the certificate does not prove what it claims. The message has the checker's reason. The
         rule is ``"certificate_size"`` if the check would take too much, so that nothing is known,
-        else ``"certificate"``.
+        ``"certificate_pools"`` if it is about other machines, else ``"certificate"``.
     """
     from optsched.bounds.checker import check_certificate
     from optsched.bounds.checker.parts import Rejected, TooLarge
@@ -153,7 +153,7 @@ def verify_certificate(
     if "pools" in certificate and not on_pools:
         raise ViolationError(
             "certificate: found one about pools of machines; expected one about one worker",
-            rule="certificate",
+            rule="certificate_pools",
         )
 
     if isinstance(cost_model, BatchCost) and not same_cost_model(certificate, cost_model):

@@ -195,6 +195,7 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
 """The text that ``optsched`` without a command prints for newcomers."""
 
 
+_ANYWHERE = "Anywhere in any command: --csv or --latex print only tables, --debug shows tracebacks."
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(solving.solve, capacity.capacity, comparing.compare, solving.bound),
     *(splitting.splits, diagnosing.diagnose, demo.demo),
@@ -212,8 +213,11 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(listing.schema, library.score, listing.warmup),
 )
 for function in COMMANDS:
-    special: dict[str, Any] = {"name": "import", "cls": files.ImportCommand}
-    app.command(**(special if function is files.import_trace else {}))(command(function))
+    special: dict[str, Any] = {"epilog": _ANYWHERE}
+    if function in (files.import_trace, files.generate):
+        special |= {"cls": files.RegistryCommand, "name": function.__name__.removesuffix("_trace")}
+
+    app.command(**special)(command(function))
 
 app.add_typer(data.app, name="data")
 app.add_typer(library.app, name="library")

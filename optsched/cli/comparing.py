@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
@@ -119,7 +120,7 @@ _SHORT = {
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
-    from optsched.analysis.comparison import lost_columns, policy_columns
+    from optsched.analysis.comparison import lost_columns, outwards, policy_columns
 
     instance = comparison.instance
     times = output.unit(instance)
@@ -139,6 +140,11 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         first = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
         drop = [header for name in first for header in headers if header.split("\n")[0] == name]
         rows = [[value(row) for *_, value in columns] for row in shown]
+        if comparison.status != "optimal" and not output.one_table():
+            for k, rounded in (3, floor), (4, ceil):  # the two ratios, as the words below have them
+                for cells in rows:
+                    cells[k] = None if cells[k] is None else outwards(cells[k], rounded, 3)
+
         missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
         if "" in missing:
             names = [row.policy for row in ranked if row.clairvoyant]

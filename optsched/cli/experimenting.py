@@ -131,6 +131,8 @@ def ratios(
     """Measure how far policies are from the optimum on many instances, with intervals.
 
     Finished instances are stored in --out at once. If the run ends early, the same command goes on.
+    In Python, `optsched.analysis.ratio.worst_case` searches for the worst instance, and a study's
+    `paired` compares any two policies (docs/howto/gap.md).
 
     Parameters:
       policies --policy SPEC: A policy to run, also my_policy.py:Class (repeatable).

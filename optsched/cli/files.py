@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperCommand
 
 from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
@@ -32,8 +32,7 @@ def generate(
 
     Parameters:
       name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
-        infermax-fixed, infermax-mix, prefix-trees or agent-sessions. An unknown parameter
-        is answered with all that it has.
+        infermax-fixed, infermax-mix, prefix-trees or agent-sessions, as described below.
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance to this file. The default is standard output.
@@ -49,16 +48,22 @@ def generate(
     _write(instance, out)
 
 
-class ImportCommand(TyperCommand):
-    """The command ``import``, whose help lists the formats that the registry finds."""
+class RegistryCommand(TyperCommand):
+    """The commands ``import`` and ``generate``, whose help lists what registries find."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help; only now are the formats loaded."""
+        """Write the help; only now are the registries loaded."""
+        from optsched.workloads.generate import generators
         from optsched.workloads.traces import trace_formats
 
-        for parameter in self.params:
-            if isinstance(parameter, TyperArgument) and parameter.name == "format_name":
-                parameter.help = f"The format: {', '.join(trace_formats())}."
+        kinds = [f"FORMAT: {', '.join(trace_formats())}."]
+        if self.name == "generate":
+            kinds = [
+                f"{name}: {one.summary}. Parameters: {', '.join(one.parameters)}."
+                for name, one in generators().items()
+            ]
+
+        self.epilog = "\n\n".join([*kinds, str(self.epilog)])
 
         super().format_help(ctx, formatter)
 
@@ -95,7 +100,7 @@ def import_trace(
     """Make an instance from a trace.
 
     Parameters:
-      format_name FORMAT:
+      format_name FORMAT: The format, one of those below.
       file FILE: The file of the trace.
       offset N: The number of rows to skip.
       limit N: The max number of rows to take.

@@ -198,7 +198,8 @@ def why(
     headers = ("request", *(f"{cause}\n[{times}]" for cause in CAUSES), f"{words}\n[{times}]")
     output.show_table(headers, found.rows(count))
     whole = "latency" if against is None else f"latency less that in {against}"
-    print(f"\nparts of the {whole}; `optsched why --help` and docs/howto/gap.md say what they are")
+    print(f"\nparts of the {whole}: what stood in a request's own way (docs/howto/gap.md)")
+    print("order: it would have fitted; what another order of all would save, `compare` says")
 
 
 def _emit(

@@ -211,8 +211,7 @@ def in_pools(instance: Instance, cost: CostModel | None, given: Given) -> Pools 
     if given and "pools" not in given:
         raise UsageError("--link, --deflect-below: found without --pools; expected both")
 
-    more = dict(given)
-    return make_pools(more.pop("pools"), instance, cost, **more) if more else None
+    return make_pools(instance=instance, cost_model=cost, **given) if given else None
 
 
 def hardware_of(

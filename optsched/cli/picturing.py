@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, hardware_of
+from optsched.costs.pools import stated_pools
 from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
@@ -56,8 +57,8 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    asked = _Source(source, data, kind, instance_file, cost_model, against, machines)
-    style.save(draw(asked), out)
+    about = instance_file, cost_model, against, machines or stated_pools(data)
+    style.save(draw(_Source(source, data, kind, *about)), out)
     print(out)
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from optsched.costs.architectures import ARCHITECTURES, Architecture, architecture
 from optsched.costs.cost import CostModel, cost_for
@@ -35,7 +36,7 @@ def roles_of(text: str) -> list[Role]:
 
 
 def make_pools(
-    text: str,
+    pools: str,
     instance: Instance,
     cost_model: CostModel | str | Path | None = None,
     link: Link | str | None = None,
@@ -45,7 +46,7 @@ def make_pools(
 
     Parameters
     ----------
-    text : str
+    pools : str
         The number of machines of each role: ``2p6d`` is 2 prefill and 6 decode machines, and
         ``4m`` is 4 mixed ones.
     instance : Instance
@@ -58,9 +59,30 @@ def make_pools(
     """
     cost = cost_for(instance, cost_model)
     own = None if instance.in_rounds else cost
-    machines = [Machine(instance.kv_capacity, own, instance.limits, r) for r in roles_of(text)]
+    machines = [Machine(instance.kv_capacity, own, instance.limits, r) for r in roles_of(pools)]
     given = parse_link(link, cost.name) if isinstance(link, str) else link or Link()
     return Pools(machines, given, deflect_below)
+
+
+def stated_pools(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `make_pools` for the ``pools`` of a result file.
+
+    Parameters
+    ----------
+    data : mapping
+        The JSON object of a file. Without pools there are no arguments.
+    """
+    if data.get("pools") is None:
+        return {}
+
+    try:
+        roles, link, below = (data["pools"][k] for k in ("roles", "link", "deflect_below"))
+        text = "".join(f"1{role[0]}" for role in roles)
+        return {"pools": text, "link": Link(**link), "deflect_below": below}
+    except (KeyError, TypeError):
+        raise InputError(
+            f"pools: found {data['pools']!r}; expected roles, link and deflect_below"
+        ) from None
 
 
 def kv_link(

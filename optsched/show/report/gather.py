@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import same_cost_model, verify_certificate
 from optsched.costs.cost import CostModel
+from optsched.costs.pools import make_pools, stated_pools
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
 from optsched.files.strict_json import Place, read_json, stem
@@ -71,7 +73,7 @@ class Section:
 
         It is one for one worker, and in seconds for the result's cost model or the given one.
         """
-        if (data.get("workers") or 1) > 1:
+        if (data.get("workers") or 1) > 1 or data.get("pools") is not None:
             return None
 
         goal = data.get("objective_name") or TOTAL_LATENCY.name
@@ -207,8 +209,7 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
             entry["verdicts"][kind] = _certificate(section, str(place), None)
         elif place is not None:
             label = str(data.get("policy") or data.get("method") or place.name)
-            known = data.get("cost_model")
-            entry["label"] = _schedule(section, place, None, label, cost, known)
+            entry["label"] = _schedule(section, place, None, label, cost, data)
 
 
 def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
@@ -228,7 +229,7 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
             continue
 
         label = str(row["policy"])
-        drawn = _schedule(section, place, None, label, cost, data.get("cost_model"))
+        drawn = _schedule(section, place, None, label, cost, data)
         if drawn is not None:
             found = _replayed(section, drawn, tel, row["metrics"].get(tel))
             verdicts[f"schedule of {label}"] = found
@@ -275,8 +276,8 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             whole = read_json(file, expect="certificate") if data is None else data
             value = verify_certificate(section.instance, whole)
         except (InputError, ViolationError) as error:
-            large = isinstance(error, ViolationError) and error.rule == "certificate_size"
-            found = Verdict("unchecked" if large else "rejected", str(error))
+            unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
+            found = Verdict("unchecked" if unknown else "rejected", str(error))
         else:
             claim = f"no schedule {ONE_WORKER.machines} has less"
             if whole["claim"] == "optimal":
@@ -299,18 +300,23 @@ def _schedule(
     data: dict[str, Any] | None,
     label: str,
     cost: str | None,
-    known: Mapping[str, Any] | None = None,
+    source: Mapping[str, Any] = MappingProxyType({}),
 ) -> str | None:
-    """Add a schedule under a label of its own. Returns the label, or None if it cannot be drawn."""
+    """Add a schedule under a label of its own. Returns the label, or None if it cannot be drawn.
+
+    `source`: the file that names the schedule, and what it runs on.
+    """
     if section.instance is None:
         section.notes.append(f"{file.name}: its instance is not at hand: not drawn")
         return None
 
-    made = schedule_of(file, section.instance, cost, known, data)
+    made, model = schedule_of(file, section.instance, cost, source.get("cost_model"), data)
     unique = _unused(section, label)
     try:
-        section.schedules[unique] = timeline(section.instance, *made)
-        _add_hits(section, unique, *made)
+        about = {"instance": section.instance, "cost_model": model, **stated_pools(source)}
+        hardware = make_pools(**about) if "pools" in about else model
+        section.schedules[unique] = timeline(section.instance, made, hardware)
+        _add_hits(section, unique, made, model)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise
