@@ -18,6 +18,9 @@ steps that pay nothing begin after the cheapest prefill so far. There d is cut t
 cell that is later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
 max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
+*Multipliers used* rise from step to step where few are in the system. Where many are, prices are
+so high that a rise a little wrong costs more than what is gained.
+
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
 proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
 in the system and fades out after their completions. Where N is large, they are the prices of
@@ -95,7 +98,7 @@ class Start(NamedTuple):
     """First prices p2 and p3 on cells of so many seconds, and shares.
 
     ``cell`` is that of each arrival. Prices do not fall below ``floor``, and ``steps`` are the
-    first steps of the logarithms of prices, and of shares.
+    first steps of the logarithms of prices, and of shares. ``rises`` is that of a `Grid`.
     """
 
     width: float
@@ -104,6 +107,7 @@ class Start(NamedTuple):
     cell: NDArray[np.int64]
     floor: Floats
     steps: Sequence[float]
+    rises: bool
 
 
 def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
@@ -128,6 +132,7 @@ def value_at(
     ttft_weight: float = 0.0,
     use: Use = NO_USE,
     centre: Floats | None = None,
+    rises: bool = False,
 ) -> float:
     """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
 
@@ -136,7 +141,7 @@ def value_at(
     the best paths use is added to `use`.
     """
     centre = np.zeros((0, 2)) if centre is None else centre
-    grid, chain = Grid(width, price, np.sqrt(price), shared), tokens.chain
+    grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain
     total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use, ttft_weight)
     paid = float(price.sum() + shared.price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
@@ -161,8 +166,8 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     """Return prices and shares that follow from completions (module's text, Prices used)."""
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
-    many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
-    part, per_latency, *steps = _WITH_MANY if many else _WITH_FEW
+    dense = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
+    part, per_latency, *steps = _WITH_MANY if dense else _WITH_FEW
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / per_latency
     width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_CELLS)
     cells = int(finish.max() / width) + 2
@@ -171,7 +176,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     steady *= max(1 - weight, _LEAST_SCALE)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
-    if many:
+    if dense:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells, weight)
         upto = np.interp(
@@ -193,7 +198,9 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     floor = np.where(number > 0, _FLOOR * steady, 0.0)
     np.maximum(shared.price, floor, out=shared.price)
 
-    return Start(float(width), np.maximum((1 - part) * whole, floor), shared, cell, floor, steps)
+    price = np.maximum((1 - part) * whole, floor)
+
+    return Start(float(width), price, shared, cell, floor, steps, rises=not dense)
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
@@ -225,7 +232,7 @@ def ascend(
 
     Gradients are averaged and normed. Without a better value it goes back, with shorter steps.
     """
-    width, price, shared, cell, floor, (price_step, share_step) = start
+    width, price, shared, cell, floor, (price_step, share_step), rises = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
     state = (price, shared.price, shared.share, centre, *use)
@@ -238,7 +245,7 @@ def ascend(
             one[:] = 0.0
 
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
-        value = value_at(tokens, width, price, levels, shared, weight, use, centre)
+        value = value_at(tokens, width, price, levels, shared, weight, use, centre, rises)
         stale += 1
 
         if value > reached:
@@ -265,7 +272,7 @@ def ascend(
         spent = work_time() - before
 
     shared = Shared(best[1], shared.begin, best[2])
-    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell)
+    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell, rises)
 
 
 SHARES = Bound(
