@@ -19,7 +19,7 @@ cell that is later than a_i plus the prefill's own time. The end of the steps co
 max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
 *Multipliers used* rise from step to step where few are in the system. Where many are, prices are
-so high that a rise a little wrong costs more than what is gained.
+so high that a rise a little wrong costs more than it gains. Between the two both are tried.
 
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
 proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
@@ -76,9 +76,9 @@ _WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25), (0.4, 12, 0.01, 0.15)
 """Where few and where many are in the system: the part of the first prices that is p3, the cells in
 the geometric mean of a request's latency and its time alone, and first steps of the logarithms of
 prices and of shares."""
-_MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 45.0, 100.0
-"""Mean numbers of requests in the system beyond which first prices are those of a preemptive
-schedule, and beyond which the bound is not tried."""
+_FEW_IN_SYSTEM, _MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 20.0, 45.0, 100.0
+"""Mean numbers of requests in the system up to which multipliers rise, beyond which they do not and
+first prices are those of a preemptive schedule, and beyond which the bound is not tried."""
 _MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
 _LEAST_SCALE = 0.03
 """The first prices are in proportion to the weight of latency, but at least this."""
@@ -98,7 +98,7 @@ class Start(NamedTuple):
     """First prices p2 and p3 on cells of so many seconds, and shares.
 
     ``cell`` is that of each arrival. Prices do not fall below ``floor``, and ``steps`` are the
-    first steps of the logarithms of prices, and of shares. ``rises`` is that of a `Grid`.
+    first steps of the logarithms of prices, and of shares.
     """
 
     width: float
@@ -107,7 +107,6 @@ class Start(NamedTuple):
     cell: NDArray[np.int64]
     floor: Floats
     steps: Sequence[float]
-    rises: bool
 
 
 def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
@@ -166,8 +165,8 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     """Return prices and shares that follow from completions (module's text, Prices used)."""
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
-    dense = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
-    part, per_latency, *steps = _WITH_MANY if dense else _WITH_FEW
+    many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
+    part, per_latency, *steps = _WITH_MANY if many else _WITH_FEW
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / per_latency
     width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_CELLS)
     cells = int(finish.max() / width) + 2
@@ -176,7 +175,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     steady *= max(1 - weight, _LEAST_SCALE)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
-    if dense:
+    if many:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells, weight)
         upto = np.interp(
@@ -198,9 +197,7 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     floor = np.where(number > 0, _FLOOR * steady, 0.0)
     np.maximum(shared.price, floor, out=shared.price)
 
-    price = np.maximum((1 - part) * whole, floor)
-
-    return Start(float(width), price, shared, cell, floor, steps, rises=not dense)
+    return Start(float(width), np.maximum((1 - part) * whole, floor), shared, cell, floor, steps)
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
@@ -219,20 +216,26 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     best, tree = floor, work_leaf()
 
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
-        found, leaf = ascend(tokens, start_from(tokens, finish, weight), weight, budget)
-        best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
+        few = latency.sum() <= _FEW_IN_SYSTEM * finish.max()
+        many = latency.sum() > _MANY_IN_SYSTEM * finish.max()
+        forms = [True] if few else [False] if many else [True, False]
+        for rises, share in zip(forms, (1 / len(forms), 1.0), strict=False):
+            start, part = start_from(tokens, finish, weight), budget.part(share)
+            found, leaf = ascend(tokens, start, weight, part, rises)
+            best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
 
     return Proof(best / per, tree=tree if task.objective == TOTAL_LATENCY else None)
 
 
 def ascend(
-    tokens: Tokens, start: Start, weight: float, budget: Budget
+    tokens: Tokens, start: Start, weight: float, budget: Budget, rises: bool = False
 ) -> tuple[float, dict[str, Any]]:
     """Return the best value that an ascent on prices and shares finds, and its leaf.
 
-    Gradients are averaged and normed. Without a better value it goes back, with shorter steps.
+    `rises` is that of a `Grid`. Gradients are averaged and normed. Without a better value it goes
+    back, with shorter steps.
     """
-    width, price, shared, cell, floor, (price_step, share_step), rises = start
+    width, price, shared, cell, floor, (price_step, share_step) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
     state = (price, shared.price, shared.share, centre, *use)
