@@ -234,6 +234,21 @@ def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
     assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
 
 
+@pytest.mark.parametrize("rises", [2, -1, True, "1", None, [1]])
+def test_multipliers_rise_or_do_not(rises: Any) -> None:
+    instance, cost, leaf, _ = one_long_path("0.01", 0.1)
+    with pytest.raises(UsageError, match="rises"):
+        certify(instance, cost, "tel", leaf | {"rises": rises})
+
+
+def test_where_later_steps_have_no_more_work_nothing_rises() -> None:
+    instance, _, leaf, _ = one_long_path("10", 0.1)
+    cost = BatchCost("flat", 1, {"base": "10", "token": "1", "prefill_token": "5"})
+    without = {name: value for name, value in leaf.items() if name != "rises"}
+    made = [exact(instance, certify(instance, cost, "tel", one)) for one in (leaf, without)]
+    assert made[0] == made[1] > 0
+
+
 def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
     rng = np.random.default_rng(12)
     longer = np.concatenate([[1.0], 1 + np.geomspace(1e-4, 1e4, 300)])  # (T - f) / w
