@@ -319,11 +319,16 @@ def check_tiny(seed: int, count: int) -> None:
             if not p1.any():
                 levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
                 none = nothing_shared(tokens, p2)
-                assert value_at(tokens, width, p2, levels, none) <= tel * (1 + 1e-12), about
                 shared, centre = wild_shares(generator, tokens, width, len(p2))
-                for _ in range(2):  # the second time around the multipliers that were best
-                    found = value_at(tokens, width, p2, levels, shared, centre=centre)
+                for rises in (False, True):
+                    found = value_at(tokens, width, p2, levels, none, rises=rises)
                     assert found <= tel * (1 + 1e-12), about
+                    centre[:] = 0
+                    for _ in range(2):  # the second time around the multipliers that were best
+                        found = value_at(
+                            tokens, width, p2, levels, shared, centre=centre, rises=rises
+                        )
+                        assert found <= tel * (1 + 1e-12), about
         table, fixed, shift = table_of(part_of(BoundTask(instance, cost)))
         unit = 2**shift / TICKS_PER_SECOND
         for nodes in (1, 4, 40):
@@ -382,8 +387,9 @@ def check_joint(seed: int, count: int) -> None:
                     shared, centre = wild_shares(generator, tokens, width, len(p2))
                     for given in ((nothing_shared(tokens, p2),), (shared, centre)):
                         way = dict(zip(("shared", "centre"), given, strict=False))
-                        found = value_at(tokens, width, p2, levels, **weight, **way)
-                        assert found <= most, f"{a}: {about}"
+                        for way["rises"] in (False, True):
+                            found = value_at(tokens, width, p2, levels, **weight, **way)
+                            assert found <= most, f"{a}: {about}"
 
 
 def test_no_joint_bound_exceeds_the_optimum() -> None:

@@ -98,7 +98,7 @@ def wild_leaf(
     centre *= rng.choice([0, 0.3, 1, 1, 1, 50], centre.shape)
     cell = np.array([busy.cell_at(at, width) for at in tokens.arrival])
     levels = rng.choice([0.01, 0.3, 1, 3, 50], 3)
-    return shares_leaf(width, price, levels, shared, centre, cell)
+    return shares_leaf(width, price, levels, shared, centre, cell, rises=bool(rng.integers(2)))
 
 
 def trees(
@@ -182,6 +182,86 @@ def test_one_request_alone_is_proved_to_the_tick() -> None:
         assert found.certified == pytest.approx(ms / 1000)
 
 
+def one_long_path(base: str, nu: float) -> tuple[Instance, BatchCost, dict[str, Any], float]:
+    """One request with own work of 1.1 to 5 ms, no prices, rising multipliers; what it takes."""
+    words = {"base": base, "token": "1", "decode_kv": "0.1", "prefill_token": "5"}
+    cost = BatchCost("kv", 1, words)
+    instance = Instance([0.0], [1], [41], kv_capacity=50, time_unit="second")
+    tokens = busy.tokens_of(instance, cost)
+    width, levels, cell = 2e-5, np.ones(1), np.zeros(1, np.int64)
+    shared = Shared(np.zeros(9), np.array([0, 0]), np.zeros(0))
+    centre = np.array([[0.01, nu]])
+    leaf = shares_leaf(width, np.zeros(9), levels, shared, centre, cell, rises=True)
+    alone = float(tokens.chain[0])
+    assert alone == pytest.approx(0.006 + 40 * 0.0011 + 0.078 + 41 * float(base) / 1000)
+    return instance, cost, leaf, alone
+
+
+def test_payments_of_one_percent_too_much_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without prices a path costs what it takes alone, and no more.
+    instance, cost, leaf, alone = one_long_path("0.01", 0.1)
+    assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
+    phases, pays = checker_shares._phases, 8  # the place of what all batches pay
+
+    def inflated(*about: Any) -> list[list[int]]:
+        found = phases(*about)
+        for one in found[1:]:
+            one[pays] = one[pays] * 101 // 100
+        return found
+
+    monkeypatch.setattr(checker_shares, "_phases", inflated)
+    assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
+
+
+@pytest.mark.parametrize(("kept", "nu"), [(1, 0.1), (2, 0.009)])
+def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
+    kept: int, nu: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without prices the last step gains most a second, and where multipliers are too low to rise,
+    # the first. All batches pay what they did, but gain what one end does.
+    instance, cost, leaf, alone = one_long_path("10", nu)
+    assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
+    phases = checker_shares._phases
+
+    def of_one_end(*about: Any) -> list[list[int]]:
+        found = phases(*about)
+        (one, *_), (other, *_) = ends = found[1:]
+        end = ends[kept - 1]
+        *gains, pays, bits = end
+        return [found[0], [*gains, pays * (one + other) // (4 * end[0]), bits - 1]]
+
+    monkeypatch.setattr(checker_shares, "_phases", of_one_end)
+    assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
+
+
+@pytest.mark.parametrize("rises", [2, -1, True, "1", None, [1]])
+def test_multipliers_rise_or_do_not(rises: Any) -> None:
+    instance, cost, leaf, _ = one_long_path("0.01", 0.1)
+    with pytest.raises(UsageError, match="rises"):
+        certify(instance, cost, "tel", leaf | {"rises": rises})
+
+
+def test_where_later_steps_have_no_more_work_nothing_rises() -> None:
+    instance, _, leaf, _ = one_long_path("10", 0.1)
+    cost = BatchCost("flat", 1, {"base": "10", "token": "1", "prefill_token": "5"})
+    without = {name: value for name, value in leaf.items() if name != "rises"}
+    made = [exact(instance, certify(instance, cost, "tel", one)) for one in (leaf, without)]
+    assert made[0] == made[1] > 0
+
+
+def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
+    rng = np.random.default_rng(12)
+    longer = np.concatenate([[1.0], 1 + np.geomspace(1e-4, 1e4, 300)])  # (T - f) / w
+    for _ in range(2000):
+        w, nu, (fixed, p2, p3, mu) = *rng.exponential(1, (2, 2)), rng.exponential(1, 4)
+        w, nu = np.sort(w), 10 * np.sort(nu)
+        k = np.linspace(0, 1, 7)[:, None]
+        own, worth = w[0] + k * (w[1] - w[0]), nu[0] + k * (nu[1] - nu[0])
+        paid = p2 / longer + p3 * (own + mu * fixed) / (fixed + own * longer)
+        g = np.maximum(0.0, worth / (fixed + own * longer) - paid).max(axis=1)
+        assert g.max() <= max(g[0], g[-1]) * (1 + 1e-12)
+
+
 def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
     # Two requests an hour apart, each alone: 52 ms each. Together they prove no more and no less.
     instance = Instance(
@@ -242,10 +322,10 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
     span, one = 150, 1 << UNIT_BITS
     length = [down / (1 << LEAD_BITS), *[1.0] * span]
 
-    def gains(phase: list[int], level: int) -> tuple[list[int], list[int], int]:
+    def gains_of(phase: list[int], level: int) -> tuple[list[int], int]:
         nu, own, fine, coarse, low, slow, factor, cut, batch, wide = phase
         nu = min(nu * level // 1000, 2**37 - 1) * 2**24
-        gain, area = [], [0]
+        gain = []
         for j in range(span):
             p, q, r = (x[cell + j] if cell + j < len(p2) else 0 for x in (p2, p3, root))
             mu = share[begin + j] if j < many else 0
@@ -256,13 +336,19 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
             small = max(0, left * slow // 2**48 + 1 - p * 2 ** (UNIT_BITS - bits))
             early = p <= left * low // 2 ** (74 - bits)
             gain.append(0 if left == 0 else small if early else middle)
-            part = gain[-1] if j else gain[-1] * up // (1 << LEAD_BITS) + 1
-            area.append(area[-1] + part)
-        return gain, area, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
+        return gain, min(floor(nu * batch // 2**30 * Fraction(2) ** -wide), 2**60)
+
+    def gains(ends: list, level: int) -> tuple[list[int], list[int], int]:
+        of_ends = [gains_of(phase, level) for phase in ends]
+        gain = [max(found) for found in zip(*(one for one, _ in of_ends), strict=True)]
+        area = [0, gain[0] * up // (1 << LEAD_BITS) + 1]
+        for one in gain[1:]:
+            area.append(area[-1] + one)
+        return gain, area, sum(pays // len(ends) for _, pays in of_ends)
 
     ahead: list = [None] * span
     for level in levels:
-        gain, area, pays = gains(phases[0], level)
+        gain, area, pays = gains(phases[:1], level)
         for j in range(first, span):
             value = max(0, pays - area[j + 1])
             if ahead[j] is None or value > ahead[j][0]:
@@ -271,7 +357,7 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
     if steps:
         ends = [None] * span
         for level in levels:
-            gain, area, pays = gains(phases[1], level)
+            gain, area, pays = gains(phases[1:], level)
             for j in range(every, span):
                 starts = range(max(0, min(j, j + 1 - apart)) + 1)
                 free = [i for i in starts if pays <= area[j + 1] - area[i]]

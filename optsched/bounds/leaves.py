@@ -99,13 +99,15 @@ def shares_leaf(
     shared: tuple[Floats, Integers, Floats],
     centre: Floats,
     cell: Integers,
+    rises: bool = False,
 ) -> dict[str, Any]:
     """Return the leaf of prices and shares on cells of so many seconds.
 
     `shared` is a `Shared` of `shares_kernel`. Its prices and `price` are held as multiples of a
     power of 2, and shares as weights, rounded. `centre` (shape (n, 2)) has multipliers for the
     prefill and for the steps of each request, in seconds, and `levels` says which multiples the
-    checker tries. `cell` is that of each arrival.
+    checker tries. `cell` is that of each arrival. `rises`: whether those of steps rise from step to
+    step.
     """
     p3, begin, share = shared
     # A path's prices need so many bits less than one token's.
@@ -129,6 +131,7 @@ def shares_leaf(
         "later": _whole(later),
         "cells": many.tolist(),
         "weight": _whole(weight),
+        **({"rises": 1} if rises else {}),
     }
 
 

@@ -18,6 +18,9 @@ steps that pay nothing begin after the cheapest prefill so far. There d is cut t
 cell that is later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
 max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 
+*Multipliers used* rise from step to step where few are in the system. Where many are, prices are
+so high that a rise a little wrong costs more than it gains. Between the two both are tried.
+
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
 proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
 in the system and fades out after their completions. Where N is large, they are the prices of
@@ -73,9 +76,9 @@ _WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25), (0.4, 12, 0.01, 0.15)
 """Where few and where many are in the system: the part of the first prices that is p3, the cells in
 the geometric mean of a request's latency and its time alone, and first steps of the logarithms of
 prices and of shares."""
-_MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 45.0, 100.0
-"""Mean numbers of requests in the system beyond which first prices are those of a preemptive
-schedule, and beyond which the bound is not tried."""
+_FEW_IN_SYSTEM, _MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 20.0, 45.0, 100.0
+"""Mean numbers of requests in the system up to which multipliers rise, beyond which they do not and
+first prices are those of a preemptive schedule, and beyond which the bound is not tried."""
 _MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
 _LEAST_SCALE = 0.03
 """The first prices are in proportion to the weight of latency, but at least this."""
@@ -128,6 +131,7 @@ def value_at(
     ttft_weight: float = 0.0,
     use: Use = NO_USE,
     centre: Floats | None = None,
+    rises: bool = False,
 ) -> float:
     """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
 
@@ -136,7 +140,7 @@ def value_at(
     the best paths use is added to `use`.
     """
     centre = np.zeros((0, 2)) if centre is None else centre
-    grid, chain = Grid(width, price, np.sqrt(price), shared), tokens.chain
+    grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain
     total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use, ttft_weight)
     paid = float(price.sum() + shared.price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
@@ -212,18 +216,24 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     best, tree = floor, work_leaf()
 
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
-        found, leaf = ascend(tokens, start_from(tokens, finish, weight), weight, budget)
-        best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
+        few = latency.sum() <= _FEW_IN_SYSTEM * finish.max()
+        many = latency.sum() > _MANY_IN_SYSTEM * finish.max()
+        forms = [True] if few else [False] if many else [True, False]
+        for rises, share in zip(forms, (1 / len(forms), 1.0), strict=False):
+            start, part = start_from(tokens, finish, weight), budget.part(share)
+            found, leaf = ascend(tokens, start, weight, part, rises)
+            best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
 
     return Proof(best / per, tree=tree if task.objective == TOTAL_LATENCY else None)
 
 
 def ascend(
-    tokens: Tokens, start: Start, weight: float, budget: Budget
+    tokens: Tokens, start: Start, weight: float, budget: Budget, rises: bool = False
 ) -> tuple[float, dict[str, Any]]:
     """Return the best value that an ascent on prices and shares finds, and its leaf.
 
-    Gradients are averaged and normed. Without a better value it goes back, with shorter steps.
+    `rises` is that of a `Grid`. Gradients are averaged and normed. Without a better value it goes
+    back, with shorter steps.
     """
     width, price, shared, cell, floor, (price_step, share_step) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
@@ -238,7 +248,7 @@ def ascend(
             one[:] = 0.0
 
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
-        value = value_at(tokens, width, price, levels, shared, weight, use, centre)
+        value = value_at(tokens, width, price, levels, shared, weight, use, centre, rises)
         stale += 1
 
         if value > reached:
@@ -265,7 +275,7 @@ def ascend(
         spent = work_time() - before
 
     shared = Shared(best[1], shared.begin, best[2])
-    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell)
+    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell, rises)
 
 
 SHARES = Bound(

@@ -67,12 +67,17 @@ NO_USE = Use(np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 class Grid(NamedTuple):
-    """Prices p2 on cells of so many seconds, their square roots, and the second price."""
+    """Prices p2 on cells of so many seconds, their square roots, and the second price.
+
+    ``rises``: whether multipliers rise from step to step. Otherwise later steps have that of the
+    first, and pay for more own work at the lowest price.
+    """
 
     width: float
     price: Floats
     roots: Floats
     shared: Shared
+    rises: bool
 
 
 class Window(NamedTuple):
@@ -83,7 +88,8 @@ class Window(NamedTuple):
     a prefill that ends in or before each cell, with the weight of the first token (``soonest``);
     the cell where the steps begin, or -1 - cell if they pay nothing; the min price since the
     arrival (``cheapest``); g of one multiplier and its integral; starts of the steps that may be
-    best and what they cost (``queue``, ``key``); price p2, the root of p2 w and what p3 asks for.
+    best and what they cost (``queue``, ``key``); price p2, and for the first and the last batch of
+    a phase the root of p2 w and what p3 asks for.
     """
 
     ahead: Floats
@@ -107,16 +113,18 @@ class Window(NamedTuple):
 def new_window() -> Window:
     """Return room for one request."""
     numbers = {"level", "level_after", "begin", "queue"}
-    kinds = (np.int64 if name in numbers else np.float64 for name in Window._fields)
-    return Window._make(np.empty(WINDOW + 1, kind) for kind in kinds)
+    kinds = {name: np.int64 if name in numbers else np.float64 for name in Window._fields}
+    sizes = {"toll": (2, WINDOW + 1), "asked": (2, WINDOW + 1)}
+    return Window._make(np.empty(sizes.get(k, WINDOW + 1), kind) for k, kind in kinds.items())
 
 
 class Phase(NamedTuple):
-    """A prefill, or all steps, of one request under one multiplier.
+    """A prefill, or all steps, of one request under multipliers that rise from step to step.
 
     ``c0`` is the cell of the arrival and ``lead`` its length from there on; ``first`` and ``alone``
-    are the times of the prefill's batches and of all batches, if the request were alone.
-    ``weight`` is that of the first token, and ``number`` that of the request.
+    are the times of the prefill's batches and of all batches, if the request were alone. ``nu`` and
+    ``own`` are multipliers and own work of the first and of the last batch. ``weight`` is that of
+    the first token, and ``number`` that of the request.
     """
 
     arrival: float
@@ -124,12 +132,25 @@ class Phase(NamedTuple):
     lead: float
     first: float
     alone: float
-    nu: float
-    own: float
+    nu: tuple[float, float]
+    own: tuple[float, float]
     fixed: float
     batches: float
     weight: float
     number: int
+
+
+@njit
+def _last_multiplier(nu: float, fixed: float, own: float, own_last: float, rest: float) -> float:
+    """Return the multiplier of the last step, at the steady price at which ``nu`` is the first's.
+
+    It is a square: nu = rest (root(fixed) + root(price own / rest))^2.
+    """
+    if own <= 0 or own_last <= own or nu <= rest * fixed:
+        return nu
+
+    root = np.sqrt(rest * fixed)
+    return (root + (np.sqrt(nu) - root) * np.sqrt(own_last / own)) ** 2
 
 
 @njit
@@ -146,30 +167,35 @@ def _asked(number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> 
 @njit(forceinline=True)
 def _charge(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     """Fill in what no multiplier of a phase changes: its prices, and what p3 asks for."""
-    price, asked, toll = window.price, window.asked, window.toll
-    scale, cells = np.sqrt(phase.own), grid.price.shape[0]
+    cells = grid.price.shape[0]
     for j in range(span):
         c = phase.c0 + j
-        price[j] = grid.price[c] if c < cells else 0.0
-        toll[j] = grid.roots[c] * scale if c < cells else 0.0
-        asked[j] = _asked(phase.number, j, c, phase.own, phase.fixed, grid.shared)
+        window.price[j] = grid.price[c] if c < cells else 0.0
+
+    for end in range(2):
+        asked, toll, scale = window.asked[end], window.toll[end], np.sqrt(phase.own[end])
+        for j in range(span):
+            c = phase.c0 + j
+            toll[j] = grid.roots[c] * scale if c < cells else 0.0
+            asked[j] = _asked(phase.number, j, c, phase.own[end], phase.fixed, grid.shared)
 
 
 @njit(forceinline=True, error_model="numpy")
 def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     """Fill in the gains of a multiplier and their integral."""
-    gains, area = window.gains, window.area
-    price, asked, toll = window.price, window.asked, window.toll
-    own, fixed, all_nu = phase.own, phase.fixed, phase.nu
-    long = fixed + own
+    gains, area, price, fixed = window.gains, window.area, window.price, phase.fixed
+    gains[:span] = 0.0
 
-    for j in range(span):  # without branches, so that it is done for several cells at once
-        nu = max(0.0, all_nu - asked[j])
-        root, paid = np.sqrt(nu), toll[j]
-        early = max(0.0, nu / long - price[j])
-        late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
-        g = late if fixed > 0 and paid * long >= root * own else early
-        gains[j] = 0.0 if paid >= root else g
+    for end in range(2 if phase.own[1] > phase.own[0] else 1):
+        all_nu, own = phase.nu[end], phase.own[end]
+        asked, toll, long = window.asked[end], window.toll[end], fixed + own
+        for j in range(span):  # without branches, so that it is done for several cells at once
+            nu = max(0.0, all_nu - asked[j])
+            root, paid = np.sqrt(nu), toll[j]
+            early = max(0.0, nu / long - price[j])
+            late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
+            g = late if fixed > 0 and paid * long >= root * own else early
+            gains[j] = max(gains[j], 0.0 if paid >= root else g)
 
     area[0], area[1] = 0.0, gains[0] * phase.lead
     for j in range(1, span):
@@ -180,7 +206,7 @@ def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
 def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
     """Raise V of the prefill by the k-th multiplier."""
     ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
-    all_paid = phase.nu * phase.batches
+    all_paid = phase.nu[0] * phase.batches
     for j in range(span):
         if (phase.c0 + j + 1) * width - phase.arrival < phase.first:
             value, s = np.inf, 0.0
@@ -220,10 +246,10 @@ def _reach(phase: Phase, width: float, j: int) -> float:
 
 @njit(forceinline=True)
 def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
-    """Raise V of the steps by the k-th multiplier. ``extra`` is own work of later steps."""
+    """Raise V of the steps by the k-th multiplier. ``extra`` is paid for at the lowest price."""
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
-    all_paid = phase.nu * phase.batches
+    all_paid = (phase.nu[0] + phase.nu[1]) / 2 * phase.batches
     c0, lead, alone = phase.c0, phase.lead, phase.alone
     head = tail = 0
     last = free = -1  # the last start that leaves enough time; the last that makes the steps free
@@ -270,21 +296,16 @@ def _best_end(
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
     a, c0, rest = phase.arrival, phase.c0, 1 - phase.weight
+    after, ahead = (window.after, window.slope_after), (window.ahead, window.slope)
+    pays, slopes = after if steps > 0 else ahead
     best, at = np.inf, -1
     for j in range(span):
         early = rest * max(0.0, (c0 + j) * width - a)
         if early >= best:
             break
-        if steps > 0:
-            paid, s = window.after[j], window.slope_after[j]
-        else:
-            paid, s = window.ahead[j], window.slope[j]
-
-        if paid == np.inf:
-            continue
 
         d = width if j > 0 else phase.lead
-        value = paid + max(rest * phase.alone, early + min(rest, s) * d)
+        value = pays[j] + max(rest * phase.alone, early + min(rest, slopes[j]) * d)
         if value < best:
             best, at = value, j
 
@@ -310,30 +331,31 @@ def costs_of_paths(
     width, price, shared = grid.width, grid.price, grid.shared
     cells = price.shape[0]
     whole = price + shared.price
-    nus = np.empty((2, levels.shape[0]))
+    nus = np.empty((3, levels.shape[0]))
     total = 0.0
 
     for i in range(tokens.arrival.shape[0]):
         a, m, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
-        own, fixed = (tokens.prefill[i], tokens.work[i]), (tokens.prefill_fixed, tokens.decode)
+        work, fixed = tokens.work[i], (tokens.prefill_fixed, tokens.decode)
+        extra, last = tokens.work_slope * m * (m - 1) / 2, work
+        if grid.rises:
+            extra, last = 0.0, work + tokens.work_slope * max(0.0, m - 1)
+
+        own = (tokens.prefill[i], tokens.prefill[i]), (work, last)
         c0 = cell_at(a, width)
         lead = (c0 + 1) * width - a  # length of the first cell
         early = ttft_weight if m > 0 else 0.0  # a single token is the first and the last
         rest = 1 - early
-        extra = tokens.work_slope * m * (m - 1) / 2
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
-        mean = 0.0
-        for j in range(span):
-            mean += whole[c0 + j] if c0 + j < cells else 0.0
-
-        mean = max(mean / span, 0.02)
+        mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
-            nus[0, k] = _worth(own[0], fixed[0], mean * levels[k])
-            nus[1, k] = (
-                rest * _worth(own[1], fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
-            )
-            if centre.shape[0] > 0 and centre[i, 0] > 0:
-                nus[0, k], nus[1, k] = centre[i, 0] * levels[k], centre[i, 1] * levels[k]
+            nus[0, k] = _worth(own[0][0], fixed[0], mean * levels[k])
+            nus[1, k] = rest * _worth(work, fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
+            nus[2, k] = _last_multiplier(nus[1, k], fixed[1], work, last, rest)
+
+        if centre.shape[0] > 0 and centre[i, 0] > 0:
+            nus[0], nus[1] = centre[i, 0] * levels, centre[i, 1] * levels
+            nus[2] = _last_multiplier(centre[i, 1], fixed[1], work, last, rest) * levels
 
         while True:
             low = np.inf
@@ -342,7 +364,8 @@ def costs_of_paths(
                 window.cheapest[j] = low
 
             for k in range(levels.shape[0]):
-                phase = Phase(a, c0, lead, first, alone, nus[0, k], own[0], fixed[0], 1.0, early, i)
+                nu = nus[0, k], nus[0, k]
+                phase = Phase(a, c0, lead, first, alone, nu, own[0], fixed[0], 1.0, early, i)
                 if k == 0:
                     _charge(window, grid, phase, span)
 
@@ -351,7 +374,8 @@ def costs_of_paths(
 
             _delay_prefill(window, width, phase, span)
             for k in range(levels.shape[0] if m > 0 else 0):
-                phase = Phase(a, c0, lead, first, alone, nus[1, k], own[1], fixed[1], m, early, i)
+                nu = nus[1, k], nus[2, k]
+                phase = Phase(a, c0, lead, first, alone, nu, own[1], fixed[1], m, early, i)
                 if k == 0:
                     _charge(window, grid, phase, span)
 
@@ -374,17 +398,19 @@ def costs_of_paths(
         j = at
         for step in range(1 if m > 0 else 0, -1, -1):
             start = 0 if step == 0 else window.begin[j]
-            nu = nus[step, window.level[j] if step == 0 else window.level_after[j]]
+            level = window.level[j] if step == 0 else window.level_after[j]
             if centre.shape[0] > 0:
-                centre[i, step] = nu
+                centre[i, step] = nus[step, level]
 
-            scale = np.sqrt(own[step])
+            # What a middle batch uses: those of the ends differ, and which g is larger changes.
+            w = (own[step][0] + own[step][1]) / 2
+            nu, scale = (nus[step, level] + nus[2 * step, level]) / 2, np.sqrt(w)
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
                 part = 1.0 if c > c0 else lead / width
-                left = max(0.0, nu - _asked(i, c - c0, c, own[step], fixed[step], shared))
-                used = _used(np.sqrt(left), own[step], fixed[step], grid.roots[c] * scale)
+                left = max(0.0, nu - _asked(i, c - c0, c, w, fixed[step], shared))
+                used = _used(np.sqrt(left), w, fixed[step], grid.roots[c] * scale)
                 # used is w / (T - f), so T = f + w / used.
-                rate = used / (fixed[step] * used + own[step]) if used > 0 else 0.0
+                rate = used / (fixed[step] * used + w) if used > 0 else 0.0
                 use.machine[c] += part * used
                 at = shared.begin[i] + c - c0
                 share = 0.0
@@ -393,7 +419,7 @@ def costs_of_paths(
                     share = shared.share[at]
                     use.fixed[at] += part * rate * fixed[step]
 
-                use.shared[c] += part * rate * (own[step] + fixed[step] * share)
+                use.shared[c] += part * rate * (w + fixed[step] * share)
 
             j = start if start >= 0 else -1 - start
 

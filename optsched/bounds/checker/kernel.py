@@ -118,43 +118,55 @@ def root_above(x: int) -> int:
 
 
 @njit
-def _charge(w: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
+def _charge(w: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Find what p3 takes off nu / h in each cell, and the root of p2 w / h, both rounded down."""
     p2, p3, root, share, bits = market
-    drop, toll = w[9], w[10]
     cell, begin, many = request[0], request[11], request[12]
-    own, fine, coarse, factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
-    shift = 44 - bits - fine
+    for end in range(len(ends)):
+        drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
+        own, fine, coarse, factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
+        shift = 44 - bits - fine
 
-    for j in range(span):
-        drop[j] = toll[j] = 0
-        if cell + j < len(p2):
-            mu = share[begin + j] >> coarse if j < many else 0
-            asked = p3[cell + j] * (own + mu)
-            drop[j] = min(asked, NEVER >> shift) << shift if shift >= 0 else asked >> -shift
-            toll[j] = (root[cell + j] * factor) >> cut
+        for j in range(span):
+            drop[j] = toll[j] = 0
+            if cell + j < len(p2):
+                mu = share[begin + j] >> coarse if j < many else 0
+                asked = p3[cell + j] * (own + mu)
+                drop[j] = min(asked, NEVER >> shift) << shift if shift >= 0 else asked >> -shift
+                toll[j] = (root[cell + j] * factor) >> cut
 
 
 @njit
-def _integrate(w: Ints, nu: int, phase: Ints, request: Ints, market: Any, span: int) -> None:
-    """Fill in upper bounds on g, and on its integral from the arrival to each cell's end."""
-    gain, area, drop, toll = w[0], w[1], w[9], w[10]
-    p2, bits = market[0], market[4]
-    cell, up, low, slow = request[0], request[2], phase[4], phase[5]
+def _integrate(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
+    """Fill in upper bounds on g, and on its integral from the arrival to each cell's end.
+
+    ``ends`` are the first and the last batch of a phase. Returns what all its batches pay.
+    """
+    gain, area, p2, bits = w[0], w[1], market[0], market[4]
+    cell, up, pays = request[0], request[2], 0
+    gain[:span] = 0
+
+    for end in range(len(ends)):
+        drop, toll, low, slow = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
+        nu, paid = _level(ends[end], level)
+        pays += paid // len(ends)
+        for j in range(span):
+            x = nu - drop[j]
+            if x > 0:
+                p = p2[cell + j] if cell + j < len(p2) else 0
+                if p <= times(x, low) >> (44 - bits):
+                    g = max(0, (times(x, slow) >> 18) + 1 - (p << (UNIT_BITS - bits)))
+                else:
+                    d = root_above(x) - toll[j]
+                    g = ((d * d) >> 18) + 1 if d > 0 else 0
+
+                gain[j] = max(gain[j], g)
+
     area[0] = 0
-
     for j in range(span):
-        x, g = nu - drop[j], 0
-        if x > 0:
-            p = p2[cell + j] if cell + j < len(p2) else 0
-            if p <= times(x, low) >> (44 - bits):
-                g = max(0, (times(x, slow) >> 18) + 1 - (p << (UNIT_BITS - bits)))
-            else:
-                d = root_above(x) - toll[j]
-                g = ((d * d) >> 18) + 1 if d > 0 else 0
+        area[j + 1] = area[j] + (gain[j] if j > 0 else ((gain[j] * up) >> LEAD_BITS) + 1)
 
-        gain[j] = g
-        area[j + 1] = area[j] + (g if j > 0 else ((g * up) >> LEAD_BITS) + 1)
+    return pays
 
 
 @njit
@@ -166,13 +178,12 @@ def _level(phase: Ints, level: int) -> tuple[int, int]:
 
 
 @njit
-def _end_prefill(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
+def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Find the least that the prefill pays if it ends in each cell, and its slope."""
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
-    _charge(w, phase, request, market, span)
+    _charge(w, ends, request, market, span)
     for k in range(len(levels)):
-        nu, pays = _level(phase, levels[k])
-        _integrate(w, nu, phase, request, market, span)
+        pays = _integrate(w, levels[k], ends, request, market, span)
         for j in range(span):
             value, s = pays - area[j + 1], gain[j]
             if j < request[4]:
@@ -185,16 +196,15 @@ def _end_prefill(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any,
 
 
 @njit
-def _end_steps(w: Ints, levels: Ints, phase: Ints, request: Ints, market: Any, span: int) -> None:
+def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Find the least that prefill and steps pay if they end in each cell, and its slope."""
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     after, slope_after, cheapest, queue, key = w[4], w[5], w[6], w[7], w[8]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
-    _charge(w, phase, request, market, span)
+    _charge(w, ends, request, market, span)
 
     for k in range(len(levels)):
-        nu, pays = _level(phase, levels[k])
-        _integrate(w, nu, phase, request, market, span)
+        pays = _integrate(w, levels[k], ends, request, market, span)
         head = tail = 0
         last = free = -1  # the last start that leaves enough time, and that makes the steps free
 
@@ -244,12 +254,13 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
     prefill and all steps can end; the cells between the ends of the two; the least cost, which is
     the time of all batches; own work of later steps; the number of steps; the cells to begin with;
     where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
-    ``phases``, of the prefill and of the steps. ``levels`` are multipliers in thousandths of the
-    one of a phase. ``market`` has p2, p3, the root of p2, shares, and the bits of a price after the
-    point. Once there were more than ``allowed`` steps, nothing more is found.
+    ``phases``, of the prefill, of the first step and, where multipliers rise, of the last step.
+    ``levels`` are multipliers in thousandths of the one of a phase. ``market`` has p2, p3, the root
+    of p2, shares, and the bits of a price after the point. Once there were more than ``allowed``
+    steps, nothing more is found.
     """
     found = np.zeros(len(requests), np.int64)
-    window = np.empty((11, WINDOW + 1), np.int64)
+    window = np.empty((13, WINDOW + 1), np.int64)
     cheapest, p2, p3, taken = window[6], market[0], market[1], 0
 
     for i in range(len(requests)):
@@ -258,7 +269,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
         span = min(WINDOW, request[10])
 
         while True:
-            taken += 2 * span * len(levels)
+            taken += phases.shape[1] * span * len(levels)
             if taken > allowed:
                 return found, taken
 
@@ -267,9 +278,9 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
                 lowest = min(lowest, p2[cell + j] + p3[cell + j] if cell + j < len(p2) else 0)
                 cheapest[j] = lowest
 
-            _end_prefill(window, levels, phases[i, 0], request, market, span)
+            _end_prefill(window, levels, phases[i, :1], request, market, span)
             if steps > 0:
-                _end_steps(window, levels, phases[i, 1], request, market, span)
+                _end_steps(window, levels, phases[i, 1:], request, market, span)
 
             pays, slopes = (window[4], window[5]) if steps > 0 else (window[2], window[3])
             best = NEVER

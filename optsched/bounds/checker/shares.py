@@ -19,6 +19,14 @@ its own work and its fixed cost. For every end the nu that gives most is taken.
 *Later steps* have own work w + d_k, and pay pi d_k more. With nu + pi_min d_k in place of nu the
 same g will do, with pi_min the min of pi between arrival and end. So pi_min sum d_k is added.
 
+*Multipliers that rise.* Or nothing is added, and with w_k = w + d k multipliers nu_k are affine in
+k, too. Then the larger g of the first and of the last step will do for all. For at T = f + w_k u,
+u >= 1, the bracket is [nu_k - p3 (w_k + mu_i f)]_+ / (f + w_k u) - p2 / u. Before it is cut at 0
+the first term is the quotient of two affine functions of k, which is monotone, and so is the whole
+for each u. So the max over u is at one of the two ends. The steps pay m (nu_1 + nu_m) / 2 - int g.
+Any nu_m is valid. The one used is that of the steady price p at which nu_1 is
+(root(f) + root(p w))^2.
+
 *Chunks, refills.* A chunk of own work w_c gets nu w_c / W, with W >= w_c the own work of all. Since
 f W / w_c >= f, what p3 leaves of it is at most nu' w_c / W. Where T <= f + W its rate
 (nu' w_c / (W T) - p2 w_c / (T - f)) is at most (T - f) / W (nu' / T - p2 W / (T - f)), which rises
@@ -68,6 +76,7 @@ class _Prices(NamedTuple):
     shift: int
     highest: int
     highest_shared: int
+    rises: bool
 
 
 def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
@@ -75,7 +84,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     from optsched.bounds.checker.kernel import path_costs, portions
 
     expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
-    expect_fields(leaf, "shares", _FIELDS)
+    expect_fields(leaf, "shares", [*_FIELDS, *(["rises"] if "rises" in leaf else [])])
     budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
     prices, n = _prices(leaf), len(part.requests)
 
@@ -122,7 +131,8 @@ def _prices(leaf: dict[str, Any]) -> _Prices:
     root = [isqrt(p << 2 * shift) for p in p2]
     one, two, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))
 
-    return _Prices(width, bits, one, two, third, shift, max(p2) + max(p3), max(p3))
+    rises = integers([leaf.get("rises", 0)], "shares: rises", highest=1) == [1]
+    return _Prices(width, bits, one, two, third, shift, max(p2) + max(p3), max(p3), rises)
 
 
 def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
@@ -132,7 +142,7 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     cell = arrival // width
     left = (cell + 1) * width - arrival  # of the cell of the arrival
     expect(alone >> 30 < width, "shares: found cells that are too narrow; expected wider ones")
-    slope = line_of(part.rates, request).work_slope
+    slope = 0 if prices.rises else line_of(part.rates, request).work_slope
     below = part.rates.scale * width
     extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
 
@@ -154,13 +164,27 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
 def _phases(
     part: Part, i: int, prices: _Prices, nus: tuple[list[int], list[int]]
 ) -> list[list[int]]:
-    """Return what `path_costs` needs of the prefill, and of the steps, of a request."""
-    request, rates = part.requests[i], part.rates
-    work, decode = line_of(rates, request).work, min(rates.decode, rates.refill)
-    return [
-        _phase(part, prices, request.own, rates.refill, 1, nus[0][i]),
-        _phase(part, prices, work, decode, request.steps, nus[1][i]),
+    """Return what `path_costs` needs of a request's prefill, first step and, it may be, last step.
+
+    The multipliers of the first and the last step are those at one steady price.
+    """
+    request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
+    line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps
+    work = line.work
+    found = [
+        _phase(part, prices, request.own, rates.refill, 1, first),
+        _phase(part, prices, work, decode, m, nu),
     ]
+
+    if prices.rises:
+        last = work + line.work_slope * max(0, m - 1)
+        fixed, root = isqrt((decode * part.ticks << 40) // rates.scale), isqrt(nu << 40)
+        if fixed < root and work > 0:
+            nu = (fixed + ((root - fixed) * isqrt((last << 60) // work) >> 30)) ** 2 >> 40
+
+        found.append(_phase(part, prices, last, decode, m, nu))
+
+    return found
 
 
 def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: int) -> list[int]:
