@@ -92,6 +92,7 @@ SCHEDULERS = {
     "least-work": "least-work",
     "spf": "spf",
     "spf-work": "spf-work",
+    "patient": "patient",
     "no-cache": "vllm-v1:prefix_caching=false",
 }
 """The schedulers that are measured, and what simulates them."""
@@ -106,7 +107,7 @@ class Mix(NamedTuple):
 
 MIXES = {
     "chat": Mix(64, ("fcfs", "priority", "least-work", "spf-work")),
-    "long": Mix(128, ("fcfs", "priority", "spf", "spf-work")),
+    "long": Mix(128, ("fcfs", "priority", "spf", "spf-work", "patient")),
     "sessions": Mix(192, ("fcfs", "no-cache")),
 }
 METRICS = ("mean_latency", "mean_ttft", "mean_tpot", "mean_session_completion")
