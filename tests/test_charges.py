@@ -302,10 +302,11 @@ def test_no_batch_of_a_class_is_charged_more_than_its_time() -> None:
 
         time = batch_time(cost.array, sums)
         b = int(np.searchsorted(charges.hi, time))
-        paid = charges.decode[b] * len(cached) + charges.context[b] * sum(cached)
-        paid += charges.memory[b] * held
+        decode, context, memory, prefill, position = charges.vectors[b].T
+        paid = decode * len(cached) + context * sum(cached)
+        paid += memory * held
         if whole:
-            paid += charges.prefill[b] * c + charges.position[b] * (c * m + c * (c - 1) / 2)
+            paid += prefill * c + position * (c * m + c * (c - 1) / 2)
 
         assert charges.lo[b] <= time
         highest = max(highest, float(paid.max() / time))
@@ -320,7 +321,7 @@ def test_seats_are_priced_where_they_are_scarce() -> None:
         [0.0], [10], [10], time_unit="second", kv_capacity=10_000, limits=Limits(max_running=8)
     )
     last = class_charges(BoundTask(instance, cost), targets=[[1, 10, 11, 0, 0]], edges=[0.012])
-    paid = last.decode[1] + 10 * last.context[1] + 11 * last.memory[1]
+    paid = last.vectors[1] @ [1, 10, 11, 0, 0]
     assert paid == pytest.approx(1.5e-3, rel=1e-3)
     assert last.lo == pytest.approx([4e-3, 0.012], rel=1e-3)
 
@@ -335,7 +336,7 @@ def test_edges_ascend_above_the_shortest_batch() -> None:
 def test_a_class_pays_for_its_longest_batch() -> None:
     """Batches of 4 + n ms that last at most 6 ms: one pays 4 ms less, times 6 / (6 - 4)."""
     charges = charges_of(np.array([0.0]), np.array([6e-3]), np.array([[[4e-3, 1e-3, 0, 0, 0, 0]]]))
-    assert charges.decode == pytest.approx(3e-3)
+    assert charges.vectors[0, 0] == pytest.approx([3e-3, 0, 0, 0, 0])
     assert charges.minorants[0, 0] == pytest.approx([4e-3, 1e-3, 0, 0, 0, 0])
 
 

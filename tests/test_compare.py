@@ -194,9 +194,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
 
     from optsched.problem.schedule import from_starts
 
-    module = import_module("optsched.analysis.compare")
     strategies = import_module("optsched.optimize.strategies")
-    monkeypatch.setattr(module, "_load_engine", lambda specs: None)
     monkeypatch.setattr(strategies, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy mc-sf: the judge rejects its schedule")

@@ -256,7 +256,7 @@ def test_theorem_4_1_the_adversarys_ratio_grows_as_the_root_of_memory() -> None:
     found = []
     for m in sizes:
         instance = against("mc-sf", m)
-        best, _ = quick_optimum(instance, passes=0)
+        best, _ = quick_optimum(instance, orders=0)
         assert best <= 3.5 * m  # the proof's bound on the optimum
         value = tel(instance, "mc-sf") / best
         assert value >= math.sqrt(m) / 28  # what the theorem proves

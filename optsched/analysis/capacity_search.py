@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optsched.analysis.reached import Question, Reach
@@ -32,6 +32,7 @@ _TRY = 0.3
 all of it, since the first that is missed ends the search."""
 
 
+@dataclass(eq=False)
 class CapacitySearch:
     """Simulations and bounds at rates and numbers of workers, with what they said.
 
@@ -39,19 +40,18 @@ class CapacitySearch:
     and ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        cost: CostModel,
-        asked: Question,
-        budget: Budget,
-        progress: Callable[[str, float, float], None] | None,
-    ) -> None:
-        self.instance, self.cost, self.asked, self.budget = instance, cost, asked, budget
-        self.progress = progress
-        self.need = asked.need(instance.n)
-        self.interrupted = False
-        self.bounds: dict[float, float] = {}
+    instance: Instance
+    cost: CostModel
+    asked: Question
+    budget: Budget
+    progress: Callable[[str, float, float], None] | None
+    interrupted: bool = False
+    bounds: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def need(self) -> int:
+        """The fewest requests that attain what is asked."""
+        return self.asked.need(self.instance.n)
 
     def check_alone(self) -> None:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""

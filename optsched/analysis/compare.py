@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,9 @@ def compare(
     interrupted = False
     notes: tuple[str, ...] = ()
     specs = _specs(strategies.with_limits(instance, limits), policies)
-    _load_engine(specs.values())
+    for spec in ("fcfs", *specs.values()):  # so that no policy's wall time includes compiling
+        runner_of(make_policy(spec)[0]).warm_up()
+
     interval = Interval(Task(instance, cost, (TOTAL_LATENCY,), pools=pools))
     budget = Budget(time_limit_s, stop=stop)
 
@@ -166,7 +168,10 @@ def compare(
 
     rows += [PolicyRow(label, error="interrupted") for label in list(specs)[len(rows) :]]
     if measured is not None:
-        rows.append(_measured_row(instance, measured, limits))
+        note = "its ratios hold if the cost model and the KV capacity are those of the server"
+        rest: dict[str, Any] = {"inside": True, "measured": True, "notes": (note,)}
+        found = derive(measured.times(instance, limits))
+        rows.append(PolicyRow(measured.name, metrics=found, **rest))
 
     ladders: Ladders | None = None
     if bound and pools is None and not interrupted:
@@ -266,12 +271,6 @@ def _specs(instance: Instance, asked: Named | None) -> dict[str, str | Scheduler
     return specs
 
 
-def _load_engine(specs: Iterable[str | Scheduler]) -> None:
-    """Load and compile what the policies run on, so that no policy's wall time includes it."""
-    for spec in ("fcfs", *specs):
-        runner_of(make_policy(spec)[0]).warm_up()
-
-
 def _run(
     interval: Interval,
     policy: tuple[str, str | Scheduler],
@@ -309,12 +308,6 @@ def _run(
         notes=row.notes if outside is None else (*row.notes, f"no ratio: {outside}"),
         schedule=schedule,
     )
-
-
-def _measured_row(instance: Instance, measured: Measured, limits: dict[str, Any]) -> PolicyRow:
-    note = "its ratios hold if the cost model and the KV capacity are those of the server"
-    metrics = derive(measured.times(instance, limits))
-    return PolicyRow(measured.name, metrics=metrics, inside=True, notes=(note,), measured=True)
 
 
 def _best_row(interval: Interval, limits: dict[str, float | None]) -> PolicyRow:

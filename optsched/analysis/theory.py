@@ -38,11 +38,9 @@ def a_min_ratio(shares: ArrayLike, *, first: int = 1, prompt: float = 0.0) -> fl
     later = _tail(k * x / (prompt + k)) - k * alive  # sum_{i > k} (i - k) x_i / (s + i)
     ours = float((delta * work * (delta * alive + 2 * later)).sum())
 
-    return ours / _hindsight(x, k, prompt)
+    hindsight = float((k * (prompt + k) * x * (x + 2 * (_tail(x) - x))).sum())
 
-
-def _hindsight(x: NDArray[np.float64], k: NDArray[np.float64], prompt: float) -> float:
-    return float((k * (prompt + k) * x * (x + 2 * (_tail(x) - x))).sum())
+    return ours / hindsight
 
 
 def _tail(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -118,15 +116,12 @@ def _check_alpha(alpha: float) -> None:
 
 def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
     """Return P(o = k) of G(1 - q), up to a factor, for k = 1, ..., u (Chen et al., section 5.2)."""
-    _check_q(q)
+    if not 0 <= q <= 1:
+        raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")
+
     return np.asarray(q ** np.arange(u, dtype=np.float64))
 
 
 def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
     """Return k q^(k - 1), P(o = k) of LG(1 - q) up to a factor, for k = 1, ..., u (section 5.3)."""
     return np.arange(1, u + 1) * geometric_shares(q, u)
-
-
-def _check_q(q: float) -> None:
-    if not 0 <= q <= 1:
-        raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")

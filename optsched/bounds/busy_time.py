@@ -405,11 +405,6 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
     return Proof(value, tree=busy_time_leaf(width, price - p2, p2))
 
 
-def _on_several(task: BoundTask) -> bool:
-    """Return whether there are several workers: for one, `pieces` has this bound as a part."""
-    return task.workers > 1
-
-
 BUSY_TIME = Bound(
     "busy-time",
     "prices of machine time along a preemptive schedule",
@@ -418,6 +413,6 @@ BUSY_TIME = Bound(
     busy_time,
     PROVED_FOR | CHARGES | WORKERS,
     searches=True,
-    suits=_on_several,
+    suits=lambda task: task.workers > 1,  # for one, `pieces` has this bound as a part
     certifies=True,
 )

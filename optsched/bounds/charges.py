@@ -50,29 +50,18 @@ class Charges:
     lo, hi : ndarray of float64, shape (classes,)
         Ends of the classes in seconds; the last one is infinite. No batch is shorter than the first
         ``lo``.
-    decode, context, memory : ndarray of float64, shape (classes, vertices)
-        Seconds per decode, per token that it has cached before the batch, and per token of KV that
-        it holds after it, in whole blocks.
-    prefill, position : ndarray of float64, shape (classes, vertices)
-        Seconds per prefill token, and per token before it in its request.
+    vectors : ndarray of float64, shape (classes, vertices, 5)
+        The charges of each vertex: seconds per decode, per token that it has cached before the
+        batch, and per token of KV that it holds after it, in whole blocks; per prefill token, and
+        per token before it in its request.
     fixed : ndarray of float64, shape (classes, vertices)
         The base phi of the minorants, in seconds.
     """
 
     lo: Floats
     hi: Floats
-    decode: Floats
-    context: Floats
-    memory: Floats
-    prefill: Floats
-    position: Floats
+    vectors: Floats
     fixed: Floats
-
-    @property
-    def vectors(self) -> Floats:
-        """The charges of each vertex in the order above, shape (classes, vertices, 5)."""
-        charges = (self.decode, self.context, self.memory, self.prefill, self.position)
-        return np.stack(charges, axis=2)
 
     @property
     def minorants(self) -> Floats:
@@ -91,9 +80,8 @@ def charges_of(lo: Floats, hi: Floats, minorants: Floats) -> Charges:
         Each is at most the time of every batch, and its first number phi is below ``hi``.
     """
     fixed = minorants[:, :, 0]
-    more = (1 / (1 - fixed / hi[:, None]))[:, :, None] * minorants[:, :, 1:]
-    decode, context, memory, prefill, position = np.moveaxis(more * (1 - 1e-12), 2, 0)
-    return Charges(lo, hi, decode, context, memory, prefill, position, fixed)
+    more = (1 / (1 - fixed / hi[:, None]))[:, :, None]
+    return Charges(lo, hi, more * minorants[:, :, 1:] * (1 - 1e-12), fixed)
 
 
 def class_charges(

@@ -181,17 +181,9 @@ def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
     return replace(proof, value=proof.value - early * (1 + _SAFETY), tree=tree)
 
 
-def _value_alone(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
-    return Proof(proof.value)
-
-
-def _same(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
-    return proof
-
-
 RELAXATIONS = (
-    Relaxation(WORKERS, _on_one, _value_alone),
-    Relaxation(MINORANTS, _minorants, _same),
+    Relaxation(WORKERS, _on_one, lambda task, simpler, proof: Proof(proof.value)),
+    Relaxation(MINORANTS, _minorants, lambda task, simpler, proof: proof),
     Relaxation(PREFIX_CACHE, _all_held, _less_their_time),
     Relaxation(PREFIX_FIELDS, _charged, _since_arrival, CHARGES),
 )

@@ -241,18 +241,17 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     return int(np.floor(shares * (1 + CLOCK) + 1e-6)) + int((~some).sum())
 
 
-def within_share(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO attainment (see the module's text for the proof)."""
-    given = dict(task.objective.parameters)
-    largest = most_within(task.instance, task.cost_model, given, task.workers, charged=task.charged)
-    return Proof(largest / task.instance.n)
+def within(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on SLO attainment, or on goodput: over the shortest possible span.
 
-
-def within_rate(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO goodput: the most requests, over the shortest possible span."""
+    The module's text has the proof.
+    """
     instance = task.instance
     given = dict(task.objective.parameters)
     largest = most_within(instance, task.cost_model, given, task.workers, charged=task.charged)
+    if task.objective.name in _SHARE:
+        return Proof(largest / instance.n)
+
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
         work = unavoidable_work(instance, task.batch_cost, task.charged)
@@ -266,11 +265,9 @@ _VOLUME = "KV volume in the windows of SLOs"
 _SPAN = "requests that {} allows, over the shortest span"
 _SHARE, _RATE = ("slo_attainment",), ("slo_goodput",)
 _PROVED = PROVED_FOR | WORKERS | CHARGES
-WITHIN_SHARE = Bound("slo-work", _WORK, "second", _SHARE, within_share, _PROVED)
-WITHIN_SHARE_ROUNDS = Bound("slo-volume", _VOLUME, "round", _SHARE, within_share, IN_ROUNDS)
-WITHIN_RATE = Bound(
-    "slo-work-rate", _SPAN.format("slo-work"), "second", _RATE, within_rate, _PROVED
-)
+WITHIN_SHARE = Bound("slo-work", _WORK, "second", _SHARE, within, _PROVED)
+WITHIN_SHARE_ROUNDS = Bound("slo-volume", _VOLUME, "round", _SHARE, within, IN_ROUNDS)
+WITHIN_RATE = Bound("slo-work-rate", _SPAN.format("slo-work"), "second", _RATE, within, _PROVED)
 WITHIN_RATE_ROUNDS = Bound(
-    "slo-volume-rate", _SPAN.format("slo-volume"), "round", _RATE, within_rate, IN_ROUNDS
+    "slo-volume-rate", _SPAN.format("slo-volume"), "round", _RATE, within, IN_ROUNDS
 )

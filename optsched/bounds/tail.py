@@ -32,13 +32,8 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
     if h == k:
         return Proof(low)
 
-    return Proof(
-        (
-            (k + 1 - h) * low
-            + (h - k) * max(low, _order_statistic(task, budget, f"slo_{column}", k + 1))
-        )
-        * _DOWN
-    )
+    high = max(low, _order_statistic(task, budget, f"slo_{column}", k + 1))
+    return Proof(((k + 1 - h) * low + (h - k) * high) * _DOWN)
 
 
 def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float:

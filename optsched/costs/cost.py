@@ -222,6 +222,10 @@ def shipped_models() -> list[str]:
     return sorted(path.stem for path in models_folder().glob("*.toml"))
 
 
+def _shipped() -> str:
+    return f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
+
+
 def load_cost_model(name_or_file: str | Path) -> BatchCost:
     """Return a shipped cost model, one from a TOML file, or a roofline.
 
@@ -246,11 +250,8 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     if not text.endswith(".toml"):
         path = models_folder() / f"{text}.toml"
         if not path.is_file():
-            known = (
-                f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
-            )
             hint = meant(text, shipped_models())
-            raise InputError(f"cost model: {text!r} is unknown; {hint}{known}")
+            raise InputError(f"cost model: {text!r} is unknown; {hint}{_shipped()}")
 
     data = read_toml(path, "a cost model in TOML", parse_float=str)
     try:
@@ -355,10 +356,8 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
         return cost_model or UnitCost()
 
     if cost_model is None or isinstance(cost_model, UnitCost):
-        known = f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
-        raise UsageError(
-            f"cost model: found none for an instance in seconds; expected one, {known}"
-        )
+        found = "cost model: found none for an instance in seconds"
+        raise UsageError(f"{found}; expected one, {_shipped()}")
 
     cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
     _warn_of_default(instance, cost)

@@ -18,7 +18,7 @@ from typing import Any
 from optsched.experiments.base import Row, Run
 from optsched.experiments.registry import load_studies
 from optsched.experiments.store import code_version
-from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.errors import InputError, OptschedError, UsageError, in_words
 from optsched.problem.processes import AnswerError, DiedError, Processes, in_processes, unordered
 
 Answer = tuple[Row | None, str | None, float]
@@ -77,7 +77,7 @@ def on_dask(
             raise
         except Exception as error:
             raise InputError(
-                f"--engine dask: the cluster has failed ({_text(error)}); finished trials are "
+                f"--engine dask: the cluster has failed ({in_words(error)}); finished trials are "
                 "stored, and the same command goes on with the others"
             ) from None
 
@@ -93,7 +93,7 @@ def attempt(run: Run, trial: Row) -> Answer:
     except (InputError, UsageError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        return None, _text(error), time.perf_counter() - begin
+        return None, in_words(error), time.perf_counter() - begin
 
 
 def _beside(processes: Processes, run: Run, trial: Row) -> Answer:
@@ -106,7 +106,7 @@ def _beside(processes: Processes, run: Run, trial: Row) -> Answer:
     except OptschedError:
         raise
     except Exception as error:  # its process cannot import the function
-        why = _text(error)
+        why = in_words(error)
 
     return None, why, time.perf_counter() - begin
 
@@ -130,10 +130,6 @@ def _on_worker(packed: bytes, code: str, memory_limit: int | None, trial: Row) -
     """Run a trial in a process beside this Dask worker."""
     load_studies()
     return _beside(_processes(code, memory_limit), pickle.loads(packed), trial)
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 @contextmanager

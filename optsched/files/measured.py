@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.files.strict_json import Place, read_json, write_json
-from optsched.problem.columns import plain_numbers, real_column
+from optsched.problem.columns import first_of, plain_numbers, real_column
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times
@@ -55,10 +55,8 @@ class Measured:
             raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
 
         latency, ttft = self._column("latency"), None
-        if (latency == 0).any():
-            raise InputError(
-                f"latency: request {int(np.argmax(latency == 0))}: found 0; expected a time > 0"
-            )
+        if (i := first_of(latency == 0)) is not None:
+            raise InputError(f"latency: request {i}: found 0; expected a time > 0")
 
         if self.ttft is not None:
             ttft = self._column("ttft")
@@ -68,8 +66,7 @@ class Measured:
                     "has"
                 )
 
-            if (late := ttft > latency).any():
-                i = int(np.argmax(late))
+            if (i := first_of(ttft > latency)) is not None:
                 raise InputError(
                     f"ttft: request {i}: found {ttft[i]}; expected at most its latency {latency[i]}"
                 )
@@ -83,7 +80,11 @@ class Measured:
         missing: list[int] = []
         if self.errors and hasattr(values, "__iter__"):
             values = list(values)
-            missing = [i for i in self.errors if 0 <= i < len(values) and _missing(values[i])]
+            missing = [
+                i
+                for i in self.errors
+                if 0 <= i < len(values) and (values[i] is None or values[i] != values[i])
+            ]
 
         for i in missing:
             values[i] = 1.0
@@ -170,10 +171,6 @@ class Measured:
             data["errors"] = {str(i): self.errors[i] for i in sorted(self.errors)}
 
         return data
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value != value  # NaN
 
 
 def read_measured(path: str | Path) -> Measured:

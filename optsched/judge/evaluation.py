@@ -239,12 +239,8 @@ class Evaluation:
         if sessions is None:
             return None
 
-        clock = self.clock
-        last, first = (
-            sessions.over(clock.finish, np.maximum),
-            sessions.over(clock.release, np.minimum),
-        )
-        return np.asarray(last - first)
+        last = sessions.over(self.clock.finish, np.maximum)
+        return np.asarray(last - sessions.over(self.clock.release, np.minimum))
 
     @cached_property
     def above_chain(self) -> NDArray[np.float64] | None:
@@ -255,13 +251,11 @@ class Evaluation:
         if instance.sessions is None or done is None:
             return None
         machines = {(m.kv_capacity, m.limits, m.cost): m for m in self.machines}.values()
-        alone = np.min(
-            [
-                alone_times(replace(instance, kv_capacity=m.kv_capacity, limits=m.limits), m.cost)
-                for m in machines
-            ],
-            axis=0,
-        )
+        times = [
+            alone_times(replace(instance, kv_capacity=m.kv_capacity, limits=m.limits), m.cost)
+            for m in machines
+        ]
+        alone = np.min(times, axis=0)
         above = done - ways_of(instance, instance.sessions, alone).chain
         return np.maximum(above, 0.0)  # 0 may come out as -1e-9
 

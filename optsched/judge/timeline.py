@@ -19,7 +19,7 @@ from optsched.judge.evaluation import Evaluation
 from optsched.judge.spans import PHASES
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import Schedule, check_columns
+from optsched.problem.schedule import Schedule, check_columns, runs_on
 
 MAX_ENTRIES = 50_000_000
 """Maximum number of output tokens of a schedule of starts, which is expanded round by round."""
@@ -362,14 +362,22 @@ def timeline(
 
     judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
     first: Any = instance.first_arrival
+    begin = judged.clock.batch_start.astype(np.float64)
+    end = judged.clock.batch_end.astype(np.float64)
     if schedule.kind == "starts":
-        columns, begin = _rounds(instance, check_columns(schedule)[0] - first)
-        end = begin + 1
-    else:
-        columns = check_columns(schedule)
-        begin = judged.clock.batch_start.astype(np.float64)
-        end = judged.clock.batch_end.astype(np.float64)
+        entries = int(instance.output_tokens.sum())
+        if entries > MAX_ENTRIES:
+            raise InputError(
+                f"schedule: found {entries} output tokens; expected at most {MAX_ENTRIES}, since "
+                "the timeline expands every round"
+            )
 
+        schedule = runs_on(instance, check_columns(schedule)[0], np.zeros(instance.n, np.int64))
+        assert schedule.start is not None
+        begin = (schedule.start - first).astype(np.float64)
+        end = begin + 1
+
+    columns = check_columns(schedule)
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     moved = None if judged.moves is None else judged.moves.start.astype(np.float64)
@@ -413,27 +421,3 @@ def timeline(
         batch_retained=None if reuse is None else reuse["retained"].copy(),
         _changes=changes,
     )
-
-
-def _rounds(
-    instance: Instance, starts: NDArray[np.int64]
-) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.float64]]:
-    """Return uninterrupted runs as columns of batches, one per round, with the batches' starts."""
-    output = instance.output_tokens
-    entries = int(output.sum())
-    if entries > MAX_ENTRIES:
-        raise InputError(
-            f"schedule: found {entries} output tokens; expected at most {MAX_ENTRIES}, since the "
-            "timeline expands every round"
-        )
-
-    request = np.repeat(np.arange(instance.n), output)
-    step = np.arange(entries) - np.repeat(np.cumsum(output) - output, output)
-    at = np.repeat(starts, output) + step
-    order = np.argsort(at, kind="stable")
-    rounds, first = np.unique(at[order], return_index=True)
-    tokens = np.where(step == 0, np.repeat(instance.prompt_tokens, output), 1)[order]
-    none = np.zeros(len(rounds) + 1, dtype=np.int64)
-    offsets = np.append(first, entries).astype(np.int64)
-
-    return (offsets, request[order], tokens, none, none[:0]), rounds.astype(np.float64)

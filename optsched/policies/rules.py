@@ -492,8 +492,7 @@ class Rules(Runner):
         if self.paced and instance.slo_tpot is None:
             return "the instance has no slo_tpot, by which the policy decides"
 
-        split = self.chunked and instance.chunked_prefill is not False
-        return None if split else too_long(instance)
+        return None if self.chunked else too_long(instance)
 
     def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
         """See `Runner.waiting_rank`. The places are by true lengths; a random order has none."""

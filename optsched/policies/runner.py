@@ -144,25 +144,24 @@ def endless(job: Job, request: int, batch: int, now: float, reason: str) -> Loop
 
 def beyond_limits(instance: Instance, size: int) -> str | None:
     """Return which limit on a batch's tokens an input exceeds that is not split."""
-    for limit, value in instance.limits.as_dict().items():
-        if limit != "max_running" and size > value:
-            return f"its input of {size} tokens exceeds {limit} {value}, and is not split"
+    exceeded = instance.limits.exceeded(np.array([size]))
+    if exceeded is None:
+        return None
 
-    return None
+    name, limit, _ = exceeded
+    return f"its input of {size} tokens exceeds {name} {limit}, and is not split"
 
 
 def too_long(instance: Instance) -> str | None:
     """Return which request's prompt is longer than a batch's limit allows without a split."""
-    for name in ("max_batch_tokens", "max_prefill_tokens"):
-        limit = getattr(instance.limits, name)
-        if limit is not None and (instance.prompt_tokens > limit).any():
-            i = int((instance.prompt_tokens > limit).argmax())
-            return (
-                f"request {i}: prompt_tokens {instance.prompt_tokens[i]} exceeds {name} {limit}, "
-                "and the policy splits no prefill"
-            )
+    exceeded = instance.limits.exceeded(instance.prompt_tokens)
+    if exceeded is None:
+        return None
 
-    return None
+    name, limit, i = exceeded
+    prompt = instance.prompt_tokens[i]
+    found = f"request {i}: prompt_tokens {prompt} exceeds {name} {limit}"
+    return f"{found}, and the policy splits no prefill"
 
 
 def own_work(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
 from optsched.policies.rules import Rules
-from optsched.policies.runner import Fleet, Job, Runner, attained, order_key, too_long, waiting_rank
+from optsched.policies.runner import Fleet, Job, Runner, attained, order_key, waiting_rank
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
@@ -156,11 +156,11 @@ class VllmV1(Runner):
         return foresees or self.priority in ("output", "total", "volume", "work")
 
     def allows(self, instance: Instance) -> str | None:
-        """See `Runner.allows`. A prompt may be too long, and next uses need all arrivals."""
+        """See `Runner.allows`. Next uses need all arrivals."""
         if self.eviction == "next-use" and instance.sessions is not None:
             return "eviction=next-use needs all arrivals in advance, and requests come after others"
 
-        return too_long(instance) if instance.chunked_prefill is False else None
+        return None
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. Without prefixes nothing goes by what is cached of them."""

@@ -44,6 +44,20 @@ def real_column(
     return _column(values, field_name, (low, high), item, whole=False)
 
 
+def same_length(n: int, columns: Mapping[str, Any]) -> None:
+    """Refuse columns of requests, by name, that have not `n` values. None is accepted."""
+    for name, column in columns.items():
+        if column is not None and len(column) != n:
+            raise InputError(
+                f"requests.{name}: found {len(column)} values; expected {n}, as many as arrival has"
+            )
+
+
+def first_of(wrong: NDArray[np.bool_]) -> int | None:
+    """Return the index of the first true entry, or None if there is none."""
+    return int(np.argmax(wrong)) if wrong.any() else None
+
+
 def _column(
     values: ArrayLike, field_name: str, limits: tuple[float, float], item: Item, *, whole: bool
 ) -> NDArray[Any]:

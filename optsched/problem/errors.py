@@ -49,6 +49,16 @@ def raised(error: BaseException) -> str:
     return repr(error) + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
 
 
+def in_words(error: BaseException) -> str:
+    """Return the kind of an exception and what it says, on one line.
+
+    Parameters
+    ----------
+    error : BaseException
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
 class OptschedError(Exception):
     """Base of every error that optsched raises on purpose.
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.problem.columns import (
     INT64_MAX,
     MAX_TOKENS,
+    first_of,
     plain_numbers,
     real_column,
     whole_column,
@@ -55,8 +56,7 @@ class Forecast:
                 f"{name}.offsets: found {offsets[:1].tolist()} at the beginning; expected 0"
             )
 
-        if (np.diff(offsets) < 1).any():
-            i = int(np.argmax(np.diff(offsets) < 1))
+        if (i := first_of(np.diff(offsets) < 1)) is not None:
             raise InputError(
                 f"{name}.offsets: request {i}: found no entry from {offsets[i]} to "
                 f"{offsets[i + 1]}; expected one or more"
@@ -129,9 +129,7 @@ class Forecast:
             )
 
         needed = (output_tokens - 1) // self.every + 1
-        short = np.diff(self.offsets) < needed
-        if short.any():
-            i = int(np.argmax(short))
+        if (i := first_of(np.diff(self.offsets) < needed)) is not None:
             raise InputError(
                 f"requests.forecast: request {i}: found {self.offsets[i + 1] - self.offsets[i]} "
                 f"entries; expected {needed[i]} for {output_tokens[i]} output tokens, one for "

@@ -15,8 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.problem.columns import (
     INT64_MAX,
     MAX_TOKENS,
+    first_of,
     plain_numbers,
     real_column,
+    same_length,
     whole_column,
     whole_number,
 )
@@ -78,6 +80,20 @@ class Limits:
     def as_dict(self) -> dict[str, int]:
         """Return the limits that are set, by name."""
         return {k: v for k, v in vars(self).items() if v is not None}
+
+    def exceeded(self, inputs: NDArray[np.int64]) -> tuple[str, int, int] | None:
+        """Return a limit on tokens that an input exceeds as a whole, its value and the first such.
+
+        Parameters
+        ----------
+        inputs : ndarray of int64
+            Tokens, by request.
+        """
+        for name, limit in self.as_dict().items():
+            if name != "max_running" and (i := first_of(inputs > limit)) is not None:
+                return name, limit, i
+
+        return None
 
 
 def whole_blocks(tokens: Any, block: int) -> Any:
@@ -259,14 +275,7 @@ class Instance:
                 f"requests.id: found {self.id!r}; expected a list of strings or integers"
             )
 
-        for key in (*_NUMBERS, *SLOS, "id"):
-            column = getattr(self, key)
-            if column is not None and len(column) != n:
-                raise InputError(
-                    f"requests.{key}: found {len(column)} values; expected {n}, as many as arrival"
-                    " has"
-                )
-
+        same_length(n, {key: getattr(self, key) for key in (*_NUMBERS, *SLOS, "id")})
         if self.id is not None:
             seen: dict[str | int, int] = {}
             for i, label in enumerate(self.id):
@@ -298,8 +307,7 @@ class Instance:
             (self.output_tokens < lower, "lower <= output_tokens"),
             (self.output_tokens > upper, "output_tokens <= upper"),
         ):
-            if bad.any():
-                i = int(np.argmax(bad))
+            if (i := first_of(bad)) is not None:
                 raise InputError(
                     f"requests.predicted_lower: request {i}: found the interval "
                     f"[{lower[i]}, {upper[i]}] and output_tokens {self.output_tokens[i]}; "
@@ -308,9 +316,8 @@ class Instance:
 
     def _check_fit(self) -> None:
         peak = whole_blocks(self.peak_tokens, self.kv_block_tokens)
-        too_big = peak > self.kv_capacity
-        if too_big.any():
-            i, block = int(np.argmax(too_big)), self.kv_block_tokens
+        if (i := first_of(peak > self.kv_capacity)) is not None:
+            block = self.kv_block_tokens
             blocks = f", in whole blocks of {block}" if block > 1 else ""
             raise InputError(
                 f"kv_capacity: request {i}: found {self.kv_capacity}; expected at least "
@@ -319,15 +326,13 @@ class Instance:
                 f"{self.kv_accounting} accounting{blocks})"
             )
 
-        if self.chunked_prefill is False:
-            for name in ("max_batch_tokens", "max_prefill_tokens"):
-                limit = getattr(self.limits, name)
-                if limit is not None and (self.prompt_tokens > limit).any():
-                    i = int(np.argmax(self.prompt_tokens > limit))
-                    raise InputError(
-                        f"limits.{name}: request {i}: found {limit}; expected at least its "
-                        f"prompt_tokens {self.prompt_tokens[i]}, since chunked_prefill is false"
-                    )
+        exceeded = self.limits.exceeded(self.prompt_tokens)
+        if self.chunked_prefill is False and exceeded is not None:
+            name, limit, i = exceeded
+            raise InputError(
+                f"limits.{name}: request {i}: found {limit}; expected at least its "
+                f"prompt_tokens {self.prompt_tokens[i]}, since chunked_prefill is false"
+            )
 
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
         last += 0 if self.delay is None else int(self.delay.sum())

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.columns import MAX_TOKENS, whole_column, whole_number
+from optsched.problem.columns import MAX_TOKENS, first_of, same_length, whole_column, whole_number
 from optsched.problem.errors import InputError
 
 Ints = NDArray[np.int64]
@@ -100,24 +100,17 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
 
     parent = whole_column(parent, "requests.prefix_parent", -1, n - 1)
     shared = whole_column(shared, "requests.prefix_tokens", 0, 2 * MAX_TOKENS)
-    for name, column in (("prefix_parent", parent), ("prefix_tokens", shared)):
-        if len(column) != n:
-            raise InputError(
-                f"requests.{name}: found {len(column)} values; expected {n}, as many as arrival has"
-            )
-
+    same_length(n, {"prefix_parent": parent, "prefix_tokens": shared})
     sizes = instance.prompt_tokens + instance.output_tokens
     most = np.where(parent < 0, 0, np.minimum(sizes, sizes[parent]))
 
-    if (late := parent >= np.arange(n)).any():
-        i = int(np.argmax(late))
+    if (i := first_of(parent >= np.arange(n))) is not None:
         raise InputError(
             f"requests.prefix_parent: request {i}: found {parent[i]}; expected an earlier request, "
             "or null"
         )
 
-    if (long := shared > most).any():
-        i = int(np.argmax(long))
+    if (i := first_of(shared > most)) is not None:
         right = "0, since it has no prefix_parent"
         if parent[i] >= 0:
             right = f"at most {most[i]}, the prompt and output tokens of the shorter of the two"

@@ -26,7 +26,7 @@ from multiprocessing.connection import wait as readable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError
+from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError, in_words
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -203,7 +203,9 @@ class _Process:
         try:
             value, raised = pickle.loads(answer)
         except Exception as error:
-            raise AnswerError(f"a process's answer cannot be unpickled: {_text(error)}") from None
+            raise AnswerError(
+                f"a process's answer cannot be unpickled: {in_words(error)}"
+            ) from None
 
         if raised is not None:
             raise raised
@@ -273,12 +275,8 @@ def _answer(order: bytes) -> bytes | str:
     try:
         return pickle.dumps(answer)
     except Exception as error:
-        found = "result" if answer[1] is None else _text(answer[1])
-        return f"a process's answer ({found}) cannot be pickled: {_text(error)}"
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        found = "result" if answer[1] is None else in_words(answer[1])
+        return f"a process's answer ({found}) cannot be pickled: {in_words(error)}"
 
 
 def memory_in_use(process: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.columns import plain_numbers, real_column
+from optsched.problem.columns import first_of, plain_numbers, real_column
 from optsched.problem.errors import InputError
 
 SLOS = {"slo_ttft": "ttft", "slo_tpot": "tpot", "slo_gap": "gap", "slo_latency": "latency"}
@@ -57,8 +57,7 @@ def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
         values = [1.0 if no else v for v, no in zip(list(values), absent, strict=True)]
 
     found = real_column(values, name, 0.0, most).copy()
-    if (found == 0).any():
-        i = int(np.argmax(found == 0))
+    if (i := first_of(found == 0)) is not None:
         raise InputError(f"{name}: request {i}: found 0; expected a time > 0, or null for no limit")
 
     if absent.any():

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.columns import plain_numbers, real_column, whole_column, whole_number
+from optsched.problem.columns import (
+    plain_numbers,
+    real_column,
+    same_length,
+    whole_column,
+    whole_number,
+)
 from optsched.problem.errors import InputError
 
 SESSIONS = ("after", "delay")
@@ -197,11 +203,8 @@ def check_sessions(instance: Any, longest: float) -> tuple[Any, After | None, ND
     for name, column in (("after", after), ("delay", [0] * n if delay is None else delay)):
         if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__len__"):
             raise InputError(f"requests.{name}: found {column!r}; expected a list")
-        if len(column) != n:
-            raise InputError(
-                f"requests.{name}: found {len(column)} values; expected {n}, as many as arrival has"
-            )
 
+        same_length(n, {name: column})
         found[name] = list(column)
 
     rows = tuple(_predecessors(i, row, n) for i, row in enumerate(found["after"]))

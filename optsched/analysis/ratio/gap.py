@@ -141,7 +141,8 @@ def gap_breakdown(
         )
 
     truth = instance.without_predictions()
-    name, bare = _without_predictor(policy)
+    made, info = make_policy(policy)
+    bare = policy if info.predictor is None else made
     real = _mean_latency(instance, policy, seed, seeds)
     knowing = _mean_latency(truth, bare, seed, seeds)
     line = np.argsort(_order(truth, bare, seed), kind="stable")
@@ -166,7 +167,9 @@ def gap_breakdown(
     assert result.evaluation is not None
     best = np.asarray(result.evaluation.latency, dtype=np.float64)
     parts = (real - knowing, knowing - foreseen, foreseen - best)
-    return Gap(instance, name, float(real.sum()), float(best.sum()), result.bound, *parts)
+    return Gap(
+        instance, label_of(policy), float(real.sum()), float(best.sum()), result.bound, *parts
+    )
 
 
 @njit
@@ -197,11 +200,6 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
         top = max(top, k + output[i])
 
     return starts
-
-
-def _without_predictor(policy: str | Scheduler) -> tuple[str, str | Scheduler]:
-    made, info = make_policy(policy)
-    return label_of(policy), policy if info.predictor is None else made
 
 
 def _mean_latency(

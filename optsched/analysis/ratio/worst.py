@@ -13,18 +13,20 @@ from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.families import FAMILIES, Family
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.search.orders import move, serial
+from optsched.optimize.ramp.jobs import Jobs
+from optsched.optimize.search.orders import Annealing
 from optsched.policies import Scheduler, label_of
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import work_time
 from optsched.problem.errors import InputError, LoopError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.kernel import njit
 from optsched.problem.progress import LiveLine
 from optsched.problem.schedule import Schedule, from_starts
 
 _DRAWS = 10
 """Number of instances drawn at each restart. The search starts from the best of them."""
+_ORDERS = 50
+"""Orders per request in which annealing looks for a schedule that is nearly optimal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,13 +296,12 @@ def _nudged(value: int, high: int, rng: Generator) -> int:
     return int(rng.integers(0, high + 1))
 
 
-# --- a schedule that is nearly optimal, quickly -------------------------------------------------
-
-
-def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[np.int64]]:
+def quick_optimum(
+    instance: Instance, *, orders: int | None = None
+) -> tuple[int, NDArray[np.int64]]:
     """Return the total latency and the starts of a good schedule of an instance in rounds.
 
-    It is the best placement in some orders, improved by moving one request at a time.
+    It is the best placement in some orders and in so many more that annealing tries.
     """
     if not instance.in_rounds or instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError(
@@ -309,52 +310,13 @@ def quick_optimum(instance: Instance, *, passes: int = 2) -> tuple[int, NDArray[
             "without limits on batches"
         )
 
-    arrival = np.asarray(instance.release_times, dtype=np.int64)
-    output, volume = instance.output_tokens, instance.volume
-    first_kv = instance.prompt_tokens + instance.kv_offset
-    keys = [(output, arrival), (volume, arrival), (arrival, output), (arrival, volume)]
-    keys += [(arrival + output, volume), (-output, arrival), (arrival, -volume), (first_kv, output)]
-    orders = np.array([np.lexsort((second, first)) for first, second in keys])
-    used = np.zeros(int(arrival.max() + output.sum()) + 2, np.int64)
-    capacity = instance.kv_capacity
-    total, starts = _climb(orders, arrival, first_kv, output, capacity, used, passes)
-    return int(total), starts
-
-
-@njit
-def _climb(  # type: ignore[no-untyped-def]
-    orders, arrival, first_kv, output, capacity, used, passes
-):
-    n = orders.shape[1]
-    starts = np.empty(n, dtype=np.int64)
-    best = -1
-    order = orders[0].copy()
-
-    for k in range(orders.shape[0]):
-        total = serial(orders[k], arrival, first_kv, output, capacity, used, starts)
-        if best < 0 or total < best:
-            best = total
-            order[:] = orders[k]
-
-    trial = order.copy()
-    for _ in range(passes):
-        improved = False
-        for a in range(n):
-            for b in range(n):
-                if a == b:
-                    continue
-
-                trial[:] = order
-                move(trial, a, b)
-                total = serial(trial, arrival, first_kv, output, capacity, used, starts)
-
-                if total < best:
-                    best = total
-                    order[:] = trial
-                    improved = True
-
-        if not improved:
-            break
-
-    serial(order, arrival, first_kv, output, capacity, used, starts)
-    return best - arrival.sum(), starts
+    jobs = Jobs(
+        np.asarray(instance.release_times, dtype=np.int64),
+        instance.prompt_tokens + instance.kv_offset,
+        instance.output_tokens,
+        instance.kv_capacity,
+        np.arange(instance.n),
+    )
+    annealing = Annealing(jobs, np.random.default_rng(0))
+    annealing.anneal(_ORDERS * instance.n if orders is None else orders)
+    return annealing.value, annealing.starts

@@ -176,14 +176,12 @@ class Formulation:
 
 def check_prompts(instance: Instance, ending: str) -> None:
     """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
-    for name in ("max_batch_tokens", "max_prefill_tokens"):
-        limit = getattr(instance.limits, name)
-        if limit is not None and (instance.prompt_tokens > limit).any():
-            i = int((instance.prompt_tokens > limit).argmax())
-            raise InfeasibleError(
-                f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
-                f"{instance.prompt_tokens[i]}{ending}"
-            )
+    if (exceeded := instance.limits.exceeded(instance.prompt_tokens)) is not None:
+        name, limit, i = exceeded
+        raise InfeasibleError(
+            f"limits.{name}: found {limit} below request {i}'s prompt_tokens "
+            f"{instance.prompt_tokens[i]}{ending}"
+        )
 
 
 def demands(instance: Instance) -> frozenset[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from optsched.bounds.timeline import Ints
 from optsched.optimize.ramp.jobs import Jobs
-from optsched.optimize.search.placement import put
+from optsched.optimize.search.placement import place_in_order, put
 from optsched.problem.budget import work_time
 from optsched.problem.kernel import njit
 
@@ -57,22 +57,6 @@ def move(order: Ints, a: int, b: int) -> None:
         order[k] = order[k + step]
 
     order[b] = moved
-
-
-@njit(nogil=True)
-def serial(
-    order: Ints, arrival: Ints, first_kv: Ints, output: Ints, room: int, used: Ints, starts: Ints
-) -> int:
-    """Place the requests in order, each at its earliest feasible start. Return the sum of ends."""
-    total = end = 0
-    for i in order:
-        starts[i] = k = _soonest(used, room, first_kv[i], output[i], arrival[i])
-        put(used, first_kv[i] - 1, output[i], k, 1)
-        total += k + output[i]
-        end = max(end, k + output[i])
-
-    used[: end + 1] = 0
-    return total
 
 
 class Requests(NamedTuple):
@@ -313,9 +297,11 @@ class Annealing:
 
     def offer_order(self, order: Ints) -> int:
         """Place the requests in an order, and keep the result if it is the best."""
-        jobs, starts = self.jobs, np.empty(self.jobs.n, dtype=np.int64)
-        columns = jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity
-        serial(order, *columns, self._kept.used, starts)
+        jobs, used = self.jobs, self._kept.used
+        starts, homes = np.zeros((2, jobs.n), dtype=np.int64)
+        columns = jobs.arrival, jobs.output, jobs.first_kv - 1, jobs.capacity
+        place_in_order(order, *columns, used[None], starts, homes)
+        used[: int((starts + jobs.output).max()) + 1] = 0
         value = jobs.total(starts)
         if value < self.value:
             self.value, self.starts = value, starts

@@ -24,16 +24,18 @@ _BEAT_S = 0.5
 
 
 class Job(NamedTuple):
-    """A model to minimize and how. A script pickles it as a plain tuple."""
+    """A model to minimize and how. A script pickles it as a plain tuple.
+
+    ``model`` has the arguments of ``passModel`` but for layout, sense and offset: columns, rows,
+    entries, cost, lower and upper bounds, row bounds, starts, indices, values, integrality.
+    ``began`` is the time of day at which the time limit began to run.
+    """
 
     model: tuple[Any, ...]
-    """The arguments of ``passModel`` but for layout, sense and offset: columns, rows, entries,
-    cost, lower and upper bounds, row bounds, starts, indices, values, integrality."""
     options: dict[str, Any]
     start: Any
     mip: bool
     began: float
-    """Time of day at which the time limit began to run."""
 
 
 def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], bool]) -> None:

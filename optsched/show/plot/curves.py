@@ -120,11 +120,9 @@ def plot_load(
     bound: Points,
     best: Points = (),
     *,
-    xlabel: str = "rate, as a multiple of the instance's",
-    ylabel: str = "mean latency [s]",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw a mean over the rate by policy, with the region below a bound.
+    """Draw the mean latency over the rate by policy, with the region below a bound.
 
     Parameters
     ----------
@@ -134,8 +132,6 @@ def plot_load(
         Rates, ascending, with values that no schedule falls below. The region below is shaded.
     best : sequence of (float, float)
         Rates, ascending, with the values of the best known schedules.
-    xlabel, ylabel : str
-        The words at the axes, which are logarithmic.
     ax : Axes, optional
     """
     ax = axes(ax, (8.0, 4.8))
@@ -148,7 +144,8 @@ def plot_load(
     ax.fill_between(at, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
     ax.margins(x=0.02)
     style.logarithmic(ax, bottom=bottom)
-    return labelled(ax, xlabel=xlabel, ylabel=ylabel)
+    xlabel = "rate, as a multiple of the instance's"
+    return labelled(ax, xlabel=xlabel, ylabel="mean latency [s]")
 
 
 def plot_progress(

@@ -221,20 +221,18 @@ def plot_histogram(
     return ax
 
 
-def plot_claims(
-    claims: Sequence[tuple[str, float, float]], *, within: float = 0.15, ax: Axes | None = None
-) -> Axes:
+def plot_claims(claims: Sequence[tuple[str, float, float]], *, ax: Axes | None = None) -> Axes:
     """Draw the quotients of measured and published values, with a row for each statement.
+
+    A statement counts as met within 15%, which is drawn as a band.
 
     Parameters
     ----------
     claims : sequence of (what, published, measured)
         Statements with two numbers of one sign. Others are left out.
-    within : float
-        Max relative difference at which a statement counts as met. It is drawn as a band.
     ax : Axes, optional
     """
-    shown = [c for c in claims if c[1] * c[2] > 0]
+    shown, within = [c for c in claims if c[1] * c[2] > 0], 0.15
     ax = axes(ax, (8.5, 1.4 + 0.28 * len(shown)))
     ratios = [ours / paper for _, paper, ours in shown]
     ax.axvspan(1 - within, 1 + within, color=GREY, alpha=0.4, lw=0, label=f"within {within:.0%}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import same_cost_model, verify_certificate
-from optsched.costs.cost import CostModel
 from optsched.costs.pools import make_pools, stated_pools
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
@@ -23,7 +23,6 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
-from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER
 
 _NAMING = ("result", "comparison", "capacity")
@@ -241,15 +240,6 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
         )
 
 
-def _unused(section: Section, label: str) -> str:
-    """Return a label that no schedule of the section has yet."""
-    unique, k = label, 2
-    while unique in section.schedules:
-        unique, k = f"{label} ({k})", k + 1
-
-    return unique
-
-
 _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
     "certificate": lambda section, file, data, _: _certificate(section, file, data),
     "schedule": lambda section, file, data, cost: _schedule(
@@ -311,26 +301,20 @@ def _schedule(
         return None
 
     made, model = schedule_of(file, section.instance, cost, source.get("cost_model"), data)
-    unique = _unused(section, label)
+    labels = chain([label], (f"{label} ({k})" for k in count(2)))
+    unique = next(label for label in labels if label not in section.schedules)
     try:
         about = {"instance": section.instance, "cost_model": model, **stated_pools(source)}
         hardware = make_pools(**about) if "pools" in about else model
-        section.schedules[unique] = timeline(section.instance, made, hardware)
-        _add_hits(section, unique, made, model)
+        drawn = section.schedules[unique] = timeline(section.instance, made, hardware)
+        one_worker = made.kind == "batches" and drawn.workers == 1
+        if section.instance.prefixes and one_worker:
+            section.hits[unique] = prefix_hits(section.instance, made, model)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise
 
     return unique
-
-
-def _add_hits(
-    section: Section, label: str, schedule: Schedule, cost: CostModel | None = None
-) -> None:
-    """Find where the prefix hits of a schedule go, if it is one of batches on one worker."""
-    instance, workers = section.instance, section.schedules[label].evaluation.workers
-    if instance is not None and instance.prefixes and schedule.kind == "batches" and workers == 1:
-        section.hits[label] = prefix_hits(instance, schedule, cost)
 
 
 def _replayed(section: Section, label: str, name: str, claimed: float | None) -> Verdict:

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -47,6 +48,7 @@ _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit n
 Mask = NDArray[np.bool_]
 
 
+@dataclass(eq=False)
 class Fields:
     """Consecutive rows of a file, with the fields that a reader wants as ``columns`` of texts.
 
@@ -57,22 +59,19 @@ class Fields:
     a failed request may lack them. ``raw`` has values as they stand in the file.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        line: Sequence[int],
-        names: Mapping[str, str],
-        texts: Mapping[str, Sequence[str]],
-        missing: Mapping[tuple[str, int], InputError] | None = None,
-        raw: Mapping[str, Sequence[Any]] | None = None,
-    ) -> None:
-        self.raw = raw or {}
-        self.source, self.names, self.missing = source, names, missing or {}
-        self.line = np.asarray(line, dtype=np.int64)
+    source: Source
+    lines: InitVar[Sequence[int]]
+    names: Mapping[str, str]
+    texts: InitVar[Mapping[str, Sequence[str]]]
+    missing: Mapping[tuple[str, int], InputError] = field(default_factory=dict)
+    raw: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __post_init__(self, lines: Sequence[int], texts: Mapping[str, Sequence[str]]) -> None:
+        self.line = np.asarray(lines, dtype=np.int64)
         self.unreadable = np.zeros(len(self.line), dtype=bool)
         self.columns = {
-            field: np.array([text.strip() for text in column], dtype=object)
-            for field, column in texts.items()
+            name: np.array([text.strip() for text in column], dtype=object)
+            for name, column in texts.items()
         }
 
     def whole_numbers(self, field: str, skip: Mask | None = None) -> NDArray[np.int64]:

@@ -7,7 +7,6 @@ say have a function.
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,14 +341,6 @@ def _named(source: Source, json: bool) -> Layout:
     )
 
 
-def _read_named(source: Source, json: bool) -> Iterator[Block]:
-    return _Table(source, _named(source, json)).blocks()
-
-
-def _read_table(source: Source, layout: Layout) -> Iterator[Block]:
-    return _Table(source, layout).blocks()
-
-
 def _register(
     name: str, summary: str, doubtful: bool = False, ids_tokens: int = 0, **table: Any
 ) -> None:
@@ -368,7 +359,7 @@ def _register(
     )
     known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens}
     register = trace_format(name, summary, options=options, **known)  # type: ignore[arg-type]
-    register(partial(_read_table, layout=layout))
+    register(lambda source: _Table(source, layout).blocks())
 
 
 for _name, _table in tomllib.loads(Path(__file__).with_name("layouts.toml").read_text()).items():
@@ -376,8 +367,8 @@ for _name, _table in tomllib.loads(Path(__file__).with_name("layouts.toml").read
 
 _options = ("columns", "unit", "success")
 trace_format("csv", "Any CSV or Parquet file with named columns", options=_options, unit="s")(
-    partial(_read_named, json=False)
+    lambda source: _Table(source, _named(source, json=False)).blocks()
 )
 trace_format("jsonl", "Any JSON lines or JSON list with named fields", options=_options, unit="s")(
-    partial(_read_named, json=True)
+    lambda source: _Table(source, _named(source, json=True)).blocks()
 )

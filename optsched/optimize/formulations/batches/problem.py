@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
@@ -68,7 +68,6 @@ _LARGEST_UNITS = 2**52
 """Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them."""
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
-NO_SLOS: Mapping[str, NDArray[np.float64]] = {}
 ARRIVAL_S = Fraction(1, 10**12)
 """By how much arrivals may be rounded down if no short unit divides them."""
 
@@ -149,6 +148,7 @@ class Times(NamedTuple):
     gap: Sequence[Fraction]
 
 
+@dataclass(eq=False)
 class Problem:
     """An instance in seconds with its exact costs and the objectives, the most important first.
 
@@ -159,19 +159,16 @@ class Problem:
     min(P, C), and `running` R_max.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        model: BatchCost,
-        objectives: tuple[str, ...],
-        *,
-        eviction_free: bool = False,
-        below: Fraction | None = None,
-        slos: Mapping[str, NDArray[np.float64]] = NO_SLOS,
-        budget: Budget = NO_LIMIT,
-    ) -> None:
-        self.instance, self.model, self.objectives = instance, model, objectives
-        self.eviction_free, self.below, self.slos, self.budget = eviction_free, below, slos, budget
+    instance: Instance
+    model: BatchCost
+    objectives: tuple[str, ...]
+    eviction_free: bool = False
+    below: Fraction | None = None
+    slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    budget: Budget = NO_LIMIT
+
+    def __post_init__(self) -> None:
+        instance = self.instance
         self.n, self.capacity, self.offset = instance.n, instance.kv_capacity, instance.kv_offset
         self.prompt: list[int] = instance.prompt_tokens.tolist()
         self.output: list[int] = instance.output_tokens.tolist()
@@ -416,7 +413,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
                 "request with more than one"
             )
 
-    slos = NO_SLOS
+    slos: Mapping[str, NDArray[np.float64]] = {}
     below = task.extras.get("below")
     if COUNTED in objectives:
         slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
