@@ -70,9 +70,9 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     assert not any(row["error"] for row in outcome.rows)
     # At each of two loads, two repetitions of every scheduler, and a computed row of each; search
     # and bound beside them, but for sessions.
-    assert len(outcome.rows) == 2 * (2 + 1) * (4 + 5 + 2) + 2 * (2 + 2)
+    assert len(outcome.rows) == 2 * (2 + 1) * (4 + 6 + 2) + 2 * (2 + 2)
     # In each repetition a profile, and then one start of vLLM for each scheduler of a mix.
-    assert [call[0] for call in machine.calls] == ["profile", *["replay"] * 11] * 2
+    assert [call[0] for call in machine.calls] == ["profile", *["replay"] * 12] * 2
     claims = {claim.what: claim for claim in outcome.claims}
     for mix, (_, schedulers) in vllm_cpu.MIXES.items():
         for scheduler in schedulers:
@@ -95,7 +95,7 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     assert over >= 1
     # What was measured stays, and a second run measures nothing.
     again = run_experiment("vllm-cpu", settings)
-    assert len(machine.calls) == 24
+    assert len(machine.calls) == 26
     real = [row["mean_latency"] for row in outcome.rows if row["source"] == "measured"]
     assert real == [row["mean_latency"] for row in again.rows if row["source"] == "measured"]
 
