@@ -61,7 +61,9 @@ def moves_of(
     if offsets is None or moved is None or to is None:
         offsets, moved, to = np.zeros(batches + 1, dtype=np.int64), empty, empty
     elif pools is None:
-        raise InputError("schedule.moved: found moves of KV without pools; expected optsched.Pools")
+        raise InputError(
+            "schedule.moved: found moves of KV without pools; expected optsched.Pools, or --pools"
+        )
     elif instance.prefixes is not None:
         raise InputError("schedule.moved: found moves of KV in an instance with shared prefixes")
 

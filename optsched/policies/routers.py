@@ -208,7 +208,7 @@ class Routed(Runner):
 
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. Routers see which requests have finished when one arrives."""
-        if job.pools is not None:
+        if job.pools is not None and job.pools.workers("prefill", "decode"):
             return self._in_pools(job, job.pools)
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
