@@ -19,7 +19,7 @@ from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.evaluate import evaluate
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, from_batches
 from optsched.workloads.generate import generate
 
@@ -435,3 +435,33 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     assert "moves" in shown
     alone = ("simulate", file, "--policy", "vllm", "--cost-model", MODEL, "--link", "x=1")
     assert "found without --pools; expected both" in one_line_error(invoke(*alone))
+
+
+@pytest.mark.parametrize("spec", ["fcfs", "vllm", "vllm-v1", "trail", "gsa", "mc-sf"])
+def test_waiting_kv_and_moves_that_just_end_are_counted_as_the_judge_counts_them(spec: str) -> None:
+    """KV waits on a machine of one seat, and the next prefill begins when its move ends.
+
+    Since the first arrival is not 0, that end is computed twice with different rounding.
+    """
+    for first in (0.53, 1.38, 2.09, 3.02):
+        two = Instance(
+            [first, first + 0.1, first + 0.1], [6, 5, 4], [4, 3, 2], 40, time_unit="second",
+            limits=Limits(max_running=1),
+        )  # fmt: skip
+        machines = [Machine(40, ONE, two.limits, role) for role in ("prefill", "decode")]
+        there = Pools(machines, Link(0.5, 0.25))
+        found = evaluate(two, optsched.simulate(two, spec, there), there)
+        assert found.metrics["moves"] == 3
+
+
+def test_kv_comes_only_when_what_is_evicted_for_it_is_gone() -> None:
+    # At 2.69 request 1 is evicted, and only KV that is on its way stays: no batch begins then, and
+    # until the next one at 2.91 there is no room for request 2.
+    quick = each_batch(0.26)
+    three = Instance(
+        [0, 0, 0], [8, 4, 4], [3, 6, 5], 17, time_unit="second", kv_accounting="cached"
+    )
+    machines = Machine(17, each_batch(0.41), role="prefill"), Machine(15, quick, role="decode")
+    there = Pools(machines, Link(0.5, 0.25))
+    found = evaluate(three, optsched.simulate(three, "fcfs", there), there)
+    assert found.metrics["evictions"] > 0
