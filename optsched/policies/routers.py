@@ -221,7 +221,8 @@ class Routed(Runner):
         fleet = begin_on(self.inner, job, self.workers)
         if fleet is None:
             names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
-            raise UsageError(
+            # Pools are one of several things that a comparison runs on.
+            raise (UsageError if job.pools is None else PolicyError)(
                 f"router {self.router.name!r}: found a scheduler that runs only whole "
                 f"instances, {job.name!r}; expected router={names} with it, in Python "
                 "Routed(policy, workers, router)"
