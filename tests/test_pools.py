@@ -488,6 +488,9 @@ def test_auto_takes_the_best_split_and_says_what_the_others_have(tmp_path: Path)
     assert all((text in others) == (text != best) for text in found)
     row = json.loads(done.stdout)["policies"][0]
     assert row["metrics"]["mean_latency"] == found[best]["mean_latency"]
+    for spec in ("vllm", "vllm:workers=3,decode_router=round-robin"):
+        assert best_split(busy(), 3, [spec], cost_model=MODEL, link=MOVING)[0] in found
+
     assert best_split(busy(), 3, ["vllm"], cost_model=MODEL, link=MOVING)[0] == best
 
 

@@ -27,6 +27,7 @@ from optsched.problem.limits import with_slos
 from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.specs import parse_spec
 
 POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""
@@ -254,7 +255,8 @@ def splits(
             row.certificates[name] = known.certificate
 
     def run(row: Split, spec: str, budget: Budget) -> None:
-        scheduler, machines = on_workers(spec, workers, router), pools[row.pools]
+        given, machines = "workers" in parse_spec(spec)[1], pools[row.pools]
+        scheduler = spec if given else on_workers(spec, workers, router)
         _, judged, _ = run_policy(limited, scheduler, machines, seed=seed, budget=budget)
         for name in metrics:
             value, best = judged.metrics[name], row.found.get(name)
