@@ -214,6 +214,8 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
                 verdict.breaks("eviction", j, i)
             if rounds and schedule.evict_mode != "restart":
                 verdict.breaks("evict_mode", j, i)
+            if start < request.lands - slack:
+                verdict.breaks("eviction", j, i)
             request.cached, request.worker = 0, None
             request.free_at = max(request.free_at, start)
             decode_phase.discard(i)
@@ -678,7 +680,10 @@ def random_moves(rng: Random) -> tuple[Instance, Pools, Schedule]:
             gone = [
                 i
                 for i in range(n)
-                if home[i] == w and role in "dm" and free_at[i] <= t and rng.random() < 0.05
+                if home[i] == w
+                and role in "dm"
+                and rng.random() < 0.05
+                and (free_at[i] <= t or rng.random() < 0.1)
             ]
             for i in gone:
                 cached[i], home[i], decoding[i] = 0, -1, False

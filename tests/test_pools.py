@@ -9,17 +9,18 @@ from random import Random
 
 import numpy as np
 import pytest
-from command_line import invoke, one_line_error, run
+from command_line import answer, invoke, one_line_error, run
 from slow_judge import CONSTANT, corrupted_moves, random_moves, slow_judge
 from test_fleet import each_batch
 
 import optsched
+from optsched.analysis.splits import best_split
 from optsched.costs.machine import Link, Machine, Pools
 from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.evaluate import evaluate
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, from_batches
 from optsched.workloads.generate import generate
 
@@ -150,6 +151,9 @@ def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
         ({"start": [0, 1, 2], "moved_start": [1.5, 1.5]}, Link(), "the move to its worker that st"),
         ({"worker": [0, 0, 0], "moved": [], "moved_to": [], "moved_offsets": [0] * 4}, Link(),
          "request 0: produces token 2 on worker 0, a prefill machine; expected the first one only"),
+        ({"batch_offsets": [0, 2, 3, 4], "request": [0, 1, 1, 0], "tokens": [4, 2, 1, 5],
+          "evicted_offsets": [0, 0, 1, 1], "evicted": [0]}, SOME,
+         "batch 1, request 0: is evicted at 2, before its move is over at 2.5"),
         ({"worker": [1, 0, 0], "moved_to": [0, 0]}, Link(),
          "request 0: is prefilled on worker 1, a decode machine; expected its KV from a prefill"),
     ],
@@ -456,3 +460,180 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     assert "moves" in shown
     alone = ("simulate", file, "--policy", "vllm", "--cost-model", MODEL, "--link", "x=1")
     assert "found without --pools; expected both" in one_line_error(invoke(*alone))
+
+
+@pytest.mark.parametrize("spec", ["fcfs", "vllm", "vllm-v1", "trail", "gsa", "mc-sf"])
+def test_waiting_kv_and_moves_that_just_end_are_counted_as_the_judge_counts_them(spec: str) -> None:
+    """KV waits on a machine of one seat, and the next prefill begins when its move ends.
+
+    Since the first arrival is not 0, that end is computed twice with different rounding.
+    """
+    for first in (0.53, 1.38, 2.09, 3.02):
+        two = Instance(
+            [first, first + 0.1, first + 0.1], [6, 5, 4], [4, 3, 2], 40, time_unit="second",
+            limits=Limits(max_running=1),
+        )  # fmt: skip
+        machines = [Machine(40, ONE, two.limits, role) for role in ("prefill", "decode")]
+        there = Pools(machines, Link(0.5, 0.25))
+        found = evaluate(two, optsched.simulate(two, spec, there), there)
+        assert found.metrics["moves"] == 3
+
+
+def test_kv_comes_only_when_what_is_evicted_for_it_is_gone() -> None:
+    # At 2.69 request 1 is evicted, and only KV that is on its way stays: no batch begins then, and
+    # until the next one at 2.91 there is no room for request 2.
+    quick = each_batch(0.26)
+    three = Instance(
+        [0, 0, 0], [8, 4, 4], [3, 6, 5], 17, time_unit="second", kv_accounting="cached"
+    )
+    machines = Machine(17, each_batch(0.41), role="prefill"), Machine(15, quick, role="decode")
+    there = Pools(machines, Link(0.5, 0.25))
+    found = evaluate(three, optsched.simulate(three, "fcfs", there), there)
+    assert found.metrics["evictions"] > 0
+
+
+CHOSEN = ("--workers", 2, "--pools", "auto")
+
+
+def test_auto_takes_the_best_split_and_says_what_the_others_have(tmp_path: Path) -> None:
+    file = tmp_path / "busy.json"
+    optsched.write_instance(busy(), file)
+    asked = ("compare", file, "--policy", "vllm", "--cost-model", MODEL, "--no-bound")
+    link = ("--link", "latency=5ms,token=20us")
+    found = {}
+    for text in ("1p2d", "2p1d", "3m"):
+        found[text] = answer(*asked, "--pools", text, *link)["policies"][0]["metrics"]
+
+    best = min(found, key=lambda text: found[text]["mean_latency"])
+    done = invoke(*asked, "--workers", 3, "--pools", "auto", *link, "--json", "-")
+    assert done.stderr.count("\n") == 1
+    assert f"pools: {best} is taken, with a mean latency of" in done.stderr
+    others = done.stderr.split("others have: ")[1]
+    assert all((text in others) == (text != best) for text in found)
+    row = json.loads(done.stdout)["policies"][0]
+    assert row["metrics"]["mean_latency"] == found[best]["mean_latency"]
+    for spec in ("vllm", "vllm:workers=3,decode_router=round-robin"):
+        assert best_split(busy(), 3, [spec], cost_model=MODEL, link=MOVING)[0] in found
+
+    assert best_split(busy(), 3, ["vllm"], cost_model=MODEL, link=MOVING)[0] == best
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "message"),
+    [
+        (("--workers", 3), 2, "--workers, --pools auto: found one of them; expected both"),
+        (("--pools", "auto"), 2, "--workers, --pools auto: found one of them; expected both"),
+        (("--workers", 65, "--pools", "auto"), 2, "workers: found 65; expected an integer from 2"),
+        ((*CHOSEN, "--time-limit", 0), 4, "pools: found no split with a schedule (no time)"),
+    ],
+)
+def test_auto_needs_a_number_of_machines_and_time(
+    tmp_path: Path, more: tuple, status: int, message: str
+) -> None:
+    optsched.write_instance(busy(), tmp_path / "busy.json")
+    asked = ("compare", tmp_path / "busy.json", "--policy", "vllm", "--cost-model", MODEL)
+    assert message in one_line_error(invoke(*asked, *more), status)
+
+
+def each_kind() -> dict[str, Instance]:
+    """Tiny instances with each feature, by the name of what refuses KV that moves, if anything."""
+    plain = {"time_unit": "second", "kv_capacity": 400}
+    sizes = [40, 64, 64], [4, 5, 3]
+    seconds = Instance([0.0, 0.1, 0.2], *sizes, **plain)
+    after = {"after": [[], [0], [1]], "delay": [0, 0.1, 0.2]}
+    family = {"prefix_parent": [-1, 0, 0], "prefix_tokens": [0, 32, 32], "prefix_block_tokens": 16}
+    return {
+        "rounds": Instance([0, 1, 2], *sizes, kv_capacity=400),
+        "sessions": Instance([0.0, None, None], *sizes, **plain, **after),
+        "shared prefixes": replace(seconds, **family),
+        "predicted": replace(seconds, predicted=[3, 5, 9]),
+        "intervals": replace(seconds, predicted_lower=[2, 2, 2], predicted_upper=[8, 8, 8]),
+        "slos": replace(seconds, slo_ttft=[1.0] * 3, slo_tpot=[0.1] * 3),
+        "blocks": replace(seconds, kv_block_tokens=16),
+    }
+
+
+@pytest.mark.parametrize("kind", list(each_kind()))
+@pytest.mark.parametrize("text", ["1p1d", "2m"])
+def test_whatever_meets_pools_works_or_is_refused_by_name(
+    tmp_path: Path, kind: str, text: str
+) -> None:
+    instance, file, out = each_kind()[kind], tmp_path / "some.json", tmp_path / "out.json"
+    optsched.write_instance(instance, file)
+    model = () if instance.in_rounds else ("--cost-model", MODEL)
+    link = "latency=1" if instance.in_rounds else "latency=1ms,token=2us"
+    given = (*model, "--pools", text, "--link", link)
+    asked = ("simulate", file, *given, "--policy", "vllm-v1", "--schedule-out", out)
+    if kind == "shared prefixes" and text == "1p1d":
+        for words in (asked, ("compare", file, *given, "--policy", "fcfs")):
+            assert "found an instance with shared prefixes" in one_line_error(invoke(*words))
+        assert "proved for prefix_block_tokens" in one_line_error(invoke("bound", file, *given))
+        return
+
+    run(*asked)
+    drawn = ("plot", out, "--instance", file, *given, "-o", tmp_path / "some.svg")
+    for words in (
+        ("evaluate", file, out, *given),
+        ("verify", file, out, *given),
+        ("trace", file, out, *given, "-o", tmp_path / "trace.json"),
+        (*drawn, "--kind", "states"),
+        (*drawn, "--kind", "kv"),
+    ):
+        run(*words)
+    gap = invoke(*drawn, "--kind", "gap", "--against", out)
+    assert "--pools: found with --kind gap, which does not know pools" in one_line_error(gap)
+    if text == "1p1d":
+        for words in (("evaluate", file, out), ("why", file, out)):
+            error = one_line_error(invoke(*words, *model))
+            assert "found moves of KV without pools; expected optsched.Pools, or --pools" in error
+
+    compared = ("--policy", "fcfs", "--time-limit", 1)
+    done = run("compare", file, *given, *compared)
+    unproved = {"rounds": "pools", "sessions": "after", "shared prefixes": "prefix_block_tokens"}
+    assert ("bound: none known" in done) == (kind in unproved)
+    assert f"is proved for {unproved.get(kind, '')}" in done or kind not in unproved
+    if kind in unproved:
+        refused = one_line_error(invoke("bound", file, *given))
+        assert f"is proved for {unproved[kind]}" in refused
+    if kind != "rounds":
+        load = ("capacity", file, *given, "--policy", "fcfs", "--slo-ttft", 5, "--time-limit", 1)
+        loaded = invoke(*load)
+        assert loaded.exit_code == 0 or "error: " in one_line_error(loaded, loaded.exit_code)
+        both = one_line_error(invoke(*load, "--workers", 2))
+        assert "workers: found 2 beside pools; expected one of them" in both
+
+
+def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) -> None:
+    file, table = tmp_path / "busy.json", tmp_path / "pools.toml"
+    optsched.write_instance(busy(), file)
+    fast = "roofline:llama2-7b,device=h100,tp=2"
+    table.write_text(
+        f'[machines.1p]\ncost_model = "{fast}"\nkv_capacity = 3000\nmax_running = 8\n'
+        '[machines.2d]\n[link]\nlatency = "5ms"\ntoken = "20us"\nrecompute_last = true\n',
+        encoding="utf-8",
+    )
+    made = make_pools(str(table), busy(), MODEL)
+    assert [one.role for one in made.machines] == ["prefill", "decode", "decode"]
+    assert [one.kv_capacity for one in made.machines] == [3000, 1500, 1500]
+    assert [one.limits.max_running for one in made.machines] == [8, None, None]
+    assert made.link == Link(0.005, 20e-6, recompute_last=True)
+    assert len({one.cost.sha256 for one in made.machines}) == 2
+    given = ("--cost-model", MODEL, "--pools", table)
+    out = tmp_path / "out.json"
+    run("simulate", file, *given, "--policy", "vllm", "--schedule-out", out)
+    assert "valid schedule" in run("verify", file, out, *given)
+    done = run("compare", file, *given, "--policy", "vllm", "--time-limit", 2)
+    assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
+
+    for text, message in (
+        ("[machines]", "found machines, link; expected tables link, machines.2p"),
+        ("machines = 3", "found machines, link; expected tables link, machines.2p"),
+        ("[other]", "found machines, link, other; expected tables link, machines.2p"),
+        ("[machines.2x]", "pools '2x': expected such as 2p6d, 4m, 2p2d4m or a .toml file"),
+        ("[machines.2m]\nspeed = 2", "machines: 2m: parameter 'speed' is unknown; known are cost_"),
+        ("[machines.2m]\nkv_capacity = 'x'", "parameter kv_capacity: found 'x'; expected an int"),
+        ("[machines.2m]\n[link]\nspeed = 2", "parameter 'speed' is unknown; known are latency"),
+        ("[machines", "not a readable TOML file"),
+    ):
+        table.write_text(text, encoding="utf-8")
+        assert message in one_line_error(invoke("bound", file, *given)), text

@@ -11,21 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.pools import POOLED, POOLED_IN_TIME, certify_pools
+from optsched.bounds.pools import POOLED, POOLED_IN_TIME
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Link
 from optsched.costs.pools import make_pools
 from optsched.files.results import cost_model_reference, head
-from optsched.optimize.formulations.base import Task
-from optsched.optimize.interval import Interval
-from optsched.optimize.strategies import NO_SCHEDULE, prove, run_policy
+from optsched.optimize.bound import bound as find_bound
+from optsched.optimize.strategies import NO_SCHEDULE, run_policy
 from optsched.policies import make_policy, on_workers
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError, ViolationError
+from optsched.problem.errors import InputError, NoIncumbentError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
+from optsched.problem.markup import number
+from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.specs import parse_spec
 
 POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""
@@ -171,6 +173,8 @@ def splits(
     time_limit_s: float | None = None,
     seed: int = 0,
     certify: bool = False,
+    prove: bool = True,
+    deflect_below: int = 0,
     progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
     **slos: float | None,
@@ -180,7 +184,7 @@ def splits(
     Parameters
     ----------
     instance : Instance
-        One in seconds.
+        One in seconds, if there are to be bounds.
     workers : int
         Number of machines, from 2 to 64. Each has the KV capacity and the limits of the instance.
     policies : iterable of str, optional
@@ -195,6 +199,10 @@ def splits(
     seed : int
     certify : bool
         Whether to make certificates of the bounds on mean latency and mean TTFT.
+    prove : bool
+        Whether to look for bounds. Without them an instance may be in rounds, and have sessions.
+    deflect_below : int
+        See `optsched.Pools`.
     progress : callable, optional
         Called with the name of each split before its work begins.
     stop : threading.Event, optional
@@ -212,7 +220,7 @@ def splits(
         The instance is in rounds, a value is out of its range, a policy is unknown, or the bounds
         are not proved for a feature of the instance, such as sessions or shared prefixes.
     """
-    if instance.in_rounds:
+    if prove and instance.in_rounds:
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
     if not 2 <= workers <= _MAX:
         raise InputError(f"workers: found {workers!r}; expected an integer from 2 to {_MAX}")
@@ -225,27 +233,30 @@ def splits(
 
     cost = cost_for(limited, cost_model)
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
-    pools = {name: make_pools(name, limited, cost, link) for name in names}
+    pools = {name: make_pools(name, limited, cost, link, deflect_below) for name in names}
     metrics = ("mean_latency", "mean_ttft", *(("slo_goodput",) if limited.slos else ()))
 
     def bound(row: Split, name: str, part: Budget, mixed: Split) -> None:
-        asked, n = limited if name == "slo_goodput" else instance, 1
+        asked, method, n = instance, POOLED, 1
         goal = Objective(name)
         if name == "mean_latency":
             goal, n = TOTAL_LATENCY, instance.n
+        elif name == "slo_goodput":
+            asked, method = limited, POOLED_IN_TIME
 
-        known = Interval(Task(asked, cost, (goal,), pools=pools[row.pools]))
-        prove(known, part, POOLED_IN_TIME.name if name == "slo_goodput" else POOLED.name)
-        assert known.bound is not None
-        value = known.bound / n
+        more: dict[str, Any] = {"pools": pools[row.pools], "certify": certify, "stop": part.stop}
+        more |= {"cost_model": cost, "time_limit_s": part.left_s}
+        known = find_bound(asked, objective=goal, method=method.name, **more)
+        assert known.value is not None
+        value = known.value / n
         # With no link and no roles the machines can do whatever they do in a split.
-        row.bounds[name] = max(value, mixed.bounds.get(name, value), key=goal.signed)
-        if certify and known.tree is not None:
-            made = certify_pools(instance, goal.name, known.tree[1])
-            row.certificates[name] = made
+        row.bounds[name] = max(value, mixed.bounds.get(name, value), key=Objective(name).signed)
+        if known.certificate is not None:
+            row.certificates[name] = known.certificate
 
     def run(row: Split, spec: str, budget: Budget) -> None:
-        scheduler, machines = on_workers(spec, workers, router), pools[row.pools]
+        given, machines = "workers" in parse_spec(spec)[1], pools[row.pools]
+        scheduler = spec if given else on_workers(spec, workers, router)
         _, judged, _ = run_policy(limited, scheduler, machines, seed=seed, budget=budget)
         for name in metrics:
             value, best = judged.metrics[name], row.found.get(name)
@@ -263,7 +274,7 @@ def splits(
 
             rows.append(Split(name))
             part = budget.part(1 / (len(names) - place))
-            for metric in metrics:
+            for metric in metrics if prove else ():
                 own = Budget(min(_BOUND_S, part.left_s), stop=part.stop)
                 bound(rows[-1], metric, own, rows[0])
 
@@ -278,3 +289,45 @@ def splits(
     rows = [*rows[1:], *rows[:1]]
     moved, stopped = pools[names[-1]].link, interrupted or budget.stopped
     return Splits(instance, cost, moved, given, metrics, tuple(rows), stopped)
+
+
+def best_split(
+    instance: Instance, workers: int, policies: Iterable[str] | None = None, **more: Any
+) -> tuple[str, str]:
+    """Return the split of machines on which policies have the best mean latency, and say so.
+
+    Parameters
+    ----------
+    instance : Instance
+        In rounds or in seconds.
+    workers : int
+        Number of machines, from 2 to 64.
+    policies : iterable of str, optional
+        Policies that run on every split (default: `POLICIES`).
+    **more
+        Other parameters of `splits`. With a time limit not all splits may be tried.
+
+    Returns
+    -------
+    pools : str
+        The split, such as ``2p6d``, for `optsched.costs.pools.make_pools`.
+    words : str
+        One line: which split is taken, and what the others have.
+
+    Raises
+    ------
+    NoIncumbentError
+        No policy has a schedule on any split.
+    """
+    found = splits(instance, workers, policies, prove=False, **more)
+    best = found.best("mean_latency")
+    if best is None:
+        reasons = "; ".join(dict.fromkeys(error for row in found.rows for error in row.errors))
+        raise NoIncumbentError(f"pools: found no split with a schedule ({reasons or 'no time'})")
+
+    shown = {row.pools: number(row.found.get("mean_latency")) for row in found.rows}
+    value = f"{shown.pop(best.pools)} {time_words(instance.time_unit)}"
+    others = ", ".join(f"{name} {one}" for name, one in shown.items()) or "none"
+    words = f"{best.pools} is taken, with a mean latency of {value} by"
+    policy = best.policies["mean_latency"]
+    return best.pools, f"pools: {words} {policy}; of {workers} splits others have: {others}"

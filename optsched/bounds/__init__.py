@@ -37,10 +37,11 @@ def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> 
     }
     able = {name: bound for name, bound in applying.items() if not lacks[name]}
     if method == "auto" and required and applying and not able:
-        least = min(lacks.values(), key=len)
+        # Those for just such tasks, as of pools, say more than others that refuse the pools.
+        least = min(lacks, key=lambda name: (not applying[name].needs, len(lacks[name])))
         raise UsageError(
-            f"bound: no bound on {task.objective} is proved for {', '.join(least)}; expected an "
-            "instance without"
+            f"bound: no bound on {task.objective} is proved for {', '.join(lacks[least])}; "
+            "expected an instance without"
         )
 
     if method == "auto":

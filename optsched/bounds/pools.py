@@ -367,9 +367,3 @@ POOLED = Bound(
     "pools", _WORDS, "second", _METRICS, pools_bound, _PROVED, searches=True, needs=POOLS
 )
 POOLED_IN_TIME = Bound("slo-pools", _IN_TIME, "second", _SERVED, within_pools, _PROVED, needs=POOLS)
-
-
-def words_of(certificate: Mapping[str, Any]) -> str:
-    """Return the pools of a valid certificate in words, such as ``on pools of 2 prefill, ...``."""
-    counts = {k: one["machines"] for k, one in certificate["pools"].items() if k != "link"}
-    return "on pools of " + ", ".join(f"{count} {name}" for name, count in counts.items())

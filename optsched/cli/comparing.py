@@ -10,11 +10,15 @@ from optsched.cli import output
 from optsched.cli.options import UNSET, Given, Seed, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
 from optsched.files.outputs import make_folder
-from optsched.problem.errors import NoIncumbentError, ViolationError
+from optsched.problem.budget import Budget
+from optsched.problem.errors import NoIncumbentError, UsageError, ViolationError
 from optsched.problem.metrics import LOST
 
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison, PolicyRow
+
+_SPLIT_SHARE = 0.5
+"""The share of the time limit for ``--pools auto``."""
 
 
 def compare(
@@ -22,6 +26,7 @@ def compare(
     policies: list[str] | None = None,
     cost_model: str | None = None,
     machines: Given = UNSET,
+    workers: int | None = None,
     bound: bool = True,
     time_limit: TimeLimit = 60.0,
     slos: Given = UNSET,
@@ -33,6 +38,7 @@ def compare(
     """Compare policies with the best known schedule and with a bound.
 
     Parameters:
+      workers N: The number of machines that --pools auto splits, from 2 to 64.
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
       schedules_out DIR: Write every policy's schedule and the best known, best.json, into this
         folder.
@@ -40,10 +46,16 @@ def compare(
     """
     instance, cost = read_checked(instance_file, cost_model, json_out, folder=schedules_out)
     from optsched.analysis.compare import compare as run
+    from optsched.analysis.splits import best_split
+
+    given = dict(machines)
+    if (given.get("pools") == "auto") != (workers is not None):
+        raise UsageError("--workers, --pools auto: found one of them; expected both")
+    if workers is not None:
+        del given["pools"]
 
     asked: dict[str, Any] = {
         "cost_model": cost,
-        "pools": in_pools(instance, cost, machines),
         "bound": bound,
         "time_limit_s": time_limit,
         "seed": seed,
@@ -58,6 +70,15 @@ def compare(
             else:
                 line.show(f"policy {what}")
 
+        if workers is not None:
+            budget = Budget(time_limit)
+            more: dict[str, Any] = {"cost_model": cost, "seed": seed, "stop": stop, **slos, **given}
+            more |= {"time_limit_s": _SPLIT_SHARE * time_limit, "progress": line.show}
+            given["pools"], words = best_split(instance, workers, policies or None, **more)
+            output.tell(words)
+            asked["time_limit_s"] = budget.left_s
+
+        asked["pools"] = in_pools(instance, cost, given)
         comparison = run(instance, policies or None, progress=progress, stop=stop, **asked)
 
     data = comparison.to_dict()

@@ -321,7 +321,7 @@ def _verify_certificate(
     instance: Instance, file: str, certificate: dict[str, Any], cost: CostModel | Pools | None
 ) -> str:
     from optsched.bounds.certificate import verify_certificate
-    from optsched.bounds.pools import verify_pools, words_of
+    from optsched.bounds.pools import verify_pools
 
     on_pools = "pools" in certificate
     if on_pools != isinstance(cost, Pools):
@@ -341,8 +341,8 @@ def _verify_certificate(
         raise ViolationError(f"{file}: {error}", rule=error.rule) from None
 
     words = f"or more in {ONE_WORKER}"
-    if on_pools:
-        words = f"or more in any schedule {words_of(certificate)}"
+    if isinstance(cost, Pools):
+        words = f"or more in {Scope(len(cost.machines), pools=cost.words)}"
 
     if certificate["claim"] == "optimal":
         words = f"is optimal {ONE_WORKER.machines}"

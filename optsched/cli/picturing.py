@@ -115,6 +115,9 @@ class _Source:
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
         """Return the kind of figure that is asked for, or the first kind."""
+        kind = self.kind or kinds[0]
+        if self.machines and kind not in SCHEDULE_KINDS[:-1]:
+            raise UsageError(f"--pools: found with --kind {kind}, which does not know pools")
         if self.kind is not None and self.kind not in kinds:
             known = ", ".join(kinds)
             more = "; gap is for a schedule, --against another" if self.kind == "gap" else ""
@@ -122,7 +125,7 @@ class _Source:
                 f"--kind: found {self.kind!r} for {what}; expected one of {known}{more}"
             )
 
-        return self.kind or kinds[0]
+        return kind
 
     def draw_schedule(
         self, label: str, file: str | Path, kind: str, digest: object, known: object = None

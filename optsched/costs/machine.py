@@ -162,7 +162,9 @@ class Pools:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object that result files carry."""
         roles = [one.role for one in self.machines]
-        return {"roles": roles, "link": asdict(self.link), "deflect_below": self.deflect_below}
+        data = {"roles": roles, "link": asdict(self.link), "deflect_below": self.deflect_below}
+        own = [{"kv_capacity": m.kv_capacity, "cost_model": m.cost.name} for m in self.machines]
+        return data if all(one == own[0] for one in own) else {**data, "machines": own}
 
 
 Hardware = CostModel | str | Path | Machine | Sequence[Machine] | Pools | None

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from optsched.costs.architectures import ARCHITECTURES, Architecture, architectu
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Link, Machine, Pools, Role
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.specs import Parameter, convert_all, read_pairs
+from optsched.problem.text_files import read_toml
 
 ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
 MAX_MACHINES = 10_000
@@ -20,12 +22,15 @@ MAX_MACHINES = 10_000
 _SECONDS = {"": 0, "s": 0, "ms": -3, "us": -6, "ns": -9}
 _GB_S = {"KB/s": -6, "MB/s": -3, "GB/s": 0, "TB/s": 3}
 """Powers of ten of units."""
+_OWN = {"cost_model": Parameter(str, False, None)}
+_OWN |= dict.fromkeys(("kv_capacity", *vars(Limits())), Parameter(int, False, None))
+"""What a file may say of machines. The rest is the instance's and the caller's."""
 
 
 def roles_of(text: str) -> list[Role]:
     """Return the role of each machine of ``2p6d``: 2 prefill and 6 decode machines (m: mixed)."""
     if not re.fullmatch(r"(\d{1,5}[pdm])+", text):
-        raise InputError(f"pools {text!r}: expected such as 2p6d, 4m or 2p2d4m")
+        raise InputError(f"pools {text!r}: expected such as 2p6d, 4m, 2p2d4m or a .toml file")
 
     parts = [(int(count), ROLES[role]) for count, role in re.findall(r"(\d+)([pdm])", text)]
     total = sum(count for count, _ in parts)
@@ -48,7 +53,7 @@ def make_pools(
     ----------
     pools : str
         The number of machines of each role: ``2p6d`` is 2 prefill and 6 decode machines, and
-        ``4m`` is 4 mixed ones.
+        ``4m`` is 4 mixed ones. Or a ``.toml`` file of machines that differ (docs/howto/pools.md).
     instance : Instance
     cost_model : BatchCost, str or path, optional
         The batch times of every machine.
@@ -57,11 +62,30 @@ def make_pools(
     deflect_below : int
         See `Pools`.
     """
-    cost = cost_for(instance, cost_model)
-    own = None if instance.in_rounds else cost
-    machines = [Machine(instance.kv_capacity, own, instance.limits, r) for r in roles_of(pools)]
-    given = parse_link(link, cost.name) if isinstance(link, str) else link or Link()
-    return Pools(machines, given, deflect_below)
+    tables: dict[str, Any] = {"machines": {pools: {}}, "link": {}}
+    if pools.endswith(".toml"):
+        tables |= read_toml(pools, "pools in TOML")
+
+    kinds = tables["machines"] if isinstance(tables["machines"], dict) else {}
+    shaped = kinds and all(isinstance(one, dict) for one in (*tables.values(), *kinds.values()))
+    if len(tables) > 2 or not shaped:
+        raise InputError(f"{pools}: found {', '.join(tables)}; expected tables link, machines.2p")
+
+    machines = list[Machine]()
+    for name, own in kinds.items():
+        where = f"{pools}: machines: {name}"
+        given = convert_all({key: str(value) for key, value in own.items()}, _OWN, where)
+        cost = cost_for(instance, given.pop("cost_model", cost_model))
+        capacity = given.pop("kv_capacity", instance.kv_capacity)
+        limits = replace(instance.limits, **given)
+        model = None if instance.in_rounds else cost
+        machines += [Machine(capacity, model, limits, role) for role in roles_of(name)]
+
+    if link is None and tables["link"]:
+        link = ",".join(f"{key}={value}" for key, value in tables["link"].items())
+
+    moved = parse_link(link, machines[0].cost.name) if isinstance(link, str) else link or Link()
+    return Pools(machines, moved, deflect_below)
 
 
 def stated_pools(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +101,8 @@ def stated_pools(data: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         roles, link, below = (data["pools"][k] for k in ("roles", "link", "deflect_below"))
+        if "machines" in data["pools"]:
+            raise InputError("pools: found machines that differ; expected --pools with their file")
         text = "".join(f"1{role[0]}" for role in roles)
         return {"pools": text, "link": Link(**link), "deflect_below": below}
     except (KeyError, TypeError):

@@ -58,6 +58,7 @@ moved: moves at {value}; expected {limit} or later, as its batch and the receive
 kv_capacity: {value} KV tokens are held while KV comes in; expected at most kv_capacity {limit}
 role: produces token {limit} on worker {value}, a prefill machine; expected the first one only
 role: is prefilled on worker {value}, a decode machine; expected its KV from a prefill machine
+eviction: is evicted at {value}, before its move is over at {limit}
 """
 WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 """The short name of each rule, in their order, and what is said of its batch or request."""
@@ -156,7 +157,7 @@ def _violation(
 ) -> ViolationError:
     """Return the error of a breach, with the requests that hold KV where these break a limit."""
     i, since = int(found.request), 0.0
-    moving = (rules.MOVE_FIRST, rules.MOVE_START)
+    moving = (rules.MOVE_FIRST, rules.MOVE_START, rules.EVICT_MOVING)
     if found.rule in (*moving, rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
         since = float(instance.first_arrival)
 

@@ -37,6 +37,7 @@ class Moves(NamedTuple):
     `start`: since the first arrival, NaN where none is given; the replay writes when each move
     starts and ends. `kv`: what the sender holds until the end. `next`: an earlier move from the
     same sender that is not over, or -1.
+    `blur`: a move that ends so much later than something begins is over by then, see `Origin`.
     """
 
     offsets: Ints
@@ -50,6 +51,7 @@ class Moves(NamedTuple):
     per_token: float
     recompute: bool
     deflect_below: int
+    blur: float
 
 
 def moves_of(
@@ -72,7 +74,11 @@ def moves_of(
     link, below = (Link(), 0) if pools is None else (pools.link, pools.deflect_below)
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
     done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
-    return Moves(offsets, moved, to, times.copy(), *done, *rates, below)
+    blur, given = 0.0, schedule.moved_start
+    if given is not None and len(given) and instance.first_arrival and not instance.in_rounds:
+        blur = batches * float(np.spacing(np.abs(given).max()))
+
+    return Moves(offsets, moved, to, times.copy(), *done, *rates, below, blur)
 
 
 def set_roles(workers: Any, machines: Sequence[Machine], zero: float) -> None:
@@ -111,7 +117,7 @@ def leave(worker: Any, m: Moves, until: float) -> None:
     """Free what has moved from a worker by a time."""
     last, p = -1, worker.leaving
     while p >= 0:
-        if m.end[p] <= until:
+        if m.end[p] <= until + m.blur:
             worker.held -= m.kv[p]
             worker.running -= 1
             if last < 0:

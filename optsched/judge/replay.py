@@ -45,8 +45,8 @@ read_start = njit(schedule.read_start)
     DUPLICATE, FINISHED, NO_TOKENS, EMPTY_BATCH, DECODE_TOKENS, TOO_MANY_TOKENS, CHUNKED, HYBRID,
     BATCH_TOKENS, PREFILL_TOKENS, START_EARLY, ARRIVAL, OTHER_WORKER, STILL_BUSY, CLAIM_MISSING,
     KV_CAPACITY, MAX_RUNNING, UNFINISHED, RETAINED, AFTER, MOVE_FIRST, MOVE_NOTHING,
-    MOVE_TO, MOVE_START, TAKES_IN, DECODES, PREFILLS,
-) = range(35)  # fmt: skip
+    MOVE_TO, MOVE_START, TAKES_IN, DECODES, PREFILLS, EVICT_MOVING,
+) = range(36)  # fmt: skip
 
 
 class Limits(NamedTuple):
@@ -624,6 +624,9 @@ def _replay(
         end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
+            if begin < r.free_at - origin.blur:  # its KV is still on its way
+                return Breach(EVICT_MOVING, evicted[p], begin, r.free_at), j
+
             r.free_at = max(r.free_at, begin)
 
         for p in range(offsets[j], offsets[j + 1]):

@@ -258,7 +258,7 @@ def bound(
     if method == "auto" and "dual" in names:
         _raise_in_rounds(interval, names, seed)
     else:
-        searches = any(one.searches for one in queue)
+        searches = pools is None and any(one.searches for one in queue)
         prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
 
     bound_s = budget.spent_s

@@ -46,6 +46,7 @@ class PoolFleet(MixedFleet):
         self.prefill, self.left = set(pools.workers("prefill")), np.full(job.instance.n, np.inf)
         below = pools.deflect_below if pools.workers("decode") else 0
         self.deflected = job.instance.prompt_tokens < below
+        self.single = job.instance.output_tokens == 1  # they end where they are prefilled
         second = pools.workers("decode") or pools.workers("mixed")
         self.begin = self._among(pools.workers("prefill", "mixed"), routers[0], self.left)
         self.go_on = self._among(second, routers[1], self.finish)
@@ -69,7 +70,7 @@ class PoolFleet(MixedFleet):
         for event in events:
             if not event.moves:
                 self.left[event.request] = min(self.left[event.request], event.time)
-                if worker not in self.prefill or self.ends_at_once(event.request):
+                if worker not in self.prefill or self.single[event.request]:
                     self.finish[event.request] = event.time
 
         return events
@@ -91,16 +92,12 @@ class PoolFleet(MixedFleet):
             elif watch:
                 return event
 
-    def ends_at_once(self, request: int) -> bool:
-        """Whether a request has one token only, and ends where it is prefilled."""
-        return bool(self.job.instance.output_tokens[request] == 1)
-
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """See `Fleet.assign`. With `reserve` a request first waits for room where it goes on."""
         now = float(self.job.instance.given_release[request]) if at is None else at
         if worker in self.prefill:
             self.at[request] = worker
-        if worker in self.prefill and self.reserve and not self.ends_at_once(request):
+        if worker in self.prefill and self.reserve and not self.single[request]:
             self.to[request] = self.go_on(request, now)
             self.receive(self.to[request], request, now, self.link, math.inf)
         else:

@@ -208,7 +208,7 @@ class Routed(Runner):
 
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. Routers see which requests have finished when one arrives."""
-        if job.pools is not None:
+        if job.pools is not None and job.pools.workers("prefill", "decode"):
             return self._in_pools(job, job.pools)
         if self.workers == 1 and not job.machines:
             return self.inner.run(job)
@@ -221,7 +221,8 @@ class Routed(Runner):
         fleet = begin_on(self.inner, job, self.workers)
         if fleet is None:
             names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
-            raise UsageError(
+            # Pools are one of several things that a comparison runs on.
+            raise (UsageError if job.pools is None else PolicyError)(
                 f"router {self.router.name!r}: found a scheduler that runs only whole "
                 f"instances, {job.name!r}; expected router={names} with it, in Python "
                 "Routed(policy, workers, router)"

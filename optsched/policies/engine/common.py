@@ -68,6 +68,7 @@ STATE = (
     ("batches", np.int64),  # rows of the columns so far
     ("entries", np.int64),
     ("evicted", np.int64),
+    ("settled", np.int64),  # evicted before the last batch: the KV of later ones is still there
     ("since", np.int64),  # batches since the last completion
     ("longest", np.int64),  # output
     ("turns", np.int64),  # turns of the loop until it returns to look at the clock
@@ -510,6 +511,15 @@ def waits(requests: Records, s: np.record, by_arrival: Ints, until: float, about
 
 
 @njit(allocates=False)
+def barred(r: Any, s: Any, lost: int = 0) -> bool:
+    """Whether KV must not come yet, since what is evicted is there until the next batch begins.
+
+    That batch is sure to come if KV is on its way already. `lost`: evictions to come.
+    """
+    return bool(r.away and s.moving > 0 and s.evicted + lost > s.settled)
+
+
+@njit(allocates=False)
 def pull(r: Any, s: Any) -> None:
     """Let the KV of a request come, which has just been given room and is in no batch yet."""
     r.away = False
@@ -548,6 +558,7 @@ def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
     s.off_default = s.off_default or start != default
     s.now = s.end = start + duration
     b["entries"], b["evicted"] = s.entries, s.evicted
+    s.settled = s.evicted
     s.batches += 1
 
 

@@ -34,8 +34,8 @@ MAX_BATCHES_WITHOUT = 10_000
 tokens of the longest one, are an endless loop."""
 
 # A policy object has its own time. Compiled for one caller more, these would take longer.
-arriving, idle, landed, pull = map(
-    plain, (common.arriving, common.idle, common.landed, common.pull)
+arriving, idle, landed, pull, is_barred = map(
+    plain, (common.arriving, common.idle, common.landed, common.pull, common.barred)
 )
 full, with_room, run_batch = map(plain, (common.full, common.with_room, common.run_batch))
 add_eviction, evict = plain(common.add_eviction), plain(life.evict)
@@ -171,7 +171,8 @@ class _Loop:
                 idle(self.requests, s, queue, until)
                 continue
 
-            batch = self.ask()
+            # KV that waits to move elsewhere may leave no seat.
+            batch = self.ask() if self.limits.max_running > 0 else Batch()
             self.check(batch)
             if (self.ready > 0).any() or self.requests["away"].any():
                 batch = self.come(batch)
@@ -217,13 +218,18 @@ class _Loop:
 
     def come(self, batch: Batch) -> Batch:
         """Let KV come of requests that the policy admits, and leave those out that wait for it."""
-        admitted = [i for i in batch.tokens if self.requests[i].away]
+        if any(self.ready[i] > 0 for i in batch.evict):
+            return Batch()  # KV on its way is not sent back: the batch may not fit before
+
+        lost, r = len(batch.evict), self.requests
+        barred = [i for i in batch.tokens if is_barred(r[i], self.s, lost)]
+        admitted = [i for i in batch.tokens if r[i].away and i not in barred]
         for i in admitted:
-            pull(self.requests[i], self.s)
+            pull(r[i], self.s)
 
         self.begin(admitted)
-        tokens = {i: c for i, c in batch.tokens.items() if self.ready[i] == 0}
-        return replace(batch, tokens=tokens, evict=[i for i in batch.evict if self.ready[i] == 0])
+        tokens = {i: c for i, c in batch.tokens.items() if self.ready[i] == 0 and i not in barred}
+        return replace(batch, tokens=tokens)
 
     def begin(self, requests: Sequence[int]) -> None:
         """Let waiting requests hold KV from now on."""
@@ -285,6 +291,10 @@ class _Loop:
 
     def ask(self) -> Batch:
         instance, where = self.job.instance, self.where()
+        limits, seats = instance.limits, self.limits.max_running
+        if limits.max_running not in (None, seats):
+            limits = replace(limits, max_running=seats)
+
         view = View(
             now=instance.first_arrival + self.s.now,
             waiting=list(self.waiting),
@@ -292,7 +302,7 @@ class _Loop:
             kv_capacity=self.limits.kv_capacity,
             kv_offset=instance.kv_offset,
             kv_block_tokens=instance.kv_block_tokens,
-            limits=instance.limits,
+            limits=limits,
             hybrid=instance.hybrid_batching is not False,
             chunked=instance.chunked_prefill is not False,
             evict_mode=self.mode,

@@ -127,6 +127,7 @@ def _choose(
     alone, decodes, prefills = shares
     latest = 0.0
     used = kept = lost = admitted = position = 0
+    seats = min(settings.seats, limits.max_running)
     refused, moving = False, s.moving  # those whose KV comes and that are not counted yet
     for k in range(s.running if moving > 0 else 0):
         r = requests[running[k]]
@@ -165,8 +166,8 @@ def _choose(
             if r.away:
                 work, kv = 1, kv_of(r.cached, limits)
 
-        seated = kept + admitted + moving < settings.seats and used + kv <= limits.kv_capacity
-        if not seated or (fresh and work == 0):
+        seated = kept + admitted + moving < seats and used + kv <= limits.kv_capacity
+        if not seated or (fresh and (work == 0 or common.barred(r, s, lost))):
             refused = True
             if not fresh:
                 aside[lost] = i

@@ -418,7 +418,7 @@ def _admissible(
     needed = kv_of(r.prompt + r.produced, limits)
     if cache is not None:
         needed += blocks.extra(s, cache, i, r.cached // cache.block)
-    if size > limits.max_running or not room(s, needed, limits):
+    if size > limits.max_running or not room(s, needed, limits) or common.barred(r, s, s.lost):
         return False
     if settings.sorting == prefills.IN_GROUPS and r.band > 0:
         return False

@@ -317,7 +317,7 @@ def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings, cac
             needed += blocks.extra(s, cache, i, found)
         if s.running > 0:
             needed += settings.watermark
-        if tokens == 0 or not room(s, needed, limits):
+        if tokens == 0 or not room(s, needed, limits) or common.barred(r, s):
             if cache is not None:
                 r.cached = 0
             break
