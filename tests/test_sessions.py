@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run
-from session_cases import best_in_rounds, best_in_seconds, chains, forest
+from session_cases import best_in_rounds, best_in_seconds, chains, forest, sharing_chains
 from slow_judge import TIMED, slow_judge
 
 from optsched import BatchCost, Instance, bound, evaluate, from_starts, simulate, solve, timeline
@@ -280,12 +280,13 @@ def test_deadlines_count_from_the_release() -> None:
     assert found.first_start.tolist() == [0, 1, 3]
 
 
-def _agree(seed: int) -> None:
-    instance = chains(seed)
+def _agree(seed: int, shared: bool = False) -> None:
+    instance = sharing_chains(seed) if shared else chains(seed)
     least, starts = best_in_rounds(instance)
     judged = evaluate(instance, from_starts(starts, instance))
     assert judged.metrics["session_completion"] == least
-    assert slow_judge(instance, from_starts(starts, instance)).rule is None
+    if not shared:  # of starts it knows no shared KV
+        assert slow_judge(instance, from_starts(starts, instance)).rule is None
     proved = lower_bound(instance, objective="session_completion")[0]
     assert proved is not None
     assert proved <= least
@@ -295,7 +296,7 @@ def _agree(seed: int) -> None:
     total = lower_bound(instance, objective="tel")[0]
     assert total is not None
     assert total <= least - int(instance.delay.sum())
-    for policy in ("fcfs", "mc-sf", "program-fcfs"):
+    for policy in ("vllm-v1",) if shared else ("fcfs", "mc-sf", "program-fcfs"):
         found = evaluate(instance, simulate(instance, policy)).metrics
         assert found["session_completion"] >= least
         assert lower_bound(instance, objective="makespan")[0] <= found["makespan"]
@@ -305,13 +306,14 @@ def _agree(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_schedule_of_six_sessions_contradicts(seed: int) -> None:
-    _agree(seed)
+    _agree(seed, seed % 2 > 0)
 
 
 @pytest.mark.slow
-def test_no_schedule_of_500_times_six_sessions_contradicts() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_schedule_of_500_times_six_sessions_contradicts(shared: bool) -> None:
     for seed in range(30, 530):
-        _agree(seed)
+        _agree(seed, shared)
 
 
 @pytest.mark.parametrize("seed", range(12))
