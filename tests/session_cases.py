@@ -203,3 +203,30 @@ def best_in_seconds(instance: Instance, layers: int, coefficients: dict[str, str
 
     go(min(roots.values()), (0,) * n, {})
     return best[0]
+
+
+def claiming_chains(seed: int, sessions: int = 6, calls: int = 3) -> tuple[Instance, int, int]:
+    """Return chains in whole ms whose calls share KV, with little room; base and token."""
+    rng = Random(seed)
+    base, token, common = rng.randint(1, 5), rng.choice([1, 1, 2]), rng.choice([0, 0, 1])
+    every = rng.choice([40, 80, 160])
+    arrival, after, delay, prompt, output, parent, shared = ([] for _ in range(7))
+    for _ in range(sessions):
+        for c in range(calls):
+            i = len(prompt)
+            arrival.append(None if c else rng.randrange(every) / 1000)
+            after.append(i - 1 if c else None)
+            delay.append(rng.choice([0, rng.randint(0, 9)]) / 1000 if c else None)
+            output.append(rng.choice([1, 1, 2]))
+            longest = prompt[-1] + output[-2] if c else common
+            prompt.append(max(common + 1, rng.choice([longest, 0, 0]) + rng.randint(1, 2)))
+            parent.append(i - 1 if c else 0 if i else None)
+            both = min(longest, prompt[-1] + output[-1])
+            shared.append(rng.choice([both, both, rng.randint(common, both)]) if i else 0)
+    peak = max(p + o for p, o in zip(prompt, output, strict=True))
+    instance = Instance(
+        arrival, prompt, output, peak + rng.randint(0, 2 * peak), time_unit="second", after=after,
+        delay=delay, prefix_parent=parent, prefix_tokens=shared, prefix_block_tokens=1,
+        chunked_prefill=False,
+    )  # fmt: skip
+    return instance, base, token

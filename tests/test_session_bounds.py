@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from command_line import answer, invoke, run
 from exhaustive_pools import Best, Case
+from exhaustive_sessions import Chains
 from exhaustive_sharing import DONE, Sharing
-from session_cases import chains, forest
+from session_cases import chains, claiming_chains, forest
 from slow_judge import of_rows
 from test_certificate import sealed
 from test_pools_bounds import tiny
@@ -213,6 +214,62 @@ def test_no_schedule_of_500_tiny_instances_contradicts(shared: bool) -> None:
         assert not found
         solved += found is not None
     assert solved >= 200
+
+
+def contradicted_by_claims(seed: int, most: int = 6_000) -> list[Any] | None:
+    """Return how bounds on six sessions of three calls exceed the best schedule, with claims."""
+    instance, base, token = claiming_chains(seed)
+    found = Chains(instance, base, token, 0.001).best(most)
+    if found is None:
+        return None
+    least, rows = found
+    cost = BatchCost("tiny", 1, {"base": str(base), "token": str(token)})
+    schedule = of_rows(
+        instance, [[entry[:2] for entry in entries] for entries, _ in rows],
+        [list(evicted) for _, evicted in rows], evict_mode="recompute",
+        reused=[[claim for _, _, claim in entries] for entries, _ in rows],
+    )  # fmt: skip
+    assert instance.delay is not None
+    total = least / 1000 - float(instance.delay.sum())
+    judged = evaluate(instance, schedule, cost).metrics
+    reached = evaluate(instance, simulate(instance, "vllm-v1", cost), cost).metrics
+    wrong = list[Any]()
+    for goal, best in (("session_completion", least / 1000), ("tel", total)):
+        assert judged[goal] == pytest.approx(best)
+        assert reached[goal] >= best * (1 - 1e-9)
+        for parts in (1, 16):
+            made = certify(instance, cost, goal, sessions_leaf(parts))
+            if (proved := verify_certificate(instance, made, cost)) > best * (1 + 1e-12):
+                wrong.append((seed, goal, parts, proved, best))
+    return wrong
+
+
+def test_no_schedule_of_six_sessions_that_claim_contradicts() -> None:
+    found = [contradicted_by_claims(seed) for seed in (15, 101, 109, 113, 115, 118, 121)]
+    assert found == [[]] * len(found)
+
+
+def test_two_searches_agree_on_sessions_that_claim() -> None:
+    solved = 0
+    for seed in range(12):
+        instance, base, token = claiming_chains(seed, 2 + seed % 2, 3 - seed % 2)
+        price = dict.fromkeys(TERMS, 0) | {"base": base, "token": token}
+        other = Agents(instance, price, restart=False).best_of("session_completion", 4_000)
+        if other is not None:
+            solved += 1
+            found = Chains(instance, base, token, 0.001).best()
+            assert found is not None
+            assert found[0] == other[0], seed
+    assert solved >= 6
+
+
+@pytest.mark.slow
+def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
+    solved, seed = 0, 1000
+    while solved < 500:
+        found, seed = contradicted_by_claims(seed), seed + 1
+        assert not found
+        solved += found is not None
 
 
 TRAPS = [
