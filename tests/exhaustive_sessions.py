@@ -5,8 +5,9 @@ much for each token: then nobody claims less than there is, a request that is ev
 later, and prefills are whole. Blocks of KV are one token. Times are whole numbers.
 
 A state has of each session its call, the time until that is released, the output tokens made, the
-KV cached, and how many of the next tokens there are to be claimed behind those that all sessions
-share. These can be claimed since the first batch, as all hold them.
+KV cached, and how many of the call's tokens there are to be claimed behind those that all sessions
+share, also where calls before it left more than it holds. What all share can be claimed since the
+first batch, as every request holds it.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Chains:
 
     def _batch(self, state: tuple[At, ...], begun: bool, row: tuple[str, ...]):
         """Yield the ways in which a batch leaves KV to be claimed."""
-        held, entries, evicted, idle, claims = self.common, [], [], [], []
+        held, entries, evicted, own, claims = self.common, [], [], [0] * len(state), []
         nexts = list(state)
         for s, at in enumerate(state):
             if at.call == len(self.sessions[s]):
@@ -193,13 +194,13 @@ class Chains:
                 entries.append((one.request, cached - claim, claim))
             elif row[s] == "evict":
                 evicted.append(one.request)
-                nexts[s], cached = at._replace(cached=0, there=cached - self.common), 0
+                there = max(at.there, cached - self.common)
+                nexts[s], cached = at._replace(cached=0, there=there), 0
             if row[s] == "run":
-                nexts[s] = at._replace(cached=cached, made=at.made + 1, there=0)
+                nexts[s] = at._replace(cached=cached, made=at.made + 1)
             if cached:
-                held += cached - self.common + self.newest
-            else:
-                idle.append(s)
+                own[s] = cached - self.common
+                held += own[s] + self.newest
         # All share the first tokens. In the first batch one computes them and all behind them.
         if self.common and not begun:
             claim, place = min(claims)
@@ -209,25 +210,23 @@ class Chains:
         if room < 0:
             return
         time = self.base + self.token * sum(tokens for _, tokens, _ in entries)
-        for s, at in enumerate(nexts):
-            calls = self.sessions[s]
-            if at.wait:
-                nexts[s] = at._replace(wait=max(0, at.wait - time))
-            elif row[s] == "run" and at.made == calls[at.call].output:
-                nexts[s] = At(at.call + 1, 0, 0, 0, 0)
-                if at.call + 1 < len(calls):
-                    new = calls[at.call + 1]
-                    there = min(at.cached - self.common, new.shared, new.prompt - 1 - self.common)
-                    nexts[s] = At(at.call + 1, new.delay, 0, 0, max(0, there))
         # What nobody holds is retained, as much as there is room for.
         made = tuple(entries), tuple(evicted)
-        all_there = [nexts[s].there for s in idle]
-        choices = [all_there]
-        if sum(all_there) > room:
-            ways = product(*(range(min(there, room) + 1) for there in all_there))
+        extra = [max(0, at.there - own[s]) for s, at in enumerate(nexts)]
+        choices = [extra]
+        if sum(extra) > room:
+            ways = product(*(range(min(tokens, room) + 1) for tokens in extra))
             choices = [kept for kept in ways if sum(kept) == room]
         for kept in choices:
-            new = list(nexts)
-            for s, tokens in zip(idle, kept, strict=True):
-                new[s] = new[s]._replace(there=tokens)
+            new = [self._after(s, at, own[s], kept[s], time) for s, at in enumerate(nexts)]
             yield time, made, (tuple(new), True)
+
+    def _after(self, s: int, at: At, own: int, kept: int, time: int) -> At:
+        """Return where a session is behind a batch, of which it held its own and kept some."""
+        calls, there = self.sessions[s], own + kept if kept else 0
+        if at.call == len(calls) or at.made < calls[at.call].output:
+            return at._replace(wait=max(0, at.wait - time), there=there)
+        if at.call + 1 == len(calls):
+            return At(at.call + 1, 0, 0, 0, 0)
+        new = calls[at.call + 1]
+        return At(at.call + 1, new.delay, 0, 0, min(own + kept, new.shared))

@@ -245,7 +245,7 @@ def contradicted_by_claims(seed: int, most: int = 6_000) -> list[Any] | None:
 
 
 def test_no_schedule_of_six_sessions_that_claim_contradicts() -> None:
-    found = [contradicted_by_claims(seed) for seed in (15, 101, 109, 113, 115, 118, 121)]
+    found = [contradicted_by_claims(seed) for seed in (15, 109, 113, 118, 121)]
     assert found == [[]] * len(found)
 
 

@@ -15,7 +15,18 @@ from command_line import answer, invoke, one_line_error, run
 from session_cases import best_in_rounds, best_in_seconds, chains, forest, sharing_chains
 from slow_judge import TIMED, slow_judge
 
-from optsched import BatchCost, Instance, bound, evaluate, from_starts, simulate, solve, timeline
+from optsched import (
+    BatchCost,
+    Instance,
+    Machine,
+    Pools,
+    bound,
+    evaluate,
+    from_starts,
+    simulate,
+    solve,
+    timeline,
+)
 from optsched.bounds import bounds, features_of, lower_bound
 from optsched.bounds.sessions import alone_times, ways_of
 from optsched.files.read_write import read_instance, write_instance
@@ -524,3 +535,25 @@ def test_real_sessions_are_bounded_and_served() -> None:
     judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
     assert found.value is not None
     assert found.value <= judged.metrics["session_completion"]
+
+
+def test_what_is_above_the_chain_on_machines_with_roles() -> None:
+    """The prefill machine has no room for decodes; alone a call goes where each stage is quick."""
+    instance = Instance(
+        [0.0, None], [5, 5], [6, 6], 30, time_unit="second", after=[None, 0],
+        kv_accounting="cached", kv_block_tokens=3,
+    )  # fmt: skip
+    first = BatchCost("first", 1, {"base": "1", "token": "1", "decode_base": "500"})
+    later = BatchCost("later", 1, {"base": "1", "token": "1", "prefill_base": "500"})
+    roomy = Pools([Machine(30, first, role="prefill"), Machine(30, later, role="decode")])
+    small = Pools([Machine(6, first, role="prefill"), Machine(30, later, role="decode")])
+    found = evaluate(instance, simulate(instance, "vllm-v1", roomy), small)
+    # Each call: a prefill of 5 tokens in 6 ms, and 5 decodes of 2 ms.
+    assert found.session_completion is not None
+    assert found.above_chain is not None
+    assert found.session_completion.tolist() == pytest.approx([0.032])
+    assert found.above_chain.tolist() == pytest.approx([0.0], abs=1e-9)
+    chunked = simulate(instance, "vllm-v1:max_num_batched_tokens=2", roomy)
+    slower = evaluate(instance, chunked, small)
+    assert slower.above_chain is not None
+    assert slower.above_chain.tolist() == pytest.approx([2 * 0.002])  # 3 batches of 2, 2 and 1
