@@ -89,7 +89,7 @@ def main() -> None:
         f"{instance.n} calls of sessions, {args.rate} sessions a second, {args.kv_capacity} tokens"
     )
     print(f"chain {chain:.0f} s, bound {found.value:.0f} s, proved {proved:.0f} s ({took:.1f} s)")
-    low, top = found.value - chain, mean(winner) - chain
+    low, top = max(found.value - chain, 0.0), mean(winner) - chain
     print(
         f"interval: 1 to {mean(winner) / found.value:.3f}; above the chain {low:.0f} to {top:.0f} s"
     )

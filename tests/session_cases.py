@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import combinations
 from random import Random
 
-from slow_judge import _seconds
+from slow_judge import _block_of, _seconds, sequences_of
 
 from optsched.problem.instance import Instance
 
@@ -23,6 +24,24 @@ def chains(seed: int, sessions: int = 6, calls: int = 3, *, delays: int = 2) -> 
     n = sessions * calls
     prompt, output = ([rng.randint(1, most) for _ in range(n)] for most in (4, 2))
     return Instance(arrival, prompt, output, rng.randint(9, 16), after=after, delay=delay)
+
+
+def sharing_chains(seed: int) -> Instance:
+    """Return `chains` whose calls share KV with calls before them, in blocks of 1 or 2 tokens."""
+    rng, plain = Random(seed), chains(seed)
+    size = (plain.prompt_tokens + plain.output_tokens).tolist()
+    parent, shared = [None], [0]
+    for i in range(1, plain.n):
+        up = rng.choice([i - 1, rng.randrange(i), 0, None])
+        longest = 0 if up is None else min(size[i], size[up])
+        parent.append(up)
+        shared.append(rng.choice([longest, rng.randint(0, longest)]))
+    columns = {"prefix_parent": parent, "prefix_tokens": shared}
+    room = rng.randint(max(size), 12)
+    return replace(
+        plain, **columns, prefix_block_tokens=rng.choice([1, 2]), kv_block_tokens=1,
+        kv_capacity=room,
+    )  # fmt: skip
 
 
 def forest(seed: int, sessions: int = 5, calls: int = 4, *, rounds: bool = True) -> Instance:
@@ -65,6 +84,17 @@ def best_in_rounds(instance: Instance) -> tuple[int, list[int]]:
             calls[-1].append(next_of[calls[-1][-1]])
     output, prompt = instance.output_tokens.tolist(), instance.prompt_tokens.tolist()
     delay = instance.delay.tolist()
+    sequences, block = sequences_of(instance), _block_of(instance) or 1
+
+    def held(runs: list[tuple[int, int]]) -> int:
+        """Return the KV of requests and their tokens made; whole blocks of a name count once."""
+        names = [
+            tuple(sequences[i][:end])
+            for i, j in runs
+            for end in range(block, prompt[i] + j, block)
+            if instance.prefix_parent is not None
+        ]
+        return sum(prompt[i] + j for i, j in runs) - block * (len(names) - len(set(names)))
 
     def alone(s: int, at: tuple[int, int, int]) -> int:
         call, wait, ran = at
@@ -89,7 +119,7 @@ def best_in_rounds(instance: Instance) -> tuple[int, list[int]]:
         for size in range(len(ready) + 1):
             for chosen in combinations(ready, size):
                 runs = [(calls[s][state[s][0]], state[s][2] + 1) for s in (*on, *chosen)]
-                if sum(prompt[i] + j for i, j in runs) > instance.kv_capacity:
+                if held(runs) > instance.kv_capacity:
                     continue
                 after = list(state)
                 for s in live:
@@ -173,3 +203,30 @@ def best_in_seconds(instance: Instance, layers: int, coefficients: dict[str, str
 
     go(min(roots.values()), (0,) * n, {})
     return best[0]
+
+
+def claiming_chains(seed: int, sessions: int = 6, calls: int = 3) -> tuple[Instance, int, int]:
+    """Return chains in whole ms whose calls share KV, with little room; base and token."""
+    rng = Random(seed)
+    base, token, common = rng.randint(1, 5), rng.choice([1, 1, 2]), rng.choice([0, 0, 1])
+    every = rng.choice([40, 80, 160])
+    arrival, after, delay, prompt, output, parent, shared = ([] for _ in range(7))
+    for _ in range(sessions):
+        for c in range(calls):
+            i = len(prompt)
+            arrival.append(None if c else rng.randrange(every) / 1000)
+            after.append(i - 1 if c else None)
+            delay.append(rng.choice([0, rng.randint(0, 9)]) / 1000 if c else None)
+            output.append(rng.choice([1, 1, 2]))
+            longest = prompt[-1] + output[-2] if c else common
+            prompt.append(max(common + 1, rng.choice([longest, 0, 0]) + rng.randint(1, 2)))
+            parent.append(i - 1 if c else 0 if i else None)
+            both = min(longest, prompt[-1] + output[-1])
+            shared.append(rng.choice([both, both, rng.randint(common, both)]) if i else 0)
+    peak = max(p + o for p, o in zip(prompt, output, strict=True))
+    instance = Instance(
+        arrival, prompt, output, peak + rng.randint(0, 2 * peak), time_unit="second", after=after,
+        delay=delay, prefix_parent=parent, prefix_tokens=shared, prefix_block_tokens=1,
+        chunked_prefill=False,
+    )  # fmt: skip
+    return instance, base, token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -13,18 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, invoke, run
+from exhaustive_pools import Best, Case
+from exhaustive_sessions import Chains
 from exhaustive_sharing import DONE, Sharing
-from session_cases import chains, forest
+from session_cases import chains, claiming_chains, forest
 from slow_judge import of_rows
 from test_certificate import sealed
+from test_pools_bounds import tiny
 from test_prefix_bounds import TERMS
 
-from optsched import BatchCost, Instance, bound, evaluate, simulate
+from optsched import BatchCost, Instance, Machine, Pools, bound, evaluate, from_starts, simulate
 from optsched.bounds import sessions as proofs
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import prefixes, sessions as checker
 from optsched.bounds.checker.parts import Budget
 from optsched.bounds.leaves import sessions_leaf
+from optsched.bounds.pools import verify_pools
 from optsched.bounds.sessions import alone_times
 from optsched.files.read_write import write_instance, write_json
 from optsched.problem.errors import UsageError, ViolationError
@@ -211,6 +216,62 @@ def test_no_schedule_of_500_tiny_instances_contradicts(shared: bool) -> None:
     assert solved >= 200
 
 
+def contradicted_by_claims(seed: int, most: int = 6_000) -> list[Any] | None:
+    """Return how bounds on six sessions of three calls exceed the best schedule, with claims."""
+    instance, base, token = claiming_chains(seed)
+    found = Chains(instance, base, token, 0.001).best(most)
+    if found is None:
+        return None
+    least, rows = found
+    cost = BatchCost("tiny", 1, {"base": str(base), "token": str(token)})
+    schedule = of_rows(
+        instance, [[entry[:2] for entry in entries] for entries, _ in rows],
+        [list(evicted) for _, evicted in rows], evict_mode="recompute",
+        reused=[[claim for _, _, claim in entries] for entries, _ in rows],
+    )  # fmt: skip
+    assert instance.delay is not None
+    total = least / 1000 - float(instance.delay.sum())
+    judged = evaluate(instance, schedule, cost).metrics
+    reached = evaluate(instance, simulate(instance, "vllm-v1", cost), cost).metrics
+    wrong = list[Any]()
+    for goal, best in (("session_completion", least / 1000), ("tel", total)):
+        assert judged[goal] == pytest.approx(best)
+        assert reached[goal] >= best * (1 - 1e-9)
+        for parts in (1, 16):
+            made = certify(instance, cost, goal, sessions_leaf(parts))
+            if (proved := verify_certificate(instance, made, cost)) > best * (1 + 1e-12):
+                wrong.append((seed, goal, parts, proved, best))
+    return wrong
+
+
+def test_no_schedule_of_six_sessions_that_claim_contradicts() -> None:
+    found = [contradicted_by_claims(seed) for seed in (15, 109, 113, 118, 121)]
+    assert found == [[]] * len(found)
+
+
+def test_two_searches_agree_on_sessions_that_claim() -> None:
+    solved = 0
+    for seed in range(12):
+        instance, base, token = claiming_chains(seed, 2 + seed % 2, 3 - seed % 2)
+        price = dict.fromkeys(TERMS, 0) | {"base": base, "token": token}
+        other = Agents(instance, price, restart=False).best_of("session_completion", 4_000)
+        if other is not None:
+            solved += 1
+            found = Chains(instance, base, token, 0.001).best()
+            assert found is not None
+            assert found[0] == other[0], seed
+    assert solved >= 6
+
+
+@pytest.mark.slow
+def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
+    solved, seed = 0, 1000
+    while solved < 500:
+        found, seed = contradicted_by_claims(seed), seed + 1
+        assert not found
+        solved += found is not None
+
+
 TRAPS = [
     ("alone only what nobody did before", prefixes, "users[v] == i if users else", "True or"),
     ("work lasts until it is done", checker, "work * (work + 2 * rest)",
@@ -269,6 +330,25 @@ def test_kv_that_two_lines_hold_counts_once(monkeypatch: Any) -> None:
     assert proved() > least
 
 
+def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
+    """Six sessions of two calls hold 9 tokens together, and each 1 or 2 of its own: 9 + 6 * 2."""
+    n = 6
+    instance = Instance(
+        [0] * n + [None] * n, [9] * 2 * n, [2] * 2 * n, 9 + 2 * n, after=[None] * n + [*range(n)],
+        prefix_parent=[None] + [0] * (2 * n - 1), prefix_tokens=[0] + [9] * (2 * n - 1),
+        prefix_block_tokens=1,
+    )  # fmt: skip
+    starts = [0] * n + [2] * n
+    judged = evaluate(instance, from_starts(starts, instance))
+    assert judged.metrics["session_completion"] == 4 * n
+    found = bound(instance, objective="session_completion", time_limit_s=0)
+    assert found.value == 4 * n
+    assert verify_certificate(instance, found.certificate or {}) == 4 * n
+    monkeypatch.setattr(checker, "charges_of", lambda *_: None)
+    assert (bound(replace(instance, name="other"), objective="session_completion",
+                  method="sessions", time_limit_s=0).value or 0) > 4 * n  # fmt: skip
+
+
 def test_kv_of_one_line_is_private() -> None:
     """Calls that follow one another never hold KV together, so all of it has shares of base."""
     instance = Instance(
@@ -296,6 +376,117 @@ def test_who_precedes_whom() -> None:
     before = {(i, k) for i in range(6) for k in range(6) if sessions.precedes(i, k)}
     up = {(0, k) for k in range(5)} | {(1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
     assert before == up | {(i, i) for i in range(6)}
+
+
+class ChainsOnMachines(Best):
+    """Calls that follow one another, on machines with roles. ``before`` has -1 for none."""
+
+    def __init__(self, case: Case, before: list[int], delay: list[float]) -> None:
+        self.before, self.delay, self.root = before, delay, list(range(len(before)))
+        for i, up in enumerate(before):
+            self.root[i] = i if up < 0 else self.root[up]
+        super().__init__(case, "tel")
+
+    def _cost(self, i: int, first: float, finish: float | None) -> float:
+        if finish is None or i in self.before:
+            return 0.0
+        return finish - self.case.arrival[self.root[i]]
+
+    def _rest(self, now: float, places: Any, firsts: Any) -> float:
+        each = self.case.cost["base"] + self.case.cost["token"]
+        steps = [o - k for (_, _, k), o in zip(places, self.case.output, strict=True)]
+        ends = [max(now, self.case.arrival[self.root[i]]) + each * s for i, s in enumerate(steps)]
+        return sum(self._cost(i, 0, end) for i, end in enumerate(ends) if steps[i])
+
+    def _ended(self, i: int, w: int, end: float, places: Any, firsts: Any, value: float) -> Any:
+        for new, some, worth in super()._ended(i, w, end, places, firsts, value):
+            moved = list(new)
+            for k, up in enumerate(self.before):
+                if up == i and new[i][2] == self.case.output[i]:
+                    moved[k] = None, end + self.delay[k], 0
+            yield tuple(moved), some, worth
+
+
+def above_on_machines(seed: int, count: int) -> list[Any]:
+    """Return on which instances certificates of several machines prove too much."""
+    generator, found = np.random.default_rng(seed), []
+    for number in range(count):
+        case, plain, pools = tiny(generator)
+        n = plain.n
+        before = [i - 1 if i and generator.random() < 0.6 else -1 for i in range(n)]
+        before[1] = 0
+        delay = np.round(generator.random(n) * generator.choice([0.0, 0.02]), 4).tolist()
+        waits = [None if up < 0 else d for up, d in zip(before, delay, strict=True)]
+        known = [None if up >= 0 else a for up, a in zip(before, case.arrival, strict=True)]
+        after = [None if up < 0 else up for up in before]
+        instance = Instance(
+            known, plain.prompt_tokens, plain.output_tokens, plain.kv_capacity, after=after,
+            delay=waits, time_unit="second", kv_accounting="cached",
+        )  # fmt: skip
+        given = tuple(float("inf") if a is None else a for a in known)
+        best = ChainsOnMachines(replace(case, arrival=given), before, delay).best
+        total = best - sum(d for d in waits if d)
+        for goal, least in (("session_completion", best), ("tel", total)):
+            made = bound(instance, objective=goal, pools=pools, cost_model=pools.machines[0].cost,
+                         time_limit_s=0)  # fmt: skip
+            assert made.certificate is not None
+            proved = verify_pools(instance, made.certificate, pools)
+            assert made.value == pytest.approx(proved)
+            if proved > least * (1 + 1e-9) + 1e-12:
+                found.append((number, goal, proved, least))
+            judged = evaluate(instance, simulate(instance, "vllm-v1", pools), pools)
+            assert judged.metrics[goal] >= least - 1e-9
+    return found
+
+
+def test_no_schedule_on_several_machines_contradicts(monkeypatch: Any) -> None:
+    assert not above_on_machines(1, 30)
+    names = changed(checker, "floor(w) // machines", "floor(w)")
+    monkeypatch.setattr(proofs, "sessions_ticks", names["sessions_ticks"])
+    monkeypatch.setattr(checker, "sessions_ticks", names["sessions_ticks"])
+    assert above_on_machines(1, 30)
+
+
+@pytest.mark.slow
+def test_no_schedule_on_several_machines_contradicts_500() -> None:
+    assert not above_on_machines(2, 500)
+
+
+def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
+    """What is proved of machines is of one cost model, capacity and limits."""
+    cost = BatchCost("small", 1, {"base": "20", "token": "1"})
+    instance = forest(3, 3, rounds=False)
+    apart = Pools([Machine(90, cost, role="prefill"), Machine(80, cost, role="decode")])
+    for goal in ("tel", "p99_session_completion"):
+        with pytest.raises(UsageError, match="bound: pools: found machines that differ"):
+            bound(instance, objective=goal, cost_model=cost, pools=apart, time_limit_s=0)
+    pools = Pools([Machine(80, cost)] * 3)
+    good = bound(instance, objective="makespan", cost_model=cost, pools=pools, time_limit_s=0)
+    made = good.certificate
+    assert made is not None
+    assert verify_pools(instance, made, pools) == pytest.approx(good.value)
+    three = made["pools"]["mixed"]
+    for wrong in (
+        3, {}, {"mixed": 3}, {"mixed": {**three, "machines": 0}}, {"link": {}},
+        {"prefill": three, "decode": {**three, "kv_capacity": 99}},
+        {"mixed": {**three, "cost_model": {"layers": 2, "coefficients": {}}}},
+    ):  # fmt: skip
+        with pytest.raises(ViolationError, match="certificate"):
+            verify_pools(instance, sealed({**made, "pools": wrong}), pools)
+    with pytest.raises(ViolationError, match="found other ones"):
+        verify_pools(instance, made, Pools([Machine(80, cost)] * 2))
+    file, model, proof = (tmp_path / name for name in ("i.json", "m.toml", "proof.json"))
+    write_instance(instance, file)
+    model.write_text(
+        'format = "optsched-cost-model"\nversion = 1\nunit = "ms_per_layer"\nlayers = 1\n'
+        '[coefficients]\nbase = "20"\ntoken = "1"\n'
+    )
+    words = ("--cost-model", model, "--pools", "1p1d")
+    found = answer(
+        "bound", file, *words, "--objective", "session_completion", "--certificate-out", proof
+    )
+    assert found["bound"] == pytest.approx(found["certified"])
+    assert "1 prefill, 1 decode" in run("verify", file, proof, *words)
 
 
 @pytest.mark.parametrize("rounds", [True, False])
@@ -340,7 +531,7 @@ def test_more_parts_prove_more() -> None:
     )
     one, many = (
         checker.sessions_ticks(
-            instance, model, 1000, sessions_leaf(parts), "session_completion", Budget()
+            instance, model, 1000, sessions_leaf(parts), "session_completion", Budget(), 1
         )
         for parts in (1, 16)
     )

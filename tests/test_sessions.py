@@ -12,10 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run
-from session_cases import best_in_rounds, best_in_seconds, chains, forest
+from session_cases import best_in_rounds, best_in_seconds, chains, forest, sharing_chains
 from slow_judge import TIMED, slow_judge
 
-from optsched import BatchCost, Instance, bound, evaluate, from_starts, simulate, solve, timeline
+from optsched import (
+    BatchCost,
+    Instance,
+    Machine,
+    Pools,
+    bound,
+    evaluate,
+    from_starts,
+    simulate,
+    solve,
+    timeline,
+)
 from optsched.bounds import bounds, features_of, lower_bound
 from optsched.bounds.sessions import alone_times, ways_of
 from optsched.files.read_write import read_instance, write_instance
@@ -280,12 +291,13 @@ def test_deadlines_count_from_the_release() -> None:
     assert found.first_start.tolist() == [0, 1, 3]
 
 
-def _agree(seed: int) -> None:
-    instance = chains(seed)
+def _agree(seed: int, shared: bool = False) -> None:
+    instance = sharing_chains(seed) if shared else chains(seed)
     least, starts = best_in_rounds(instance)
     judged = evaluate(instance, from_starts(starts, instance))
     assert judged.metrics["session_completion"] == least
-    assert slow_judge(instance, from_starts(starts, instance)).rule is None
+    if not shared:  # of starts it knows no shared KV
+        assert slow_judge(instance, from_starts(starts, instance)).rule is None
     proved = lower_bound(instance, objective="session_completion")[0]
     assert proved is not None
     assert proved <= least
@@ -295,7 +307,7 @@ def _agree(seed: int) -> None:
     total = lower_bound(instance, objective="tel")[0]
     assert total is not None
     assert total <= least - int(instance.delay.sum())
-    for policy in ("fcfs", "mc-sf", "program-fcfs"):
+    for policy in ("vllm-v1",) if shared else ("fcfs", "mc-sf", "program-fcfs"):
         found = evaluate(instance, simulate(instance, policy)).metrics
         assert found["session_completion"] >= least
         assert lower_bound(instance, objective="makespan")[0] <= found["makespan"]
@@ -305,13 +317,14 @@ def _agree(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_schedule_of_six_sessions_contradicts(seed: int) -> None:
-    _agree(seed)
+    _agree(seed, seed % 2 > 0)
 
 
 @pytest.mark.slow
-def test_no_schedule_of_500_times_six_sessions_contradicts() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_schedule_of_500_times_six_sessions_contradicts(shared: bool) -> None:
     for seed in range(30, 530):
-        _agree(seed)
+        _agree(seed, shared)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -522,3 +535,25 @@ def test_real_sessions_are_bounded_and_served() -> None:
     judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
     assert found.value is not None
     assert found.value <= judged.metrics["session_completion"]
+
+
+def test_what_is_above_the_chain_on_machines_with_roles() -> None:
+    """The prefill machine has no room for decodes; alone a call goes where each stage is quick."""
+    instance = Instance(
+        [0.0, None], [5, 5], [6, 6], 30, time_unit="second", after=[None, 0],
+        kv_accounting="cached", kv_block_tokens=3,
+    )  # fmt: skip
+    first = BatchCost("first", 1, {"base": "1", "token": "1", "decode_base": "500"})
+    later = BatchCost("later", 1, {"base": "1", "token": "1", "prefill_base": "500"})
+    roomy = Pools([Machine(30, first, role="prefill"), Machine(30, later, role="decode")])
+    small = Pools([Machine(6, first, role="prefill"), Machine(30, later, role="decode")])
+    found = evaluate(instance, simulate(instance, "vllm-v1", roomy), small)
+    # Each call: a prefill of 5 tokens in 6 ms, and 5 decodes of 2 ms.
+    assert found.session_completion is not None
+    assert found.above_chain is not None
+    assert found.session_completion.tolist() == pytest.approx([0.032])
+    assert found.above_chain.tolist() == pytest.approx([0.0], abs=1e-9)
+    chunked = simulate(instance, "vllm-v1:max_num_batched_tokens=2", roomy)
+    slower = evaluate(instance, chunked, small)
+    assert slower.above_chain is not None
+    assert slower.above_chain.tolist() == pytest.approx([2 * 0.002])  # 3 batches of 2, 2 and 1

@@ -14,14 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import AFTER, ANY_INSTANCE, WHOLE_BLOCKS, Bound, BoundTask, Proof
+from optsched.bounds.base import AFTER, ANY_INSTANCE, POOLS, WHOLE_BLOCKS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR, unavoidable_work
 from optsched.bounds.certificate import cost_model_dict, make_certificate
 from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.bounds.checker.parts import Rejected, Unlimited
+from optsched.bounds.checker.pools import equal_machines
 from optsched.bounds.checker.prefixes import charges_of
 from optsched.bounds.checker.sessions import OBJECTIVES, sessions_rounds, sessions_ticks
 from optsched.bounds.leaves import TICKS_PER_SECOND, sessions_leaf
+from optsched.bounds.pools import stated
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -34,7 +36,7 @@ _PARTS = 16
 """The parts of a request's later tokens. More of them prove little more."""
 
 
-def alone_times(instance: Instance, cost: CostModel) -> Floats:
+def alone_times(instance: Instance, cost: CostModel, upto: str = "chain") -> Floats:
     """Return the time that must pass from each request's release to its end, shape (n,).
 
     Parameters
@@ -42,6 +44,8 @@ def alone_times(instance: Instance, cost: CostModel) -> Floats:
     instance : Instance
         One with sessions.
     cost : BatchCost or UnitCost
+    upto : {"chain", "first"}
+        In seconds it may be that to its first token.
     """
     if not isinstance(cost, BatchCost) or instance.in_rounds:
         return instance.output_tokens.astype(np.float64)
@@ -51,7 +55,7 @@ def alone_times(instance: Instance, cost: CostModel) -> Floats:
         earliest = instance.sessions.earliest(instance.given_release.tolist(), [0.0] * instance.n)
         charged = charges_of(instance, earliest, 0)
 
-    each = [unavoidable_work(instance, c, charged).chain for c in cost.minorants]
+    each = [getattr(unavoidable_work(instance, c, charged), upto) for c in cost.minorants]
     return np.asarray(np.max(each, axis=0))
 
 
@@ -84,11 +88,20 @@ def ways_of(instance: Instance, sessions: Sessions, alone: Floats) -> Ways:
 
 def sessions_end(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on the completions of sessions, or on what follows from them."""
-    instance, name = task.instance, task.objective.name
+    try:
+        return _proof_of(task)
+    except Rejected as error:  # for example a coefficient with too many digits
+        raise UsageError(f"bound: {error}") from None
+
+
+def _proof_of(task: BoundTask) -> Proof:
+    instance, name, pools = task.instance, task.objective.name, task.pools
+    model = None if instance.in_rounds else cost_model_dict(task.batch_cost)
+    machines, seen = equal_machines(instance, pools and stated(pools), model)
     sessions = instance.sessions
     assert sessions is not None
     if name == "p99_session_completion":
-        ways = ways_of(instance, sessions, alone_times(instance, task.cost_model))
+        ways = ways_of(instance, sessions, alone_times(seen, task.cost_model))
         return Proof(float(np.percentile(ways.chain, 99)) * (1 - _MARGIN))
 
     leaf, unlimited = sessions_leaf(_PARTS), Unlimited()
@@ -98,21 +111,17 @@ def sessions_end(task: BoundTask, budget: Budget) -> Proof:
         proof = make_certificate(instance, leaf, value=whole, objective=name)
         return Proof(whole / terms if terms > 1 else whole, certificate=proof)
 
-    model = cost_model_dict(task.batch_cost)
-    try:
-        ticks = sessions_ticks(instance, model, TICKS_PER_SECOND, leaf, name, unlimited)
-    except Rejected as error:  # for example a coefficient with too many digits
-        raise UsageError(f"bound: {error}") from None
-
+    ticks = sessions_ticks(seen, model, TICKS_PER_SECOND, leaf, name, unlimited, machines)
     begin = float(instance.first_arrival) if name == "makespan" else 0.0
     value = begin + ticks / TICKS_PER_SECOND / terms
-    return Proof(value * (1 - _MARGIN), tree=leaf)
+    tree = leaf if pools is None else {"leaf": leaf, "pools": pools}
+    return Proof(value * (1 - _MARGIN), tree=tree)
 
 
 _GOALS = (*OBJECTIVES, "p99_session_completion")
 _WORDS = "sessions alone, and the work of all with heads and tails"
-_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS | AFTER
-_SECONDS = PROVED_FOR | AFTER | PREFIX_FIELDS
+_ROUNDS = ANY_INSTANCE | WHOLE_BLOCKS | AFTER | PREFIX_FIELDS
+_SECONDS = PROVED_FOR | AFTER | PREFIX_FIELDS | POOLS
 SESSIONS = Bound(
     "sessions", _WORDS, "round", _GOALS, sessions_end, _ROUNDS, certifies=True, needs=AFTER
 )

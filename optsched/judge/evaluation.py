@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.machine import Machine, Pools
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import derive, time_words
 
@@ -250,12 +250,19 @@ class Evaluation:
         instance, done = self.instance, self.session_completion
         if instance.sessions is None or done is None:
             return None
-        machines = {(m.kv_capacity, m.limits, m.cost): m for m in self.machines}.values()
-        times = [
-            alone_times(replace(instance, kv_capacity=m.kv_capacity, limits=m.limits), m.cost)
-            for m in machines
+
+        # A prefill machine need not hold a request to its end.
+        peak = int(whole_blocks(instance.peak_tokens.max(), instance.kv_block_tokens))
+        seen = [
+            (replace(instance, kv_capacity=max(room, peak), limits=limits), cost)
+            for room, limits, cost in {(m.kv_capacity, m.limits, m.cost) for m in self.machines}
         ]
-        alone = np.min(times, axis=0)
+        each = np.array([alone_times(*one) for one in seen])
+        alone = each.min(axis=0)
+        if {m.role for m in self.machines} != {"mixed"}:  # first tokens here, and later ones there
+            first = np.array([alone_times(*one, "first") for one in seen])
+            alone = np.minimum(alone, first.min(axis=0) + (each - first).min(axis=0))
+
         above = done - ways_of(instance, instance.sessions, alone).chain
         return np.maximum(above, 0.0)  # 0 may come out as -1e-9
 

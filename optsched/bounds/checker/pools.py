@@ -47,8 +47,8 @@ def part_of(instance: Any, pools: Any, ticks: int, budget: Budget) -> Part:
     names = ("prefill", "decode") if split else ("mixed",)
     expect_fields(pools, "pools", (*names, "link") if split else names)
     found = [_machines(instance, pools[name], f"pools: {name}") for name in names]
-    common = lcm(*(rates.scale for _, rates in found))
-    both = [(count, _scaled(rates, common // rates.scale)) for count, rates in found]
+    common = lcm(*(rates.scale for _, _, rates in found))
+    both = [(count, _scaled(rates, common // rates.scale)) for count, _, rates in found]
     (count, rates), (others, after) = both[0], both[-1]
     requests = [request_of(rates, *size) for size in sizes]
     decodes = None
@@ -62,7 +62,23 @@ def part_of(instance: Any, pools: Any, ticks: int, budget: Budget) -> Part:
     return Part(arrival, requests, rates, ticks, first, (instance, None), count, decodes)
 
 
-def _machines(instance: Any, given: Any, place: str) -> tuple[int, Rates]:
+def equal_machines(instance: Any, pools: Any, model: Any) -> tuple[int, Any]:
+    """Return how many machines of a cost model there are, and the instance as on each of them.
+
+    Without ``pools`` that is one.
+    """
+    if pools is None:
+        return 1, instance
+
+    stages = [one for name, one in pools.items() if name != "link"]
+    found = [_machines(instance, one, "pools") for one in stages]
+    alike = [{**one, "machines": 0} for one in stages]
+    right = alike[1:] == alike[:-1] and [one["cost_model"] for one in alike[:1]] == [model]
+    expect(right, "pools: found machines that differ, or none; expected equal ones for sessions")
+    return sum(count for count, _, _ in found), found[0][1]
+
+
+def _machines(instance: Any, given: Any, place: str) -> tuple[int, Any, Rates]:
     expect_fields(given, place, _MACHINE)
     count, capacity = (integer(given[k], f"{place}: {k}") for k in ("machines", "kv_capacity"))
     expect(1 <= count <= _MACHINES, f"{place}: found {count} machines; expected 1 to {_MACHINES}")
@@ -76,7 +92,7 @@ def _machines(instance: Any, given: Any, place: str) -> tuple[int, Rates]:
     room = max(capacity, int((instance.prompt_tokens + instance.output_tokens).max()))
     own = type(instance.limits)(**limits)
     seen = replace(instance, kv_capacity=room, limits=own, known=None)
-    return count, rates_of(seen, given["cost_model"])
+    return count, seen, rates_of(seen, given["cost_model"], PREFIX_FIELDS | SESSION_FIELDS)
 
 
 def _scaled(rates: Rates, factor: int) -> Rates:

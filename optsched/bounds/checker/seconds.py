@@ -28,7 +28,8 @@ subtracted from a sum. The leaves are work, busy-time and shares.
 *Sessions.* The tree of an instance that has them is one leaf ``sessions``, which proves sums over
 sessions, too (`optsched.bounds.checker.sessions`).
 
-*Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`).
+*Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`). With
+sessions they are equal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,7 @@ from typing import Any
 from optsched.bounds.checker import sessions
 from optsched.bounds.checker.fields import PREFIX_FIELDS, SESSION_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, same
-from optsched.bounds.checker.pools import check_work, part_of
+from optsched.bounds.checker.pools import check_work, equal_machines, part_of
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Part,
@@ -68,8 +69,9 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     p, q = float(instance.first_arrival).as_integer_ratio()
     begin = p * ticks // q if objective == "makespan" else 0
     pools = "pools" in certificate
-    if further_fields(instance) & SESSION_FIELDS and not pools:
-        return begin + sessions.sessions_ticks(instance, model, ticks, tree, objective, budget)
+    if further_fields(instance) & SESSION_FIELDS:
+        count, seen = equal_machines(instance, certificate.get("pools"), model)
+        return begin + sessions.sessions_ticks(seen, model, ticks, tree, objective, budget, count)
 
     right = objective not in sessions.SUMS
     expect(right, f"objective: found {objective}, and no sessions; expected some")

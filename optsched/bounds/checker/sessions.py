@@ -32,6 +32,15 @@ of one of them, by the first token of each. Heads need times alone, which go by 
 *Total latency.* Where each request comes after at most one and has at most one after it, latencies
 of a session telescope to its last end less its arrival and its delays.
 
+*Several machines.* N equal machines are one that is N times as fast, whatever they do at once: a
+piece needs w_k / N of its time. Heads and tails are those of one machine, since the batches of a
+request follow one another wherever they run. So all of the above holds with w_k / N in place of
+w_k. Moves between machines only add to it, and machines with roles do no more than others. A name
+is first filled on one of them, before whoever claims it has its first token.
+
+*Rounds in which KV is shared.* A token's work is the KV that no other request of its batch holds
+(`Charge.private`), over M; none where a request shares what it decodes.
+
 Times are ticks since the first arrival. Arrivals, delays, work and times alone are rounded down, so
 for what is subtracted a tick is added.
 """
@@ -72,13 +81,16 @@ Pieces = list[tuple[int, int]]
 
 def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) -> int:
     """Return what the leaf proves in rounds, rounded up."""
-    expect_known(instance, SESSION_FIELDS)
+    expect_known(instance, PREFIX_FIELDS | SESSION_FIELDS)
     parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
-    held = (instance.prompt_tokens + instance.kv_offset - 1).tolist()
+    own, newest = instance.prompt_tokens.tolist(), instance.kv_offset
+    if charges := charges_of(instance, [0] * len(own), 0):
+        own = [one.private for one in charges]
+
     unit = capacity * _FINE
     calls = []
-    for q, o in zip(held, instance.output_tokens.tolist(), strict=True):
-        line = (q + 1) * _FINE, _FINE
+    for s, o in zip(own, instance.output_tokens.tolist(), strict=True):
+        line = ((s + newest) * _FINE, _FINE) if s >= 0 else (0, 0)
         calls.append(_cut([(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]))
 
     given = _given(instance, unit)
@@ -88,9 +100,12 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
 
 
 def sessions_ticks(
-    instance: Any, model: Any, ticks: int, leaf: Any, objective: str, budget: Budget
+    instance: Any, model: Any, ticks: int, leaf: Any, objective: str, budget: Budget, machines: int
 ) -> int:
-    """Return what the leaf proves in seconds, in ticks since the first arrival."""
+    """Return what the leaf proves in seconds, in ticks since the first arrival.
+
+    `machines`: how many equal ones there are, each with the instance's capacity and limits.
+    """
     rates = rates_of(instance, model, PREFIX_FIELDS | SESSION_FIELDS)
     parts, given = _parts(instance, leaf, budget), _given(instance, ticks)
     delay = ticks_since([0.0, *instance.delay.tolist()], ticks)[1:]
@@ -116,7 +131,7 @@ def sessions_ticks(
         marks = [
             (r.own + r.share + w, r.first + a) if k else (0, 0) for k, (w, a) in enumerate(marks)
         ]
-        calls.append([(floor(w), floor(a)) for w, a in _cut(marks)])
+        calls.append([(floor(w) // machines, floor(a)) for w, a in _cut(marks)])
 
     return _proved(sessions, given, calls, objective, 1)
 
