@@ -33,6 +33,7 @@ from optsched.problem.instance import Instance
 
 SHIPPED = (
     "llama-3.1-8b-h100-torch",
+    "llama-3.1-8b-h200-vllm",
     "llama-70b-tp4-a100-infermax", "llama2-70b-tp2-a100-derived", "llama2-70b-tp2-a100-splitwise",
     "llama2-7b-a100-fit", "llama2-7b-a100-infermax", "llama2-7b-a100-infermax-paper",
     "llama2-7b-a100-vidur-fit", "llama2-7b-a800-fit", "llama2-70b-tp2-a100-splitwise-fit",
