@@ -59,7 +59,7 @@ def test_shipped_models_state_units_provenance_and_validity(name):
     model = load_cost_model(name)
     assert model.name == name
     assert len(model.provenance) > 20
-    assert model.valid["max_batch_tokens"] >= 4096
+    assert model.valid["max_batch_tokens"] >= 2048  # the default of vLLM, whose steps one times
     text = (models_folder() / f"{name}.toml").read_text(encoding="utf-8")
     for key in model.coefficients:
         assert re.search(rf"^{key} = \S+ # ms per ", text, re.MULTILINE), key
