@@ -301,11 +301,8 @@ def _given(start: float, earliest: float, origin: Origin) -> float:
 @njit(allocates=False)
 def _held_idle(machine: Any, m: Moves | None, until: float) -> int:
     """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
-    if m is None:
-        return 0
-
     idle = max(machine.began, machine.clock)
-    if not machine.came or idle >= until:
+    if m is None or not machine.came or idle >= until:
         return 0
 
     leave(machine, m, idle)
@@ -503,16 +500,10 @@ def _extend(extremes: Any, sums: Any, largest: int) -> None:
 
 @njit(allocates=False)
 def _begin(
-    requests: Any,
-    columns: Columns,
-    j: int,
-    machine: Any,
-    latest: float,
-    origin: Origin,
-    moves: Moves | None,
-    gone: int,
+    requests: Any, columns: Columns, j: int, machine: Any, latest: float, given: Any, gone: int
 ) -> tuple[Breach, float]:
     """Return when batch j begins, or the rule that it breaks. `gone`: the KV that it evicts."""
+    origin, moves = given
     begin = max(machine.clock, machine.began, latest)
     if not np.isnan(columns.start[j]):
         earliest = begin
@@ -628,7 +619,7 @@ def _replay(
         if breach.rule != OK:
             return breach, j
 
-        breach, begin = _begin(requests, columns, j, machine, latest, origin, moves, gone)
+        breach, begin = _begin(requests, columns, j, machine, latest, (origin, moves), gone)
         if breach.rule != OK:
             return breach, j
 

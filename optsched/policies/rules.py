@@ -24,7 +24,6 @@ from optsched.policies.runner import (
     too_long,
     waiting_rank,
 )
-from optsched.problem import kernel
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode
@@ -451,12 +450,12 @@ class Rules(Runner):
         generators = [np.random.default_rng(seed) for seed in seeds]
         lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
-        run, cost, grown = common.direct(loop.run), job.cost.array, kernel.plain(common.grown)
+        run, cost = common.direct(loop.run), job.cost.array
 
         def step(
             w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
         ) -> Columns:
-            usage[w] = grown(usage[w], len(columns.batches) + span)
+            usage[w] = common.grown(usage[w], len(columns.batches) + span)
             kept = (columns, generators[w], lines[w], usage[w], caches[w])
             run(requests, state, now, cost, queue, *kept, until)
             return columns

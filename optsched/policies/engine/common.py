@@ -291,7 +291,6 @@ class Compiled(Fleet):
                 self.assigned += 1
                 self.released(request, at)
 
-        if at is not None:
             self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
 
         self.queues[worker, self.counts[worker]] = request
@@ -309,12 +308,10 @@ class Compiled(Fleet):
 
         def run() -> None:
             columns = self.columns[worker]
-            columns = self.loop(worker, self.left(), state, queue, columns, until)
+            self.columns[worker] = self.loop(worker, self.left(), state, queue, columns, until)
             if state[0].turns == 0:
                 left = len(queue) - state[0].done
-                columns = with_room(columns, state[0], left, left)
-
-            self.columns[worker] = columns
+                self.columns[worker] = with_room(self.columns[worker], state[0], left, left)
 
         if not watch:
             in_turns(self.job, state, run)
