@@ -22,6 +22,7 @@ and without chunking as the instance allows; certificates are for one worker.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from operator import add
 from typing import Any
 
@@ -92,8 +93,9 @@ def with_rates(rates: Rates, instance: Instance, charged: Sequence[Charge] | Non
     """Return the least times of requests under some rates."""
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     each: Sequence[Charge | None] = charged or [None] * instance.n
-    found = zip(*sizes, each, strict=True)
-    return [request_of(rates, s, o, one, TICKS_PER_SECOND) for s, o, one in found]
+    # Many are alike.
+    of = cache(lambda s, o, charge: request_of(rates, s, o, charge, TICKS_PER_SECOND))
+    return [of(*one) for one in zip(*sizes, each, strict=True)]
 
 
 def in_seconds(rates: Rates, rows: Iterable[Sequence[int]]) -> Floats:

@@ -135,7 +135,7 @@ def judge_batches(
         reuse=reuse,
         pools=pools,
         moves=None
-        if pools is None
+        if moves is None
         else Moved(moves.request, in_unit(moves.start), in_unit(moves.end)),
     )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.costs.machine import Link, Machine, Pools
+from optsched.costs.machine import Machine, Pools
 from optsched.judge.life import Floats, Ints
 from optsched.judge.memory import kv_of, take
 from optsched.problem.errors import InputError
@@ -56,22 +56,29 @@ class Moves(NamedTuple):
 
 def moves_of(
     instance: Instance, schedule: Schedule, batches: int, pools: Pools | None, start: Floats | None
-) -> Moves:
-    """Return the moves before each batch. `start`: where given, since the first arrival."""
+) -> Moves | None:
+    """Return the moves before each batch, or None without pools, where nothing may move.
+
+    `start`: where given, since the first arrival.
+    """
     empty = np.zeros(0, dtype=np.int64)
     offsets, moved, to = schedule.moved_offsets, schedule.moved, schedule.moved_to
-    if offsets is None or moved is None or to is None:
-        offsets, moved, to = np.zeros(batches + 1, dtype=np.int64), empty, empty
-    elif pools is None:
+    if pools is None:
+        if offsets is None or moved is None or to is None:
+            return None
+
         raise InputError(
             "schedule.moved: found moves of KV without pools; expected optsched.Pools, or --pools, "
             "or the result of `simulate --pools --json`, which names them"
         )
+
+    if offsets is None or moved is None or to is None:
+        offsets, moved, to = np.zeros(batches + 1, dtype=np.int64), empty, empty
     elif instance.prefixes is not None:
         raise InputError("schedule.moved: found moves of KV in an instance with shared prefixes")
 
     times = np.full(len(moved), np.nan) if start is None else start
-    link, below = (Link(), 0) if pools is None else (pools.link, pools.deflect_below)
+    link, below = pools.link, pools.deflect_below
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
     done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
     blur, given = 0.0, schedule.moved_start
@@ -88,7 +95,7 @@ def set_roles(workers: Any, machines: Sequence[Machine], zero: float) -> None:
     workers["latest"] = workers["leaving"] = -1
 
 
-@njit
+@njit(allocates=False)
 def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limits: Any) -> int:
     """Let move p of a request begin; return the KV that the receiver takes.
 
@@ -112,7 +119,7 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
     return kv_of(tokens, limits)
 
 
-@njit
+@njit(allocates=False)
 def leave(worker: Any, m: Moves, until: float) -> None:
     """Free what has moved from a worker by a time."""
     last, p = -1, worker.leaving

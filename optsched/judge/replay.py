@@ -98,7 +98,7 @@ class Columns(NamedTuple):
     start: Floats
     worker: Ints
     reused: Ints | None
-    moves: Moves
+    moves: Moves | None
 
 
 class Origin(NamedTuple):
@@ -235,9 +235,10 @@ def replay(
     limits, out = limits_of(instance, mode), (batches, extremes, cached)
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
-    plain = columns._replace(reused=None)
-    given = costs, *links
-    breach, at = _replay(requests, states, limits, given, plain, origin, share, out)
+    # What is absent comes as an argument of its own: compiled code for None leaves it out.
+    plain, moves = columns._replace(reused=None, moves=None), columns.moves
+    given = costs, *links, origin
+    breach, at = _replay(requests, states, limits, given, plain, share, moves, out)
     if share is not None and breach.rule == OK:
         retained = retained_of(share, worker)
         share.done["retained"] = retained
@@ -252,7 +253,7 @@ def replay(
     return breach, int(at), Replayed(requests, batches, extremes, cached, sharing)
 
 
-@njit
+@njit(allocates=False)
 def _freed(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> None:
     """Free the KV of request i on worker w, which it held in the worker's latest batch."""
     if share is not None:
@@ -263,7 +264,7 @@ def _freed(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing 
     r.home = -1
 
 
-@njit
+@njit(allocates=False)
 def _evicted(
     requests: Any, columns: Columns, j: int, machine: Any, limits: Limits, share: Sharing | None
 ) -> Breach:
@@ -290,25 +291,25 @@ def _evicted(
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _given(start: float, earliest: float, origin: Origin) -> float:
     """Return a start that a schedule gives; one that rounding puts before the earliest is that."""
     begin = read_start(start, earliest, origin.origin)
     return earliest if earliest - origin.blur <= begin < earliest else begin
 
 
-@njit
-def _held_idle(machine: Any, m: Moves, until: float) -> int:
+@njit(allocates=False)
+def _held_idle(machine: Any, m: Moves | None, until: float) -> int:
     """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
     idle = max(machine.began, machine.clock)
-    if not machine.came or idle >= until:
+    if m is None or not machine.came or idle >= until:
         return 0
 
     leave(machine, m, idle)
     return int(machine.held)
 
 
-@njit
+@njit(allocates=False)
 def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: Any) -> Breach:
     """Let move p of a request's KV begin, or return the rule that forbids it."""
     limits, origin = given
@@ -350,7 +351,7 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
     """Let request i begin batch j with claimed tokens cached, or return the rule broken by it."""
     asked = r.prompt + r.produced
@@ -370,7 +371,7 @@ def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _share(requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sharing) -> Breach:
     """Let the requests of batch j hold what they compute in it, and then what they claim."""
     request, tokens, block = columns.request, columns.tokens, s.block
@@ -390,9 +391,9 @@ def _share(requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sha
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _entry(
-    r: Any, i: int, c: int, at: tuple[int, int, int], limits: Limits, deflect_below: int
+    r: Any, i: int, c: int, at: tuple[int, int, int], limits: Limits, moves: Moves | None
 ) -> Breach:
     """Check one entry: request i processes c tokens. `at`: the batch, its worker, and the role."""
     j, w, role = at
@@ -406,10 +407,11 @@ def _entry(
         return Breach(NO_TOKENS, i, float(c), 1.0)
     if r.home >= 0 and r.home != w:
         return Breach(OTHER_WORKER, i, float(w), float(r.home))
-    if role == PREFILL and r.produced > 0:
-        return Breach(DECODES, i, float(w), float(r.produced + 1))
-    if role == DECODE and not (r.decoding or r.handed or r.prompt < deflect_below):
-        return Breach(PREFILLS, i, float(w), np.nan)
+    if moves is not None:
+        if role == PREFILL and r.produced > 0:
+            return Breach(DECODES, i, float(w), float(r.produced + 1))
+        if role == DECODE and not (r.decoding or r.handed or r.prompt < moves.deflect_below):
+            return Breach(PREFILLS, i, float(w), np.nan)
     if r.decoding:
         return FINE if c == 1 else Breach(DECODE_TOKENS, i, float(c), 1.0)
 
@@ -422,7 +424,7 @@ def _entry(
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _content(sums: Any, machine: Any, limits: Limits) -> Breach:
     """Check the rules about the whole content of a batch."""
     if sums.tokens == 0:
@@ -438,7 +440,7 @@ def _content(sums: Any, machine: Any, limits: Limits) -> Breach:
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _process(
     r: Any, i: int, c: int, machine: Any, begin: float, end: float, limits: Limits
 ) -> Breach:
@@ -473,7 +475,7 @@ def _process(
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _ended(requests: Any, offsets: Ints, followers: Ints, i: int, end: float) -> None:
     """Let the requests after request i know its end; the last end of all gives their releases."""
     for p in range(offsets[i], offsets[i + 1]):
@@ -484,7 +486,7 @@ def _ended(requests: Any, offsets: Ints, followers: Ints, i: int, end: float) ->
             r.release += r.delay
 
 
-@njit
+@njit(allocates=False)
 def _extend(extremes: Any, sums: Any, largest: int) -> None:
     """Extend what a worker has come to by a batch, in which a request had so much KV cached."""
     e, decodes = extremes, sums.decode_requests
@@ -496,11 +498,12 @@ def _extend(extremes: Any, sums: Any, largest: int) -> None:
         e.min_decode_requests = min(e.min_decode_requests or decodes, decodes)
 
 
-@njit
+@njit(allocates=False)
 def _begin(
-    requests: Any, columns: Columns, j: int, machine: Any, latest: float, origin: Origin, gone: int
+    requests: Any, columns: Columns, j: int, machine: Any, latest: float, given: Any, gone: int
 ) -> tuple[Breach, float]:
     """Return when batch j begins, or the rule that it breaks. `gone`: the KV that it evicts."""
+    origin, moves = given
     begin = max(machine.clock, machine.began, latest)
     if not np.isnan(columns.start[j]):
         earliest = begin
@@ -513,15 +516,15 @@ def _begin(
         if begin < machine.began:
             return Breach(MOVE_FIRST, -1, begin, machine.began), begin
 
-    held = _held_idle(machine, columns.moves, begin)
+    held = _held_idle(machine, moves, begin)
     if held > 0 and held + gone > machine.kv_capacity:  # what the batch evicts is still there
         return Breach(TAKES_IN, -1, float(held + gone), float(machine.kv_capacity)), begin
 
     return FINE, begin
 
 
-@njit
-def _left(requests: Any, machines: Any, m: Moves) -> Breach:
+@njit(allocates=False)
+def _left(requests: Any, machines: Any, m: Moves | None) -> Breach:
     """Return the rule that is broken by what is left after the last batch."""
     for i in range(requests.shape[0]):
         r = requests[i]
@@ -536,40 +539,40 @@ def _left(requests: Any, machines: Any, m: Moves) -> Breach:
     return FINE
 
 
-@njit
+@njit(allocates=False)
 def _replay(
     requests: Any,
     machines: Any,
     limits: Limits,
-    given: tuple[Floats, Ints, Ints],
+    given: tuple[Floats, Ints, Ints, Origin],
     columns: Columns,
-    origin: Origin,
     share: Sharing | None,
+    moves: Moves | None,
     out: Any,
 ) -> tuple[Breach, int]:
     """Replay every batch in order. `out`: what is written, as in `Replayed`.
 
-    `given`: the coefficients of all cost models, and who comes after whom. An end counts for what
-    stands behind it in the list, so a request's last batch precedes all of those that come after
-    it.
+    `given`: the coefficients of all cost models, who comes after whom, and the origin. An end
+    counts for what stands behind it in the list, so a request's last batch precedes all of those
+    that come after it.
     """
-    costs, next_offsets, followers = given
+    costs, next_offsets, followers, origin = given
     batches, extremes, cached = out
     recorded = cached.shape[0] > 0
     n, workers = requests.shape[0], machines.shape[0]
     offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
     evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
-    moves = columns.moves
 
     for j in range(batches.shape[0]):
         w = columns.worker[j]
         if w < 0 or w >= workers:
             return Breach(BAD_WORKER, -1, float(w), float(workers - 1)), j
 
-        for p in range(moves.offsets[j], moves.offsets[j + 1]):
-            breach = _moved(requests, machines, batches, p, moves, (limits, origin))
-            if breach.rule != OK:
-                return breach, j
+        if moves is not None:
+            for p in range(moves.offsets[j], moves.offsets[j + 1]):
+                breach = _moved(requests, machines, batches, p, moves, (limits, origin))
+                if breach.rule != OK:
+                    return breach, j
 
         machine = machines[w]
         gone = machine.held
@@ -592,7 +595,7 @@ def _replay(
                 if breach.rule != OK:
                     return breach, j
 
-            breach = _entry(r, i, c, (j, w, machine.role), limits, moves.deflect_below)
+            breach = _entry(r, i, c, (j, w, machine.role), limits, moves)
             if breach.rule != OK:
                 return breach, j
 
@@ -609,18 +612,20 @@ def _replay(
 
             r.seen = j
             latest = max(latest, r.release)
-            if r.turn < 0:
+            if moves is not None and r.turn < 0:
                 latest = max(latest, r.free_at)
 
         breach = _content(sums, machine, limits)
         if breach.rule != OK:
             return breach, j
 
-        breach, begin = _begin(requests, columns, j, machine, latest, origin, gone)
+        breach, begin = _begin(requests, columns, j, machine, latest, (origin, moves), gone)
         if breach.rule != OK:
             return breach, j
 
-        leave(machine, moves, begin)
+        if moves is not None:
+            leave(machine, moves, begin)
+
         end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]

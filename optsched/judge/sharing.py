@@ -88,7 +88,7 @@ def sharing_of(
     )
 
 
-@njit
+@njit(allocates=False)
 def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
     """Let request i hold its blocks from low to high on worker w."""
     top, node = min(high, s.public[i]), i
@@ -104,7 +104,7 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
         top, node = min(top, bottom), s.above[node]
 
 
-@njit
+@njit(allocates=False)
 def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> None:
     """Let request i hold its blocks up to high no more, which it did in the batch of a number."""
     top, node = min(high, s.public[i]), i
@@ -122,7 +122,7 @@ def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> N
         top, node = min(top, bottom), s.above[node]
 
 
-@njit
+@njit(allocates=False)
 def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int:
     """Let request i claim its blocks up to high in the batch of a number, and hold them.
 

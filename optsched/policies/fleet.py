@@ -328,10 +328,10 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         sizes = [np.diff(getattr(part, ends), prepend=0) for part in parts]
         size = np.concatenate(sizes)
         offsets = np.append(0, np.cumsum(size[order]))
-        values = [np.concatenate([getattr(part, name) for part in parts]) for name in columns]
         if len(parts) == 1:
-            return [offsets, *values]
+            return [offsets, *(getattr(parts[0], name) for name in columns)]
 
+        values = [np.concatenate([getattr(part, name) for part in parts]) for name in columns]
         first = (np.cumsum(size) - size)[order]
         pick = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
         return [offsets, *(column[pick] for column in values)]

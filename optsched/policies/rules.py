@@ -455,8 +455,9 @@ class Rules(Runner):
         def step(
             w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
         ) -> Columns:
+            usage[w] = common.grown(usage[w], len(columns.batches) + span)
             kept = (columns, generators[w], lines[w], usage[w], caches[w])
-            columns, usage[w] = run(requests, state, now, cost, queue, span, *kept, until)
+            run(requests, state, now, cost, queue, *kept, until)
             return columns
 
         states = [self.new_state(job) for _ in range(workers)]

@@ -137,7 +137,8 @@ class Trail(Runner):
             w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
         ) -> Columns:
             inputs = (job.cost.array, queue, forecast.offsets, forecast.remaining)
-            return loop.run(requests, state, now, *inputs, columns, lines[w], until)
+            loop.run(requests, state, now, *inputs, columns, lines[w], until)
+            return columns
 
         states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
         fleet = common.Compiled(job, mode, requests, states, step, settings)

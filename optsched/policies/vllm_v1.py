@@ -135,7 +135,8 @@ class VllmV1(Runner):
             w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
         ) -> Columns:
             work = (job.cost.array, queue, columns, lines[w], caches[w], until)
-            return loop.run(requests, state, now, *work)
+            loop.run(requests, state, now, *work)
+            return columns
 
         def released(request: int, at: float) -> None:
             if self.priority == "attained":

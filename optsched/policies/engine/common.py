@@ -292,7 +292,6 @@ class Compiled(Fleet):
                 self.assigned += 1
                 self.released(request, at)
 
-        if at is not None:
             self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
 
         self.queues[worker, self.counts[worker]] = request
@@ -311,6 +310,9 @@ class Compiled(Fleet):
         def run() -> None:
             columns = self.columns[worker]
             self.columns[worker] = self.loop(worker, self.left(), state, queue, columns, until)
+            if state[0].turns == 0:
+                left = len(queue) - state[0].done
+                self.columns[worker] = with_room(self.columns[worker], state[0], left, left)
 
         if not watch:
             in_turns(self.job, state, run)
@@ -353,7 +355,7 @@ def grown(array: Any, needed: int) -> Any:
     return wider
 
 
-@njit
+@njit(allocates=False)
 def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
     """Return whether one more batch, with these entries and evictions, may not fit."""
     return bool(
@@ -489,10 +491,17 @@ def idle(requests: Any, s: Any, by_arrival: Ints, until: float) -> bool:
     return True
 
 
-@njit
-def goes_on(s: np.record, requests: int, until: float) -> bool:
-    """Begin another turn of a loop of so many requests, if there is to be one."""
+@njit(allocates=False)
+def goes_on(s: np.record, requests: int, until: float, columns: Columns) -> bool:
+    """Begin another turn of a loop of so many requests, if there is to be one.
+
+    Where the columns might not have room for it, the loop returns as after its last turn: it
+    allocates nothing, so that it need not count references to arrays.
+    """
     if s.done == requests or s.outcome != DONE or s.now >= until or s.turns == 0 or s.pulled > 0:
+        return False
+    if full(columns, s, requests - s.done, requests - s.done):
+        s.turns = 0
         return False
 
     s.turns -= 1

@@ -37,7 +37,7 @@ tokens of the longest one, are an endless loop."""
 arriving, idle, landed, pull, is_barred = map(
     plain, (common.arriving, common.idle, common.landed, common.pull, common.barred)
 )
-full, with_room, run_batch = map(plain, (common.full, common.with_room, common.run_batch))
+with_room, run_batch = map(plain, (common.with_room, common.run_batch))
 add_eviction, evict = plain(common.add_eviction), plain(life.evict)
 
 
@@ -177,8 +177,7 @@ class _Loop:
             if (self.ready > 0).any() or self.requests["away"].any():
                 batch = self.come(batch)
 
-            if full(columns, s, len(batch.tokens), len(batch.evict)):
-                columns = with_room(columns, s, len(batch.tokens), len(batch.evict))
+            columns = with_room(columns, s, len(batch.tokens), len(batch.evict))
             if any(batch.reused.values()) and len(columns.entries) == REUSED:
                 claims = np.zeros_like(columns.entries[:1])
                 columns = columns._replace(entries=np.vstack([columns.entries, claims]))

@@ -282,7 +282,7 @@ def _process(
     common.after_batch(requests, running, s, finished)
 
 
-@njit
+@njit(allocates=False)
 def run(
     requests: Records,
     state: Records,
@@ -294,12 +294,12 @@ def run(
     columns: Columns,
     lines: Ints,
     until: float,
-) -> Columns:
+) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while common.goes_on(s, by_arrival.shape[0], until):
+    while common.goes_on(s, by_arrival.shape[0], until, columns):
         if s.moving > 0:
             common.landed(requests, running, s)
 
@@ -313,9 +313,6 @@ def run(
         if s.running == 0 and s.waiting == 0:
             common.idle(requests, s, by_arrival, until)
             continue
-
-        if common.full(columns, s, s.running + s.waiting, s.running):
-            columns = common.with_room(columns, s, s.running + s.waiting, s.running)
 
         first, first_evicted = s.entries, s.evicted
         sums = decide(requests, s, lines, columns, settings)
@@ -334,5 +331,3 @@ def run(
 
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings, offsets, remaining)
-
-    return columns

@@ -494,7 +494,7 @@ def _together(requests: Records, s: np.record, at: Lists, settings: Settings, ca
     return bool(enough)
 
 
-@njit
+@njit(allocates=False)
 def form(
     requests: Records,
     s: np.record,
@@ -712,7 +712,7 @@ def show(
             _queue(requests, s, heap, i, settings, random)
 
 
-@njit
+@njit(allocates=False)
 def decide(
     requests: Records,
     s: np.record,
@@ -811,27 +811,29 @@ def _process(
     common.after_batch(requests, running, s, finished)
 
 
-@njit
+@njit(allocates=False)
 def run(
     requests: Records,
     state: Records,
     settings: Settings,
     cost: Floats,
     by_arrival: Ints,
-    span: int,
     columns: Columns,
     random: Generator,
     lines: Ints,
     usage: Ints,
     cache: Store,
     until: float,
-) -> tuple[Columns, Ints]:
-    """Run a scheduler until the requests assigned so far have finished, or up to a time."""
+) -> None:
+    """Run a scheduler until the requests assigned so far have finished, or up to a time.
+
+    `usage` has room for the longest request that begins in the last row of the columns.
+    """
     s = state[0]
     heap, running = lines[0], lines[1]
     entries, evicted = columns.entries, columns.evicted
 
-    while common.goes_on(s, by_arrival.shape[0], until):
+    while common.goes_on(s, by_arrival.shape[0], until, columns):
         if s.moving > 0:
             s.partial -= common.landed(requests, running, s)
 
@@ -847,12 +849,6 @@ def run(
         if s.running == 0 and s.waiting == 0:
             common.idle(requests, s, by_arrival, until)
             continue
-
-        if common.full(columns, s, s.running + s.waiting, s.running):
-            columns = common.with_room(columns, s, s.running + s.waiting, s.running)
-            entries, evicted = columns.entries, columns.evicted
-        if s.batches + span > usage.shape[0]:
-            usage = common.grown(usage, s.batches + span)
 
         first = s.entries
         sums = decide(requests, s, lines, usage, entries, evicted, settings, cost, random, cache)
@@ -878,5 +874,3 @@ def run(
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         rows = entries[:, first : s.entries]
         _process(requests, s, running, usage, rows, settings, cost, cache)
-
-    return columns, usage

@@ -388,7 +388,7 @@ def _process(
     common.after_batch(requests, running, s, finished)
 
 
-@njit
+@njit(allocates=False)
 def run(
     requests: Records,
     state: Records,
@@ -399,7 +399,7 @@ def run(
     lines: Ints,
     cache: Store,
     until: float,
-) -> Columns:
+) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time.
 
     `lines` (shape (2, n + 1)) is room for the queue, and for the running ones by admission.
@@ -407,7 +407,7 @@ def run(
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while common.goes_on(s, by_arrival.shape[0], until):
+    while common.goes_on(s, by_arrival.shape[0], until, columns):
         if s.moving > 0:
             common.landed(requests, running, s)
         if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
@@ -424,9 +424,6 @@ def run(
         if s.running == 0 and s.waiting == 0:
             common.idle(requests, s, by_arrival, until)
             continue
-
-        if common.full(columns, s, s.running + s.waiting, s.running):
-            columns = common.with_room(columns, s, s.running + s.waiting, s.running)
 
         _begin(requests, s, running, settings)
         if cache is not None and cache.ttl > 0:
@@ -455,5 +452,3 @@ def run(
 
         common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
         _process(requests, s, running, columns.entries, first, settings.limits, cache)
-
-    return columns
