@@ -14,12 +14,12 @@ from importlib import import_module
 from pathlib import Path
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+# The public names and where they are, as type checkers read them in the stub beside this file.
 _HOMES = {
     name: home
     for home, names in re.findall(r"^from (\S+) import (\([^)]*\)|.+)$", _STUB, re.MULTILINE)
     for name in re.findall(r"as (\w+)", names)
 }
-"""The public names and where they are, as type checkers read them in the stub beside this file."""
 
 __all__ = sorted(_HOMES)
 

@@ -23,13 +23,13 @@ MAX_SCALE = 2.0**20
 """Rate scales beyond this, or below its inverse, are not tried."""
 OFFLINE = "offline search"
 """The name of the offline search among the rows."""
+# The search for the smallest impossible rate ends within this, relative to it.
 _FINE = 0.002
-"""The search for the smallest impossible rate ends within this, relative to it."""
+# The share of the time for the smallest impossible rate. The best one so far counts.
 _BOUND = 0.5
-"""The share of the time for the smallest impossible rate. The best one so far counts."""
+# The share of the time left that the offline search spends on one rate. A number of workers has all
+# of it, since the first that is missed ends the search.
 _TRY = 0.3
-"""The share of the time left that the offline search spends on one rate. A number of workers has
-all of it, since the first that is missed ends the search."""
 
 
 @dataclass(eq=False)

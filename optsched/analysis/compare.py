@@ -39,20 +39,20 @@ from optsched.problem.service import SLOS
 
 __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
+# The share of the time limit that bounds and searches have at least, after the policies.
 _MIN_SHARE = 0.5
-"""The share of the time limit that bounds and searches have at least, after the policies."""
+# The share of the time limit that the runs with replaced parts may use, after the policies.
 _LOSS_SHARE = 0.1
-"""The share of the time limit that the runs with replaced parts may use, after the policies."""
+# The seconds that they have at least where there is a time limit above 0.
 _MIN_LOSS_S = 2.0
-"""The seconds that they have at least where there is a time limit above 0."""
+# How many times longer a tail must be for the comparison of means to be called misleading.
 _MISLEADS = 2.0
-"""How many times longer a tail must be for the comparison of means to be called misleading."""
+# The share of the latency up to which requests are said to hardly wait.
 _CALM = 0.02
-"""The share of the latency up to which requests are said to hardly wait."""
+# The share of the time for further bounds that one on a tail may use.
 _TAIL_SHARE = 0.5
-"""The share of the time for further bounds that one on a tail may use."""
+# The share of the time limit that bounds may use. The rest is for better schedules.
 _BOUND_SHARE = 0.6
-"""The share of the time limit that bounds may use. The rest is for better schedules."""
 
 
 def compare(

@@ -34,15 +34,15 @@ from optsched.problem.schedule import check_columns
 
 REPEATS = 0.3
 """The median relative error up to which the twin is said to repeat a run."""
+# The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
-"""The error that is assumed of a cost model that no measured time confirms."""
+# The gain below which nothing is worth changing.
 _WORTH = 0.05
-"""The gain below which nothing is worth changing."""
+# What costs less comes first if it gains this share of the largest gain.
 _PREFERRED = 0.8
-"""What costs less comes first if it gains this share of the largest gain."""
 _TOKENS = ("token", "prefill_")
+# What the first factor multiplies, and what the second may, one choice for each fit.
 _BATCHES = (("base", "decode_"), ("base",), ("decode_",))
-"""What the first factor multiplies, and what the second may, one choice for each fit."""
 
 
 class Change(NamedTuple):

@@ -50,8 +50,8 @@ from optsched.problem.objective import Objective, parse_objective
 from optsched.problem.processes import Processes, in_processes
 from optsched.problem.schedule import Schedule
 
+# Of each kind of file, the field of an entry and the folder.
 _KINDS = {"schedule": ("best", "schedules"), "certificate": ("bound", "certificates")}
-"""Of each kind of file, the field of an entry and the folder."""
 
 
 @dataclass(frozen=True)

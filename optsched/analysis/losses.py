@@ -28,8 +28,8 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
+# The share of the time in which the target is found.
 _TARGET_SHARE = 0.5
-"""The share of the time in which the target is found."""
 _ORDERS = {"work": "least work first", "output": "shortest output first"}
 
 

@@ -18,10 +18,10 @@ from optsched.problem.limits import with_slos
 from optsched.problem.progress import number
 from optsched.problem.scope import Scope
 
+# So many points of the bound for each doubling of the rate are drawn.
 _DRAWN = 12
-"""So many points of the bound for each doubling of the rate are drawn."""
+# The first and the last of them, counted from the impossible rate.
 _BELOW, _ABOVE = -6, 5
-"""The first and the last of them, counted from the impossible rate."""
 
 
 def scaled(instance: Instance, scale: float) -> Instance:

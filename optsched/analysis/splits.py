@@ -35,8 +35,8 @@ BEST, POSSIBLE, WORSE = "best", "possible", "proved worse than the best found"
 """The verdicts on a split."""
 _MAX = 64
 _COLUMNS = ("bound", "found", "policy", "verdict")
+# Seconds for each bound on a split, at most.
 _BOUND_S = 20.0
-"""Seconds for each bound on a split, at most."""
 
 
 @dataclass(frozen=True, eq=False)

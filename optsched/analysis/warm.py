@@ -21,10 +21,10 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.workloads.generate import generate
 
+# The time limit of a job. Compiling does not count in it.
 _EACH_S = 1.0
-"""The time limit of a job. Compiling does not count in it."""
+# Enough requests for the searches that small instances do not need.
 _MANY = 60
-"""Enough requests for the searches that small instances do not need."""
 _SLOS = {"slo_ttft": 1.0, "slo_tpot": 1.0}
 
 

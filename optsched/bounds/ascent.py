@@ -18,18 +18,18 @@ from optsched.bounds.timeline import Floats, Model, busy_prices
 from optsched.problem.kernel import njit
 
 _COARSE, _FINE = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3)), (0.3, 0.1, 0.03)
+# Buckets (units of time) and temperatures (rounds) of the ascent, one after another.
 _PLAN = (*_COARSE, *((1, tau) for tau in (*_FINE, 0.01, 0.003)))
-"""Buckets (units of time) and temperatures (rounds) of the ascent, one after another."""
+# Max climbs per entry of the plan.
 _ROUNDS = 8
-"""Max climbs per entry of the plan."""
+# Max number of buckets.
 _FINEST = 1 << 16
-"""Max number of buckets."""
+# Max of requests times units for which the ascent goes on until it converges.
 _SMALL = 200_000
-"""Max of requests times units for which the ascent goes on until it converges."""
+# Number of pairs that L-BFGS keeps.
 _MEMORY = 20
-"""Number of pairs that L-BFGS keeps."""
+# Weights below exp(-25) of the largest are left out of a soft minimum.
 _CUT = 25.0
-"""Weights below exp(-25) of the largest are left out of a soft minimum."""
 
 
 def raise_dual(

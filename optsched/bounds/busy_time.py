@@ -69,14 +69,14 @@ from optsched.problem.objective import TOTAL_LATENCY
 Floats = NDArray[np.float64]
 
 _SAFETY = 1e-9
+# Cells of time; for the value also so many for each request, if requests times cells are few.
 _CELLS, _FINER, _MOST = 8_000, 64, 150_000_000
-"""Cells of time; for the value also so many for each request, if requests times cells are few."""
+# Chords over a request's decode steps, for finding the cap and for the value.
 _COARSE, _FINE = 2, 8
-"""Chords over a request's decode steps, for finding the cap and for the value."""
+# Pieces of a prefill for each chord.
 _PIECES = 2
-"""Pieces of a prefill for each chord."""
+# First values of the cap of p2, in requests. The cap is then refined around the best one.
 _CAPS = (700.0, 200.0, 50.0, 5.0)
-"""First values of the cap of p2, in requests. The cap is then refined around the best one."""
 
 
 class Tokens(NamedTuple):

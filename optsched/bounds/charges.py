@@ -27,15 +27,15 @@ from optsched.problem.instance import Instance
 Floats = NDArray[np.float64]
 CLASSES, TARGETS = 24, 9
 """Classes and targets by default."""
+# Lengths at which charges are found to choose the edges.
 _LENGTHS = 40
-"""Lengths at which charges are found to choose the edges."""
+# The shortest end of a class, over the shortest batch.
 _SHORTEST = 1.001
-"""The shortest end of a class, over the shortest batch."""
+# Max rounds of cutting planes, and the share of the time after which no further one begins.
 _ROUNDS, _ROUNDS_SHARE = 12, 0.5
-"""Max rounds of cutting planes, and the share of the time after which no further one begins."""
 _DOING = "looking for charges by batch length"
+# How far charges may be below the best ones, relatively, and what scans begin with.
 _NEAR, _COARSE = 2e-4, 1e-2
-"""How far charges may be below the best ones, relatively, and what scans begin with."""
 
 
 @dataclass(frozen=True, eq=False)

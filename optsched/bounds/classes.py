@@ -41,27 +41,27 @@ from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
 _CELLS = 400
+# Cells of time reach so much beyond the end of the schedule that prices begin with.
 _LATER = 1.15
-"""Cells of time reach so much beyond the end of the schedule that prices begin with."""
+# Chords over a request's decode steps in the ascent.
 _COARSE = 4
-"""Chords over a request's decode steps in the ascent."""
+# Seconds of waiting that count as much as nothing in the soft minimum, one after another.
 _TEMPERATURES = (2.0, 0.7, 0.3, 0.1, 0.03)
-"""Seconds of waiting that count as much as nothing in the soft minimum, one after another."""
+# Max steps at a temperature.
 _STEPS = 200
-"""Max steps at a temperature."""
+# Gains in the last steps, relative to what machine time costs, that end a temperature.
 _TOLERANCE = 1e-5
-"""Gains in the last steps, relative to what machine time costs, that end a temperature."""
+# The logarithm of a vertex's weight per unit of the variable that is climbed.
 _LOGIT = 4.0
-"""The logarithm of a vertex's weight per unit of the variable that is climbed."""
 _CUT = 20.0
+# Multiples of the prices of a schedule that the ascent may begin with.
 _SCALES = (1.0, 0.7, 0.4, 0.2)
-"""Multiples of the prices of a schedule that the ascent may begin with."""
+# The share of the time within which charges have to be found.
 _CHARGES_SHARE = 0.8
-"""The share of the time within which charges have to be found."""
+# Targets, of which there are as many of each kind.
 _LENGTHS = 7
-"""Targets, of which there are as many of each kind."""
+# What is left of targets in batches that prefill less than the mean, as most do.
 _FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
-"""What is left of targets in batches that prefill less than the mean, as most do."""
 
 
 class Ends(NamedTuple):

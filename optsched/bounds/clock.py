@@ -28,10 +28,10 @@ from optsched.problem.kernel import njit
 
 Leaf: TypeAlias = dict[str, Any]
 _SAFETY = 1e-9
+# Requests between places where the trace may be cut.
 _FEWEST, _MOST = 3, 6
-"""Requests between places where the trace may be cut."""
+# A piece goes over at most so many of them.
 _TOGETHER = 5
-"""A piece goes over at most so many of them."""
 _FEW_NODES, _MANY_NODES = 30, 1000
 
 

@@ -14,8 +14,8 @@ TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
 _PRICE_BITS, _PATH_BITS = 24, 16
 _HIGHEST_WEIGHT = 4000
+# How much minorants are lowered, relatively, so that rounding does not matter to the checker.
 _MINORANT_MARGIN = 1e-7
-"""How much minorants are lowered, relatively, so that rounding does not matter to the checker."""
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

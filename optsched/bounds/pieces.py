@@ -26,10 +26,10 @@ from optsched.bounds.shares import completions_of, shares
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 
+# Requests of a piece, unless it is never quiet.
 _FEWEST, _MOST = 60, 180
-"""Requests of a piece, unless it is never quiet."""
+# At a cut so many requests are in the system at most.
 _QUIET = 5
-"""At a cut so many requests are in the system at most."""
 _CLOCK_SHARE = 0.25
 _THREADS = 2
 _SAFETY = 1e-9

@@ -81,8 +81,8 @@ _OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
 _SAFETY = 1e-9
 _CELLS, _FINE_CELLS, _MOST = 8_000, 40_000, 200_000_000
 _COARSE, _FINE = 2, 8
+# The values of theta_1 that are tried, of latency's weight.
 _SHARES = (0.0, 0.5, 1.0)
-"""The values of theta_1 that are tried, of latency's weight."""
 _FIRST_CAP = 50.0
 _CAPS = (200.0, 50.0, 5.0)
 

@@ -32,8 +32,8 @@ from optsched.problem.sessions import Sessions
 
 Floats = NDArray[np.float64]
 _MARGIN = 1e-9
+# The parts of a request's later tokens. More of them prove little more.
 _PARTS = 16
-"""The parts of a request's later tokens. More of them prove little more."""
 
 
 def alone_times(instance: Instance, cost: CostModel, upto: str = "chain") -> Floats:

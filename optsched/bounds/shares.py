@@ -70,28 +70,28 @@ from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 _APART = [0.004, 0.01, 0.02, 0.04, 0.07, 0.11, 0.17, 0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 3]
+# Multipliers tried, of the best ones for each request so far.
 _LEVELS = np.exp([0.0, *_APART, *(-one for one in _APART)])
-"""Multipliers tried, of the best ones for each request so far."""
+# Where few and where many are in the system: the part of the first prices that is p3, the cells in
+# the geometric mean of a request's latency and its time alone, and first steps of the logarithms of
+# prices and of shares.
 _WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25), (0.4, 12, 0.01, 0.15)
-"""Where few and where many are in the system: the part of the first prices that is p3, the cells in
-the geometric mean of a request's latency and its time alone, and first steps of the logarithms of
-prices and of shares."""
+# Mean numbers of requests in the system up to which multipliers rise, beyond which they do not and
+# first prices are those of a preemptive schedule, and beyond which the bound is not tried.
 _FEW_IN_SYSTEM, _MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 20.0, 45.0, 100.0
-"""Mean numbers of requests in the system up to which multipliers rise, beyond which they do not and
-first prices are those of a preemptive schedule, and beyond which the bound is not tried."""
 _MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
+# The first prices are in proportion to the weight of latency, but at least this.
 _LEAST_SCALE = 0.03
-"""The first prices are in proportion to the weight of latency, but at least this."""
+# Part of the earlier gradients in their means. The long one is for squares and for shares.
 _KEPT, _KEPT_LONG = 0.6, 0.9
-"""Part of the earlier gradients in their means. The long one is for squares and for shares."""
 _SMALL = 0.1
+# Steps after which they are half as long.
 _SLOWER = 8
-"""Steps after which they are half as long."""
 _FLOOR = 0.02
+# A share after completion, of the one before it, and how fast it fades.
 _TAIL, _FADES = 0.2, 2.0
-"""A share after completion, of the one before it, and how fast it fades."""
+# Steps without a better value after which the ascent goes back, and after which it ends.
 _PATIENCE, _STALE = 5, 25
-"""Steps without a better value after which the ascent goes back, and after which it ends."""
 
 
 class Start(NamedTuple):

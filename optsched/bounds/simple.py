@@ -16,8 +16,8 @@ from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
 from optsched.bounds.checker.requests import shortest_first, srpt_completions
 from optsched.problem.budget import Budget
 
+# Bits after the binary point in `mean_busy_time`; the error is below n / 2**80 rounds.
 _FRACTION_BITS = 80
-"""Bits after the binary point in `mean_busy_time`; the error is below n / 2**80 rounds."""
 
 
 def srpt(task: BoundTask, budget: Budget) -> Proof:

@@ -15,10 +15,10 @@ from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.service import most_within
 from optsched.problem.budget import Budget
 
+# Interpolation in floating point is rounded down.
 _DOWN = 1 - 1e-12
-"""Interpolation in floating point is rounded down."""
+# Bisection in seconds ends within this, relative to the value.
 _FINE = 1e-3
-"""Bisection in seconds ends within this, relative to the value."""
 
 _METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 99))
 

@@ -185,6 +185,7 @@ def options(
         print(_FIRST)
 
 
+# The text that ``optsched`` without a command prints for newcomers.
 _FIRST = """\
 optsched computes how good an LLM-serving schedule could have been, with a proof. First steps:
 
@@ -192,7 +193,6 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
   optsched compare tiny --policy mc-sf --policy fcfs   # schedulers beside the best schedule
   optsched import azure TRACE.csv -o mine.json         # a trace of yours, to compare and solve
   optsched --help                                      # every command"""
-"""The text that ``optsched`` without a command prints for newcomers."""
 
 
 _ANYWHERE = "Anywhere in any command: --csv or --latex print only tables, --debug shows tracebacks."

@@ -17,8 +17,8 @@ from optsched.problem.metrics import LOST
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison, PolicyRow
 
+# The share of the time limit for ``--pools auto``.
 _SPLIT_SHARE = 0.5
-"""The share of the time limit for ``--pools auto``."""
 
 
 def compare(
@@ -131,13 +131,13 @@ def _show_losses(ranked: list[PolicyRow], target: str | None) -> None:
     print()
 
 
+# Words of columns that are shorter on a terminal.
 _SHORT = {
     "kind": "",
     "/ best known": "/ best",
     "SLO attainment": "SLO\nattainment",
     "decisions": "wall",
 }
-"""Words of columns that are shorter on a terminal."""
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:

@@ -13,6 +13,7 @@ from optsched.problem.budget import work_time
 _GPU = "--cost-model llama2-7b-a100-infermax"
 _POLICIES = "--policy vllm-v1 --policy sarathi --policy least-work --policy spf"
 _SLOS = "--slo-ttft 1s --slo-tpot 50ms"
+# Questions, and the commands that answer them: {0} is the folder, {1} the PNG, {2} the page.
 _STEPS = (
     (
         "How far are schedulers from the best that was possible?",
@@ -27,7 +28,6 @@ _STEPS = (
     ("As a picture, and as a page to hand on:", "plot {0}/capacity.json -o {1}"),
     ("", f"report {{0}}/comparison.json {{0}}/capacity.json {_GPU} -o {{2}}"),
 )
-"""Questions, and the commands that answer them: {0} is the folder, {1} the PNG, {2} the page."""
 
 
 def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "demo.html") -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from optsched.analysis.diagnose import Diagnosis
 
 
+# The metrics that are shown of every change.
 _METRICS = ("slo_attainment", "mean_latency", "p99_ttft", "p99_tpot")
-"""The metrics that are shown of every change."""
 
 
 def diagnose(

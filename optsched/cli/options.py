@@ -77,6 +77,7 @@ Given = Mapping[str, Any]
 UNSET: Given = MappingProxyType({})
 """Of a parameter that stands for several options (`_GROUPS`), those that are given."""
 
+# Texts of parameters that several commands have, as `command` reads them.
 _SHARED = """
   instance_file INSTANCE: The instance: a JSON file, or the name of a shipped instance, such as
     tiny or library/chat-x1.
@@ -102,7 +103,7 @@ _SHARED = """
   slo_gap S: The SLO on the largest time between two tokens.
   slo_latency S: The SLO on the time from arrival to last token.
 """
-"""Texts of parameters that several commands have, as `command` reads them."""
+# Parameters that stand for several options, of which a command gets those that are given.
 _GROUPS: dict[str, dict[str, Any]] = {
     "slos": dict.fromkeys(SLOS, Annotated[str | None, _TIME]),
     "machines": {
@@ -111,7 +112,6 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "deflect_below": Annotated[int | None, {"min": 0}],
     },
 }
-"""Parameters that stand for several options, of which a command gets those that are given."""
 
 
 @functools.cache

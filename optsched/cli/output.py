@@ -24,12 +24,12 @@ from optsched.problem.progress import LiveLine as LiveLine, number as number, pe
 from optsched.problem.schedule import Schedule
 
 _PIPE_WIDTH = 160
+# The seconds after a Ctrl-C in which another one is not taken as impatience.
 _PATIENCE_S = 5.0
-"""The seconds after a Ctrl-C in which another one is not taken as impatience."""
+# How tables are printed, csv or latex, and then nothing else; see `only_tables`.
 _table_format: str | None = None
-"""How tables are printed, csv or latex, and then nothing else; see `only_tables`."""
+# The streams for JSON while standard output is reserved for it; see `only_json`.
 _answers: list[TextIO] = []
-"""The streams for JSON while standard output is reserved for it; see `only_json`."""
 
 
 def unit(instance: Instance) -> str:

@@ -36,12 +36,12 @@ _WORDS = (
     "nvidia amd intel r tm geforce instinct tesla radeon gpu tensor core accelerator graphics grid "
     "dgx hgx hopper ampere blackwell lovelace server workstation edition generation oam vf a100d"
 )
+# Words of a maker's name that tell no device from another.
 _IDLE = frozenset(_WORDS.split())
-"""Words of a maker's name that tell no device from another."""
 _FORM = re.compile(r"(sxm\d?|pcie\d?|nvl\d*|hbm\d\w?)")
 _MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
+# Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144.
 _SAME_MEMORY = 0.08
-"""Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144."""
 _NEEDED = ("memory_gb", "bandwidth_gb_s", "bf16_tflops")
 OWN = {
     "memory_gb": "memory_gib",

@@ -20,8 +20,8 @@ ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
 MAX_MACHINES = 10_000
 
 _SECONDS = {"": 0, "s": 0, "ms": -3, "us": -6, "ns": -9}
+# Powers of ten of units.
 _GB_S = {"KB/s": -6, "MB/s": -3, "GB/s": 0, "TB/s": 3}
-"""Powers of ten of units."""
 _OWN = {"cost_model": Parameter(str, False, None)}
 _OWN |= dict.fromkeys(("kv_capacity", *vars(Limits())), Parameter(int, False, None))
 """What a file may say of machines. The rest is the instance's and the caller's."""

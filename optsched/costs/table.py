@@ -33,8 +33,8 @@ QUANTITIES = ("tokens", "requests", "prefill_tokens", "prefill_kv", "decode_requ
 """What an axis may be: tokens processed, requests, tokens of prefills, KV cached before them,
 requests that decode, and the KV that each of these has cached."""
 
+# The largest time in milliseconds, and the largest quantity.
 _MAX = 1e12
-"""The largest time in milliseconds, and the largest quantity."""
 MAX_CELLS = 1_000_000
 """Maximum number of values in a grid."""
 

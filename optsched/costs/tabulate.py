@@ -20,8 +20,8 @@ from optsched.problem.errors import InputError
 LONG_KV, FEW_DECODES, SHORT_CHUNK = 4096, 8, 256
 """The minorants are near the table where requests hold at most so many KV tokens, and where batches
 decode at least so many requests or prefill at least so many tokens."""
+# Maximum number of values of the axis of tokens in the sample.
 _PLACES = 64
-"""Maximum number of values of the axis of tokens in the sample."""
 
 
 def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[CostTable, Floats]:

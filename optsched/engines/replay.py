@@ -21,12 +21,12 @@ from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.text_files import parse_json
 
+# The max seconds for a server's list of models, and those after which nobody waits any more.
 _LIST_S, _GRACE_S = 10.0, 1.0
-"""The max seconds for a server's list of models, and those after which nobody waits any more."""
+# The max size of what a server sends for each token that was asked for.
 _TOKEN_BYTES = 1 << 16
-"""The max size of what a server sends for each token that was asked for."""
+# The max length of a model's name.
 _NAME = 200
-"""The max length of a model's name."""
 
 
 class Engine(Protocol):

@@ -19,8 +19,8 @@ FIRST_ID, VOCABULARY = 100, 10_000
 """Token ids of prompts are at least the first and, by default, less than the second."""
 PREDICTED = "predicted_output_tokens"
 """What an instance's predictions are called where they are sent: ``SamplingParams.extra_args``."""
+# Requests that are sent later than this make a warning.
 _LATE_S = 0.1
-"""Requests that are sent later than this make a warning."""
 
 Progress = Callable[[int, int], None]
 """``progress(ended, failed)`` is called whenever a request ends."""

@@ -267,6 +267,7 @@ def _is_empty(path: Path | None, connection: sqlite3.Connection) -> bool:
     return False
 
 
+# What errors of SQLite mean, by the first letters of their names.
 _MEANINGS = {
     ("SQLITE_BUSY", "SQLITE_LOCKED"): (
         "another process is using it; wait for its end, or use another --out"
@@ -280,7 +281,6 @@ _MEANINGS = {
     ("SQLITE_NOTADB",): "found no SQLite database in the file; use another --out",
     ("",): "found damage ({}); use a copy of it, or another --out",
 }
-"""What errors of SQLite mean, by the first letters of their names."""
 
 
 @contextmanager

@@ -30,8 +30,8 @@ from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, TIMES, EvictMode, Schedule, check_columns
 from optsched.problem.text_files import reason
 
+# Largest number in a schedule's columns. Starts may lie after the latest arrival allowed.
 _LARGEST = 2**60
-"""Largest number in a schedule's columns. Starts may lie after the latest arrival allowed."""
 
 INLINE_ENTRIES = 2_000_000
 """Maximum number of entries of a schedule whose columns belong inside the JSON file."""

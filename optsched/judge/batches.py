@@ -19,8 +19,8 @@ from optsched.problem.schedule import Schedule, check_columns
 MAX_WORKERS = 1_000_000
 """Maximum number of workers of a schedule."""
 
+# Max requests that an error names.
 _NAMED = 8
-"""Max requests that an error names."""
 
 _WORDS = """
 ok:

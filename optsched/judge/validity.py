@@ -18,8 +18,8 @@ WORDS = {
 }
 """Limits of validity by name, with the words for a schedule that leaves them."""
 
+# Memory of Python's warning filter, shared by all callers so that a warning is shown once.
 _SHOWN: dict[Any, Any] = {}
-"""Memory of Python's warning filter, shared by all callers so that a warning is shown once."""
 
 
 def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:

@@ -31,10 +31,10 @@ from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, p
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
+# The share of the time limit for the search when an exact method follows.
 _FEW_SHARE = 0.1
-"""The share of the time limit for the search when an exact method follows."""
+# The share of the time limit for bounds. The rest is spent on schedules.
 _BOUND_SHARE = 0.6
-"""The share of the time limit for bounds. The rest is spent on schedules."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,12 +29,12 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
+# Policies whose schedules are tried as warm starts. They are quick, and each of them ends.
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
-"""Policies whose schedules are tried as warm starts. They are quick, and each of them ends."""
+# The share of the time for policies to start from.
 _STARTS = 0.3
-"""The share of the time for policies to start from."""
+# The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
-"""The seconds for a policy as long as there is no schedule."""
 _POLICY_REQUESTS = 20_000
 
 

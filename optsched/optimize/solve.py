@@ -35,16 +35,15 @@ from optsched.problem.objective import Objective, parse_objectives, service_limi
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
+# Of more requests than this a bound and a search are asked first whether a schedule is below a
+# value: the shares of the time left for the bound (the first), and for searches until one finds it.
 _FEW, _END_SHARES = 20, (0.05, 0.1, 0.4)
-"""Of more requests than this a bound and a search are asked first whether a schedule is below a
-value: the shares of the time left for the bound (the first), and for searches until one finds it.
-"""
+# The fields of a result file in their order.
 _COLUMNS = (
     "formulation method workers objective_name status objective objectives bound scope gap "
     "gap_definition certificate certificate_missing metrics build_s solve_s progress seed threads "
     "versions"
 )
-"""The fields of a result file in their order."""
 
 
 @dataclass(frozen=True, eq=False)

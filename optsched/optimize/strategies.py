@@ -28,10 +28,10 @@ from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.service import SLOS
 
+# The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1
-"""The share of a time limit below which a search is said to have had none."""
+# What a policy may do about a rule that it breaks.
 _HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
-"""What a policy may do about a rule that it breaks."""
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
 """What a policy raises that serves not all requests, or not in time."""
 POLICY_SHARE = 0.5

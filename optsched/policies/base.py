@@ -136,8 +136,8 @@ class View:
         return int(whole_blocks(tokens + self.kv_offset, self.kv_block_tokens))
 
 
+# What the columns of a `Batch` must be.
 _KINDS = {"tokens": Mapping, "evict": Collection, "reused": Mapping}
-"""What the columns of a `Batch` must be."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from optsched.policies.base import Rules, Windows
 from optsched.problem.errors import InputError
 
 _TABLE = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
+# What a row has beside fields of `Rules` or `Windows`.
 _ABOUT = ("summary", "paper", "clairvoyant", "text", "kind", "like", "may", "words")
-"""What a row has beside fields of `Rules` or `Windows`."""
 
 
 def rules_like(name: str, **fields: object) -> Rules:

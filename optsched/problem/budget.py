@@ -15,8 +15,8 @@ from optsched.problem.errors import OutOfTimeError
 
 Item = TypeVar("Item")
 
+# The seconds between two looks at a budget while code of others runs.
 _LOOK_S = 0.1
-"""The seconds between two looks at a budget while code of others runs."""
 
 
 class Clock:

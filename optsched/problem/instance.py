@@ -48,8 +48,8 @@ PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 PREFIX = ("prefix_parent", "prefix_tokens")
 """Columns of the tree of shared prefixes."""
 
+# Columns of numbers, in the order of files; SLOs come later.
 _NUMBERS = ("arrival", "prompt_tokens", "output_tokens", *PREDICTIONS[:3])
-"""Columns of numbers, in the order of files; SLOs come later."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Unit = Literal["time", "time/token", "tokens", "tokens/time", "requests/time", "share", "count"]
 """What a metric is measured in. Times are in the instance's unit."""
 
+# A time unit as readers see it: alone ("rounds"), and after a slash ("tokens/round").
 _SHORT = {"round": ("rounds", "round"), "second": ("s", "s")}
-"""A time unit as readers see it: alone ("rounds"), and after a slash ("tokens/round")."""
 
 
 def time_words(time_unit: str | None) -> str:

@@ -34,14 +34,14 @@ R = TypeVar("R")
 ATTEMPTS = 2
 """How often a call is tried whose process dies, since it may have been ended from outside."""
 
+# A process without a call for so long ends. Another is started when needed.
 _IDLE_S = 300.0
-"""A process without a call for so long ends. Another is started when needed."""
 
 _LOOK_S = 0.1
+# Processes share the cores, so each has one thread. The caller's own settings override this.
 _ONE_THREAD = dict.fromkeys(
     ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
-"""Processes share the cores, so each has one thread. The caller's own settings override this."""
 
 
 class DiedError(Exception):

@@ -33,8 +33,8 @@ _PARTIAL, _NO_SUCH_RANGE = 206, 416
 _RANGE = re.compile(r"bytes (\d{1,15})-\d+/(?:\d+|\*)")
 _SIZE = re.compile(r"\d{1,15}", re.ASCII)
 _CHUNK = 1 << 14
+# Maximum size of a file; no dataset is as large.
 _MAX_BYTES = 1 << 31
-"""Maximum size of a file; no dataset is as large."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from optsched.problem.instance import Instance
 from optsched.problem.progress import LiveLine
 from optsched.problem.schedule import Schedule, from_starts
 
+# Number of instances drawn at each restart. The search starts from the best of them.
 _DRAWS = 10
-"""Number of instances drawn at each restart. The search starts from the best of them."""
+# Orders per request in which annealing looks for a schedule that is nearly optimal.
 _ORDERS = 50
-"""Orders per request in which annealing looks for a schedule that is nearly optimal."""
 
 
 @dataclass(frozen=True, eq=False)

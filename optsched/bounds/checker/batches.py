@@ -31,8 +31,8 @@ QUANTITIES = ("prefill_tokens", "prefill_kv", "decode_requests", "decode_kv")
 """The quantities C, H, n and kv of the axes of a box."""
 ROUNDING = 1e-12
 """A hundred times the relative error of a sum of floats here."""
+# Max nodes of the grids once they have each other's.
 _NODES = 300_000
-"""Max nodes of the grids once they have each other's."""
 
 
 class Batches(NamedTuple):

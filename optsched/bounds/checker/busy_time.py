@@ -67,19 +67,19 @@ from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 
 CHORDS = 8
 """Chords over the tokens after the first."""
+# A prefill has 2**_PIECES pieces.
 _PIECES = 4
-"""A prefill has 2**_PIECES pieces."""
+# Bits of what is paid at the highest prices.
 _TOP = 60
-"""Bits of what is paid at the highest prices."""
+# The weights theta of a request's tokens are multiples of 1 / (steps 2**30).
 _WEIGHT = 30
-"""The weights theta of a request's tokens are multiples of 1 / (steps 2**30)."""
+# Costs are added up in units of 2**-20 ticks.
 _COST = 20
-"""Costs are added up in units of 2**-20 ticks."""
 _CELLS = 4_000_000
+# A price that none reaches.
 _NEVER = 1 << 60
-"""A price that none reaches."""
+# Max ends of chords that are found at once.
 _BATCH = 100_000
-"""Max ends of chords that are found at once."""
 
 
 class Line(NamedTuple):

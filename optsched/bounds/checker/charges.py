@@ -46,10 +46,10 @@ TERMS = 6
 """Numbers of a vector: per batch, decode, cached token, held token, prefill token and position."""
 _MARGIN = 1e-9
 _DEPTH = 600
+# Values of the multipliers that are tried.
 _TRIES = 14
-"""Values of the multipliers that are tried."""
+# Boxes to begin with that are scanned between two looks at the clock.
 _AT_ONCE = 16
-"""Boxes to begin with that are scanned between two looks at the clock."""
 
 
 def witnesses(

@@ -63,13 +63,13 @@ ONE = 1 << 30
 UNIT = 10**18
 """Charges and lengths are multiples of 1 / UNIT seconds."""
 MAX_CLASSES = 64
+# Bits of what a class pays at the highest price.
 _TOP = 60
-"""Bits of what a class pays at the highest price."""
+# Costs are added up in units of 2**-20 ticks.
 _COST = 20
-"""Costs are added up in units of 2**-20 ticks."""
 _CELLS = 4_000_000
+# Max ends of chords that are found at once.
 _BATCH = 100_000
-"""Max ends of chords that are found at once."""
 _FIELDS = {"relaxation", "width", "denominator", "price", "found", "first", "reference", "classes"}
 
 

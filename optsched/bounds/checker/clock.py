@@ -52,8 +52,8 @@ from optsched.problem.kernel import njit
 BITS = 20
 """Bits of r after the point."""
 _LARGEST_RATE = 99 << BITS
+# Bits of the largest time, in units.
 _TOP = 40
-"""Bits of the largest time, in units."""
 _REQUESTS = 200
 BEFORE, AFTER = 1, 2
 MALFORMED, TOO_LONG = -2, -1

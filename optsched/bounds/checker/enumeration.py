@@ -55,9 +55,9 @@ least clock at which it may join, its tokens now, and in all, and the placement 
 TO, SET, FROM, KIND, PASSED, SPENT, WHEN, TOKENS, LOWEST, _COLUMNS = range(10)
 """Columns of a placement: the node, the set, the label of the layer before, the kind, the rounds
 passed since, then cost, clock and tokens in all of the label, and the min cost of its schedules."""
+# Places of counts: the set to go on with, placements, steps, the cost of what the set has placed,
+# the steps after which to rest, and the steps that are allowed in all.
 _NEXT, _FOUND, _STEPS, _PLACED, _UNTIL, _ALLOWED = range(6)
-"""Places of counts: the set to go on with, placements, steps, the cost of what the set has placed,
-the steps after which to rest, and the steps that are allowed in all."""
 
 
 class Paths(NamedTuple):

@@ -24,8 +24,8 @@ WINDOW = 16
 """Max entries of a group. They are fewer if tables would be too large."""
 TOP = 255
 """An entry of so many steps or more."""
+# So many nodes are filled in between two looks whether to go on.
 _NODES = 500_000
-"""So many nodes are filled in between two looks whether to go on."""
 
 
 class Groups(NamedTuple):

@@ -22,8 +22,8 @@ from optsched.problem.kernel import njit
 NEVER = 1 << 60
 """The round at which the last piece ends."""
 _WRAP = (1 << 64) - 1
+# What a step with integers of any size counts.
 _EXACT = 8
-"""What a step with integers of any size counts."""
 
 
 class Runs(NamedTuple):

@@ -28,10 +28,10 @@ from optsched.bounds.checker.parts import expect, expect_fields, expect_known, i
 from optsched.bounds.checker.prefixes import FINE, Charge
 
 _DECIMAL = re.compile(r"\d{1,40}(?:\.\d{0,60})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
+# The largest coefficient.
 _MOST = 10**6
-"""The largest coefficient."""
+# Further bits of the unit, so that divisions lose nothing that matters.
 _FRACTION_BITS = 30
-"""Further bits of the unit, so that divisions lose nothing that matters."""
 
 
 @dataclass(frozen=True)

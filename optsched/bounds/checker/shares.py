@@ -60,8 +60,8 @@ _UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
 _CELLS = 8_000_000
 _SHARES = 40_000_000
 _PRICE = 40
+# Requests that are checked at once.
 _BATCH = 2000
-"""Requests that are checked at once."""
 _FIELDS = ["relaxation", "width", "bits", "p2", "p3", "levels", "first", "later", "cells", "weight"]
 
 

@@ -23,17 +23,17 @@ from optsched.problem.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+# The kind of table that has each part of a model.
 _PART = {
     "layers": "gemm",
     "attention of decodes": "generation_attention",
     "attention of prefills": "context_attention",
 }
-"""The kind of table that has each part of a model."""
 _PRODUCTS = ("m", "n", "k", "gemm_dtype", "latency")
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 _BATCH = ("batch_size", "isl", "step", *_HEADS, "attn_dtype", "latency")
+# Tables of products of experts and attention of encoders, which are other kinds of layers.
 _OTHER_LAYERS = re.compile("moe|expert|grouped|encoder|wideep")
-"""Tables of products of experts and attention of encoders, which are other kinds of layers."""
 
 
 def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:

@@ -31,8 +31,8 @@ that measured it and not from serving.
 """
 
 _DEGREE = "num_tensor_parallel_workers"
+# Columns of a batch of attention, and the minimum of each.
 _SIZES = {"batch_size": 1, "prefill_chunk_size": 0, "kv_cache_size": 0}
-"""Columns of a batch of attention, and the minimum of each."""
 _IDENTIFIED = "prefill_square prefill_cross prefill_kv prefill_token prefill_base prefill_request"
 
 

@@ -29,8 +29,8 @@ from optsched.problem.schedule import Schedule, runs_on
 
 MAX_REQUESTS = 8
 """Maximum number of requests. There are 2^n sets of n requests."""
+# Objectives that are not divided by the number of requests.
 _TOTALS = ("tel", "makespan")
-"""Objectives that are not divided by the number of requests."""
 
 
 def solve_by_split(task: Task, options: SolveOptions) -> Answer:

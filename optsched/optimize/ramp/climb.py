@@ -28,16 +28,16 @@ from optsched.problem.kernel import njit
 
 Floors = NDArray[np.int64]
 
+# The floors of all kinds, relative to the largest, before any is exact.
 _ABOVE = (3.0, 2.0, 1.5, 1.25)
-"""The floors of all kinds, relative to the largest, before any is exact."""
+# The max number of distinct totals of weights, and of entries in a table by number and total.
 _CELLS, _ENTRIES = 1 << 16, 1 << 24
-"""The max number of distinct totals of weights, and of entries in a table by number and total."""
+# The factor by which the nodes should grow from one step of the ladder to the next.
 _GROWTH = 8.0
-"""The factor by which the nodes should grow from one step of the ladder to the next."""
+# The factor by which graphs of a higher target may grow more at the same step.
 _CAUTION = 1.5
-"""The factor by which graphs of a higher target may grow more at the same step."""
+# The least part (`Growth.part`) with which measured growth is extrapolated.
 _FEWEST = 0.4
-"""The least part (`Growth.part`) with which measured growth is extrapolated."""
 CLOCKED_SHARE = 0.35
 """The share of (t, m) pairs times multisets that become nodes, measured on Poisson arrivals."""
 

@@ -29,31 +29,31 @@ from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.relaxation import Relaxation
 
+# The max placements of a layer that are tried, per label that is allowed in all.
 _TRIED = 8
-"""The max placements of a layer that are tried, per label that is allowed in all."""
 WIDER = 3
 """The factor from the width of one part of the labels to that of the next."""
+# The max labels of a layer of the first part. It is one per so many nodes in the last part.
 _WIDTH, _NODES_PER_WIDTH = 300, 100
-"""The max labels of a layer of the first part. It is one per so many nodes in the last part."""
 LABELS_PER_S = 60_000
 """How many labels are made in a second, roughly."""
+# The max number of labels of one target, and of all.
 _MAX_LABELS, _ALL_LABELS = 50_000_000, 1_000_000_000
-"""The max number of labels of one target, and of all."""
+# The first target is the bound of the graph and one part in so many of the gap, or of one part in
+# so many of the bound if that is less. It is low enough to cost next to nothing, even if it is
+# below what is proved already: the number of its labels says how far more labels will reach.
 _FIRST, _NEAR = 4, 125
-"""The first target is the bound of the graph and one part in so many of the gap, or of one part in
-so many of the bound if that is less. It is low enough to cost next to nothing, even if it is below
-what is proved already: the number of its labels says how far more labels will reach."""
+# The factor by which labels may grow from one target to the next.
 _AHEAD = 12.0
-"""The factor by which labels may grow from one target to the next."""
+# A target takes at most this share of the labels left. It is proved only if it may take so many
+# times the labels of the target before: to prepare the next one takes longer than the labels.
 _SHARE, _MORE = 0.5, 1.5
-"""A target takes at most this share of the labels left. It is proved only if it may take so many
-times the labels of the target before: to prepare the next one takes longer than the labels."""
+# With more labels than this, two targets say how far the labels allowed will reach.
 _TELLING = 500
-"""With more labels than this, two targets say how far the labels allowed will reach."""
+# To prepare the enumeration takes as long for so many nodes as one label takes.
 _NODES_PER_LABEL = 20
-"""To prepare the enumeration takes as long for so many nodes as one label takes."""
+# After this share of the labels, it ends if so many times as many as allowed are predicted.
 _SURE, _DOUBT = 0.05, 1.5
-"""After this share of the labels, it ends if so many times as many as allowed are predicted."""
 
 
 class _Ended(Exception):

@@ -16,12 +16,12 @@ from optsched.problem.instance import Instance
 
 MAX_KINDS = 128
 """The max number of kinds in one busy period."""
+# The max of (rounds with a clock) x (requests) in one busy period.
 _MAX_CLOCK = 4_000_000
-"""The max of (rounds with a clock) x (requests) in one busy period."""
 BEYOND = 2**28
 """Every cost of a path stays below, far from `optsched.optimize.ramp.graph.INFINITE`."""
+# The denominator of the multipliers, if costs allow.
 _SCALE = 100
-"""The denominator of the multipliers, if costs allow."""
 
 
 @dataclass(frozen=True, eq=False)

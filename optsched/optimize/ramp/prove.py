@@ -29,14 +29,14 @@ from optsched.optimize.search.orders import CHUNK, Annealing, anneal, in_line
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 
+# The max length of annealing's array of rounds.
 _MAX_ROUNDS = 10**7
-"""The max length of annealing's array of rounds."""
+# The share of the nodes for the first graphs with a clock, with the coarsest usual floors.
 _CLOCK_PART = 0.03
-"""The share of the nodes for the first graphs with a clock, with the coarsest usual floors."""
+# The factor by which a clock is shortened at a time.
 _SHORTER = 0.85
-"""The factor by which a clock is shortened at a time."""
+# The max number of orders that annealing tries before the first graph.
 _FIRST_ORDERS = 2_000_000
-"""The max number of orders that annealing tries before the first graph."""
 
 Report = Callable[[int, int], None]
 

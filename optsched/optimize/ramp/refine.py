@@ -24,37 +24,36 @@ from optsched.problem.budget import work_time
 
 RATE = 1_500_000.0
 """Nodes per second for building, ascent and search, until they are measured."""
+# The factor by which the budget is raised once a target is proved or out of reach.
 _RAISE = 3.0
-"""The factor by which the budget is raised once a target is proved or out of reach."""
+# If the time left allows less than this factor, the next raise is the last and uses all of it.
 _LAST = 10.0
-"""If the time left allows less than this factor, the next raise is the last and uses all of it."""
+# The min factor of the budget for which it is worth beginning again.
 _WORTH = 1.1
-"""The min factor of the budget for which it is worth beginning again."""
+# The known value is the target if it is at most so many times as far as the next target, and a
+# graph is not cut down to a target if it takes at most so many times the nodes allowed.
 _NEARLY = 1.25
-"""The known value is the target if it is at most so many times as far as the next target, and a
-graph is not cut down to a target if it takes at most so many times the nodes allowed."""
+# The share of the time left for the next graph, since others follow.
 _NEXT = 0.45
-"""The share of the time left for the next graph, since others follow."""
+# If there is time for less than so many times the budget, a graph may be as large as there is time
+# for: no time would be left for a second target.
 _SOON = 2.0
-"""If there is time for less than so many times the budget, a graph may be as large as there is time
-for: no time would be left for a second target."""
+# The share of the time left that is planned, since larger graphs take longer per node.
 _CAREFUL = 0.8
-"""The share of the time left that is planned, since larger graphs take longer per node."""
+# After each level, annealing tries at most one order per so many arcs.
 _ARCS_PER_ORDER = 80
-"""After each level, annealing tries at most one order per so many arcs."""
+# The max time of this annealing, as a share of the level's.
 _SEARCHED = 0.15
-"""The max time of this annealing, as a share of the level's."""
+# With a small gap and at most so many rounds per request to the target, schedules are enumerated,
+# until there are too many labels. Some of the labels are followed to find a better schedule.
 _ROUNDS = 4
-"""With a small gap and at most so many rounds per request to the target, schedules are enumerated,
-until there are too many labels. Some of the labels are followed to find a better schedule."""
+# There may be so many labels, and one more per so many nodes that the graph was built with, if they
+# should prove the target. Else a finer graph follows, and there may be one per ``_FEW`` of these.
 _LABELS, _NODES_PER_LABEL, _FEW = 3_000, 20, 10
-"""There may be so many labels, and one more per so many nodes that the graph was built with, if
-they should prove the target. Else a finer graph follows, and there may be one per ``_FEW`` of
-these."""
+# The time for some labels, as a share of that for a graph, and of what is left after the last.
 _FOLLOWED = 0.3
-"""The time for some labels, as a share of that for a graph, and of what is left after the last."""
+# This is done in graphs of at most so many nodes per second left: tables take 5 % of the time.
 _TABLES = 250_000
-"""This is done in graphs of at most so many nodes per second left: tables take 5 % of the time."""
 TOO_LONG = "the next graph would take too long"
 TOO_LARGE = "the next graph would be too large"
 _NO_MORE = "nothing is left to refine"

@@ -55,10 +55,10 @@ MAX_NODES = min(128_000_000, _MEMORY // 250)
 """The max number of nodes of a graph. A node takes about 120 bytes while a level is built, and
 graphs may take half of the memory."""
 _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
+# Of levels and enumerations. Nodes, arcs and cells are limited level by level.
 _LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
-"""Of levels and enumerations. Nodes, arcs and cells are limited level by level."""
+# On a divided graph, multipliers are improved on one part in so many of its nodes first.
 _PARTS = 8
-"""On a divided graph, multipliers are improved on one part in so many of its nodes first."""
 
 
 class Growth(NamedTuple):

@@ -25,12 +25,12 @@ from optsched.problem.budget import work_time
 
 HELPED = 10
 """The divisor of the first thread's orders if a second thread looks for schedules too."""
+# The seconds of annealing at a time.
 _ORDERS_S = 9.0
-"""The seconds of annealing at a time."""
+# The number of parts of the labels that are followed to find a schedule.
 _SAMPLES = 3
-"""The number of parts of the labels that are followed to find a schedule."""
+# Seconds from one look at the time and the flags to the next.
 _POLL_S = 0.02
-"""Seconds from one look at the time and the flags to the next."""
 
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:

@@ -24,8 +24,8 @@ from optsched.problem.errors import OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
+# The max share of the time limit for the dual.
 _DUAL_SHARE = 0.35
-"""The max share of the time limit for the dual."""
 _BASE_STEPS, _STEPS_PER_REQUEST = 20_000, 8_000
 
 

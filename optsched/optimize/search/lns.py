@@ -32,8 +32,8 @@ _MAX_OUT = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
 _RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
 _RULES += [(_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0)]
+# The heat at the beginning, in mean outputs.
 _HOT = 0.15
-"""The heat at the beginning, in mean outputs."""
 _KINDS = [
     (width, largest, rule, noise, 1.0, 1.0)
     for width, largest, (rule, noise) in product(
@@ -56,12 +56,12 @@ _REQUEST = record(
     ("deadline", np.int64),
     ("volume", np.int64),
 )
+# A request that a step has removed.
 _OUT = record(
     ("request", np.int64),
     ("start", np.int64),  # before the step
     ("key", np.float64),  # they are put back in ascending order of it
 )
-"""A request that a step has removed."""
 
 
 class _Machine(NamedTuple):

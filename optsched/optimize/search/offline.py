@@ -26,21 +26,21 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.schedule import Schedule
 
+# The share of the time for policies behind routers, where there are several workers.
 _ROUTED = 0.3
-"""The share of the time for policies behind routers, where there are several workers."""
+# The share of the time left for one policy, so that a slow one leaves time for others.
 _POLICY_SHARE = 0.5
-"""The share of the time left for one policy, so that a slow one leaves time for others."""
+# The share of the time for rules with pauses, without and with a prefix cache (`RuleSearch` claims
+# nothing), and how many in a row may bring nothing.
 _VARIED, _CLAIMING, _PATIENCE = 0.3, 0.9, 60
-"""The share of the time for rules with pauses, without and with a prefix cache (`RuleSearch` claims
-nothing), and how many in a row may bring nothing."""
+# The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
-"""The seconds for a policy as long as there is no schedule."""
+# The time in seconds if no budget is given.
 _DEFAULT_S = 60.0
-"""The time in seconds if no budget is given."""
+# The max tokens of a batch that are varied where rules have no limit.
 _TOKENS = 8192
-"""The max tokens of a batch that are varied where rules have no limit."""
+# The search for a percentile ends within this, and spends this share of its time on a value.
 _TAIL_FINE, _TAIL_SHARE = 0.01, 0.3
-"""The search for a percentile ends within this, and spends this share of its time on a value."""
 POLICIES = (
     "least-work",
     "spf-work",

@@ -60,24 +60,24 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"order": "arrival", "hold": 4.0},
     {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
 )
+# The max output tokens for a search.
 _MAX_TOKENS = 10_000_000
-"""The max output tokens for a search."""
+# Who sends requests to workers at first.
 _ROUTER = "least-work"
-"""Who sends requests to workers at first."""
+# The way for requests without a limit on the time per token: prefills first.
 _WITHOUT_PACE = 4
-"""The way for requests without a limit on the time per token: prefills first."""
+# The factors of the work, the likeliest first.
 _FACTORS = (1.15, 1.2, 1.1, 1.25)
-"""The factors of the work, the likeliest first."""
+# The share of decode work in the size of a request.
 _DECODES = 0.3
-"""The share of decode work in the size of a request."""
+# Who waits longer than this share of its limit on the first token belongs to a crowd.
 _WAITED = 0.15
-"""Who waits longer than this share of its limit on the first token belongs to a crowd."""
+# Requests per place in which something is changed; every fourth place is changed in a run.
 _PLACE = 40
-"""Requests per place in which something is changed; every fourth place is changed in a run."""
+# A kind of steps ends after so many runs in a row without an improvement.
 _PATIENCE = 15
-"""A kind of steps ends after so many runs in a row without an improvement."""
+# Small changes do not begin if a larger share of the requests is missing.
 _HOPELESS = 0.01
-"""Small changes do not begin if a larger share of the requests is missing."""
 
 
 class Served(NamedTuple):

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from optsched.bounds.timeline import Floats, Ints
 from optsched.problem.kernel import njit
 
+# Of a longer stretch, only so many of the latest requests may be let go. So the time of a pass
+# grows with the number of requests, and not with its square.
 _LATEST = 4096
-"""Of a longer stretch, only so many of the latest requests may be let go. So the time of a pass
-grows with the number of requests, and not with its square."""
+# A job is late if it ends later than this after its deadline, in seconds.
 _LATE = 1e-9
-"""A job is late if it ends later than this after its deadline, in seconds."""
 
 
 @njit

@@ -20,12 +20,12 @@ from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import workers_of
 
+# The share of the time left for the order in each turn, and the same for moves.
 _ORDER = 0.3
-"""The share of the time left for the order in each turn, and the same for moves."""
+# Requests of each worker in a place, where one of them moves.
 _PLACE = 40
-"""Requests of each worker in a place, where one of them moves."""
+# Moves end after so many runs in a row without an improvement.
 _PATIENCE = 40
-"""Moves end after so many runs in a row without an improvement."""
 
 
 class OnWorkers:

@@ -18,12 +18,12 @@ from optsched.problem.kernel import njit
 
 CHUNK = 2000
 """The number of orders between two checks of the clock."""
+# The max rounds of runs in these orders. They take some 0.1 s, however long outputs are.
 _CHUNK_ROUNDS = 20_000_000
-"""The max rounds of runs in these orders. They take some 0.1 s, however long outputs are."""
+# The max number of entries of `Kept.window`.
 _WINDOWS = 1 << 22
-"""The max number of entries of `Kept.window`."""
+# The max orders of a run, per square of the number of requests.
 _LONG = 150
-"""The max orders of a run, per square of the number of requests."""
 
 
 @njit(nogil=True, inline="always")

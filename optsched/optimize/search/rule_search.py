@@ -46,10 +46,10 @@ _STARTS: tuple[tuple[float, ...], ...] = (
     (0.0, 0.5, 2.0, 8.0, 0.3, 0.0),
     (0.0, 0.7, _FREE, 0.0, 0.6, 0.0),
 )
+# Of so many candidates, one is judged where stretches are chosen one by one.
 _OFFER_EVERY = 20
-"""Of so many candidates, one is judged where stretches are chosen one by one."""
+# The search ends after so many candidates in a row without an improvement.
 _PATIENCE = 400
-"""The search ends after so many candidates in a row without an improvement."""
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:

@@ -24,8 +24,8 @@ Found = TypeVar("Found")
 BOUND_TOLERANCE = 1e-6
 """By how much a floating-point bound may exceed the true one, relative to max(1, |bound|)."""
 _POLL_S = 0.02
+# A second Ctrl-C within so many seconds of the first is ignored.
 _DOUBLE_S = 0.5
-"""A second Ctrl-C within so many seconds of the first is ignored."""
 
 
 class Status(StrEnum):

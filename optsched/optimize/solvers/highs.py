@@ -31,10 +31,10 @@ from optsched.problem.budget import work_time
 from optsched.problem.errors import SolverError
 
 _INTEGRAL_ABS_GAP = 0.999
+# The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s.
 _ENTRIES_HERE = 5_000
-"""The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s."""
+# The seconds after the time limit in which a process may end by itself.
 _GRACE_S = 1.0
-"""The seconds after the time limit in which a process may end by itself."""
 
 
 def solve_linear_model(

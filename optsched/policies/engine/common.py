@@ -32,8 +32,8 @@ EVENT = 4  # a request has finished in the last batch, which is watched for
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
+# The turns of a loop before the first look at the clock, and about how long turns last later.
 _FIRST_TURNS, _TURNS_S = 1000, 0.05
-"""The turns of a loop before the first look at the clock, and about how long turns last later."""
 
 REQUEST, TOKENS, REUSED = 0, 1, 2
 """Rows of `Columns.entries`; the last one only for an engine that caches prefixes."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from optsched.costs.fit import Fit
 
 Points = Sequence[tuple[float, float]]
+# How many times more late requests than may be `plot_capacity` shows.
 _LATE = 8.0
-"""How many times more late requests than may be `plot_capacity` shows."""
 
 
 def plot_capacity(

@@ -25,8 +25,8 @@ from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 from optsched.problem.scope import ONE_WORKER
 
+# Formats with the instance's name.
 _NAMING = ("result", "comparison", "capacity")
-"""Formats with the instance's name."""
 
 MAX_TIMELINES = 4
 """Max number of schedules of one instance drawn over time: first those of files, then the best."""
@@ -240,6 +240,7 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
         )
 
 
+# The functions that add a file to its section, in the order in which files are taken.
 _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
     "certificate": lambda section, file, data, _: _certificate(section, file, data),
     "schedule": lambda section, file, data, cost: _schedule(
@@ -251,7 +252,6 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
         {**data, "file": Path(file).name}
     ),
 }
-"""The functions that add a file to its section, in the order in which files are taken."""
 
 
 def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:

@@ -262,8 +262,8 @@ def read_objects(
 
 
 _MISSING = object()
+# Units of values that are no times.
 _COUNTED = ("", "count", "token", "tokens")
-"""Units of values that are no times."""
 
 
 def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bool = False) -> Any:

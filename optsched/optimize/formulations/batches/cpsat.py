@@ -11,8 +11,8 @@ from optsched.optimize.formulations.batches.problem import Problem
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError
 
+# Added to each chosen start, so that rounding does not put it before its predecessor's end.
 _MARGIN_S = 1e-12
-"""Added to each chosen start, so that rounding does not put it before its predecessor's end."""
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:

@@ -39,8 +39,8 @@ from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 
 _CUTS = 5
+# About so many terms has a token of a request in a batch.
 _TERMS = 40
-"""About so many terms has a token of a request in a batch."""
 ENTRY_BYTES = 70
 
 

@@ -15,10 +15,10 @@ from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
 from optsched.problem.schedule import Schedule
 
 _LARGE = 2000
+# The seconds for the first plan, where no time is left.
 _FIRST_S = 2.0
-"""The seconds for the first plan, where no time is left."""
+# The max number of requests looked at for all plans. A million takes about a second.
 _STEPS = 10_000_000
-"""The max number of requests looked at for all plans. A million takes about a second."""
 
 
 def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Times | None]:

@@ -22,8 +22,8 @@ STAY, EVICT, DECODE, PREFILL, REFILL = range(5)
 free the KV and prefill."""
 DONE = -1
 MAX_ARCS = 200_000
+# The max number of sizes looked at for all dual feasible functions, and how many there are.
 _STEPS, _FEW = 10_000_000, 8
-"""The max number of sizes looked at for all dual feasible functions, and how many there are."""
 
 
 class Node(NamedTuple):

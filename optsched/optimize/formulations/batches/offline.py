@@ -15,10 +15,10 @@ from optsched.optimize.solvers.base import SolveOptions, Status, run_search
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError
 
+# The share of the time limit for the bounds.
 _BOUND_SHARE = 0.3
-"""The share of the time limit for the bounds."""
+# The seconds for the bounds if there is no time limit.
 _PATIENT_S = 60.0
-"""The seconds for the bounds if there is no time limit."""
 
 _MEANS = ("makespan", "tel", "mean_ttft", "latency_and_ttft", "slo_attainment")
 SEARCHED = (*_MEANS, *TAIL.objectives)

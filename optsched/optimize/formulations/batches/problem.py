@@ -64,8 +64,8 @@ MODELLED = (
 """The features of the exact methods (`Method.features`). They read some coefficients by name. Add
 one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40
+# Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them.
 _LARGEST_UNITS = 2**52
-"""Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them."""
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
 ARRIVAL_S = Fraction(1, 10**12)

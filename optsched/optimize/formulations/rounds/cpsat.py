@@ -20,8 +20,8 @@ from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.memory import check_size
 
+# The bytes of an interval, and of a pair of requests that are kept apart.
 _INTERVAL_BYTES, _PAIR_BYTES = 1000, 1000
-"""The bytes of an interval, and of a pair of requests that are kept apart."""
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:

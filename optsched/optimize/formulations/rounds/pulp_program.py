@@ -14,8 +14,8 @@ from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size, check_tokens
 
+# The bytes of a nonzero in PuLP, with its share of variables and names.
 _ENTRY_BYTES = 200
-"""The bytes of a nonzero in PuLP, with its share of variables and names."""
 
 
 def pulp_problem(
