@@ -84,4 +84,4 @@ def test_an_instance_for_another_machine_has_its_capacity(tmp_path: Path) -> Non
     assert read_instance(new).kv_capacity == 467_296
     assert read_instance(new).n == read_instance("tiny-seconds").n
     twice = invoke(*made, "--set", "kv_capacity=9", "--cost-model", machine)
-    assert "--kv-capacity: found 9 beside --cost-model" in one_line_error(twice)
+    assert "--set kv_capacity: found 9 beside --cost-model" in one_line_error(twice)

@@ -589,7 +589,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
 
     compared = ("--policy", "fcfs", "--time-limit", 1)
     done = run("compare", file, *given, *compared)
-    unproved = {"rounds": "pools", "sessions": "after", "shared prefixes": "prefix_block_tokens"}
+    unproved = {"rounds": "pools", "shared prefixes": "prefix_block_tokens"}
     assert ("bound: none known" in done) == (kind in unproved)
     assert f"is proved for {unproved.get(kind, '')}" in done or kind not in unproved
     if kind in unproved:

@@ -100,9 +100,12 @@ def judge_batches(
     origin = Origin(instance.clock_origin, blur)
     breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
     if breach.rule != rules.OK:
-        r, kv = found.requests, (rules.KV_CAPACITY, rules.MAX_RUNNING)
-        holds = np.flatnonzero((r["cached"] > 0) & (r["home"] == worker[at]))
-        raise _violation(breach, at, instance, holds if breach.rule in kv else holds[:0])
+        holds = np.zeros(0, dtype=np.int64)
+        if breach.rule in (rules.KV_CAPACITY, rules.MAX_RUNNING):
+            r = found.requests
+            holds = np.flatnonzero((r["cached"] > 0) & (r["home"] == worker[at]))
+
+        raise _violation(breach, at, instance, holds)
 
     warn_outside(machines, found.extremes)
     requests, done = found.requests, found.batches
