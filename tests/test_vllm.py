@@ -14,6 +14,7 @@ from test_kv_blocks import in_blocks
 from test_simulate import run_or_error, same
 
 from optsched.engines.vllm import Desk
+from optsched.judge.evaluate import evaluate
 from optsched.policies import Rules, make_policy
 from optsched.policies.base import Batch, View
 from optsched.policies.engine.simulate import simulate
@@ -97,6 +98,59 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
     assert finished >= 10
 
 
+@pytest.mark.parametrize(
+    "spec", ["fcfs", "mc-sf", "mc-benchmark", "least-work", "rank-output", "hrrn", "vllm"]
+)
+def test_rules_that_split_no_prefill_end_requests_longer_than_a_step(spec: str) -> None:
+    rng, policy, parts = Random(spec), make_policy(spec)[0], 0
+    for _ in range(15):
+        n, step = rng.randint(2, 9), rng.randint(3, 9)
+        prompt = [rng.choice([2, 3, step, step + 1, 2 * step + 3]) for _ in range(n)]
+        output = [rng.randint(1, 6) for _ in range(n)]
+        arrival = sorted(round(rng.uniform(0, 0.05), 3) for _ in range(n))
+        kv = max(map(sum, zip(prompt, output, strict=True))) + rng.choice([0, 5, 60])
+        limits = Limits(step, None, rng.randint(1, step))
+        instance = Instance(arrival, prompt, output, kv, "second", "cached", limits)
+
+        asked = AtTheDesk(desk(instance, replace(policy, evict_mode="recompute")))
+        asked.chunked = True
+        found = evaluate(instance, simulate(instance, asked, TIMED), TIMED)
+        assert (found.finish > 0).all()
+        parts += sum(s > step for s in prompt)
+
+    assert parts > 10
+
+
+def test_a_long_prefill_goes_in_parts_beside_all_decodes_and_no_other_does() -> None:
+    # 10 tokens a step, 8 beside two decodes. What has begun with 15 has 7 left, which have room.
+    # The last request has ended.
+    here = Desk(make_policy("least-work")[0], TIMED, 100, 1, Limits(10, None, 4))
+    for prompt in (3, 3, 15, 10, 3):
+        here.add(0.0, prompt, 5)
+
+    state = tuple(
+        map(np.array, ([1, 1, 0, 0, 5], [3, 3, 0, 0, 7], [True, True, False, False, True]))
+    )
+    assert here.ask(0.0, [2], [0, 1], *state).tokens == {0: 1, 1: 1, 2: 8}
+    assert here.ask(0.0, [3], [0, 1], *state).tokens == {0: 1, 1: 1}
+    state[1][2] = 8
+    assert here.ask(0.0, [], [0, 1, 2], *state).tokens == {0: 1, 1: 1, 2: 7}
+    state[1][2] = 5
+    assert here.ask(0.0, [], [0, 1, 2], *state).tokens == {0: 1, 1: 1, 2: 8}
+
+
+def test_a_policy_that_serves_nobody_is_told_of() -> None:
+    class Idle:
+        def batch(self, view: View) -> Batch:
+            return Batch()
+
+    here = Desk(Idle(), TIMED, 100, 1, Limits(10, None, 4))
+    here.add(0.0, 15, 5)
+    zero = np.zeros(1, np.int64)
+    with pytest.warns(UserWarning, match="found an empty batch while request 0 of 15 tokens waits"):
+        here.ask(0.0, [0], [], zero, zero, zero > 0)
+
+
 def test_a_prediction_that_cannot_fit_is_cut() -> None:
     # 30 of 32 tokens are whole blocks of 10. A prompt of 8 leaves room for 23 output tokens,
     # the last of which is never cached.
@@ -131,7 +185,7 @@ def test_limits_of_the_server_are_shown() -> None:
     class Looks:
         def batch(self, view: View) -> Batch:
             seen.append((view.kv_capacity, view.kv_block_tokens, view.limits.max_running))
-            return Batch()
+            return Batch({0: 8})
 
     here = Desk(Looks(), TIMED, 35, 16, Limits(max_running=3))
     here.add(0.0, 8, 5)

@@ -166,7 +166,7 @@ def shapes(tiny: bool) -> list[tuple[list[Any], int, int]]:
     decodes = [(1, 128), (8, 128), (32, 512), (64, 1024), (128, 512), (256, 256), (256, 1024)]
     decodes += [(8, 4096), (32, 4096), (2, 16384)]
     mixed = [(128, 32, 512), (512, 32, 512), (1536, 32, 512), (512, 128, 512), (1536, 128, 512)]
-    mixed += [(1024, 256, 256), (1792, 256, 256), (256, 8, 4096)]
+    mixed += [(1024, 240, 256), (1792, 240, 256), (256, 8, 4096)]  # prefills need seats, too
     first = [*one, *[Shape(c, m, 0, 0) for m, c in ((2048, 2048), (8192, 2048), (14336, 2048))]]
     first += [Shape(0, 0, n, k) for n, k in decodes] + [Shape(c, 0, n, k) for c, n, k in mixed]
     more = [Shape(c, 0, 0, 0) for c in (32, 64, 256, 1536, 768)]
@@ -174,7 +174,7 @@ def shapes(tiny: bool) -> list[tuple[list[Any], int, int]]:
     more += [Shape(0, 0, n, k) for n, k in ((1, 1024), (4, 256), (16, 256), (96, 256), (192, 768))]
     more += [Shape(0, 0, n, k) for n, k in ((4, 8192), (16, 2048), (1, 30000), (64, 4096))]
     more += [Shape(c, 0, n, k) for c, n, k in ((64, 64, 256), (1024, 64, 1024), (1536, 16, 8192))]
-    more += [Shape(256, 0, 128, 512, 4), Shape(512, 0, 32, 512, 3), Shape(256, 0, 256, 512, 6)]
+    more += [Shape(256, 0, 128, 512, 4), Shape(512, 0, 32, 512, 3), Shape(256, 0, 240, 512, 6)]
     if tiny:
         fits = profiling.shapes(TOKENS, SEATS, 512)
         return [(fits[::8], 2, 12), (fits[1::40], 2, 3)]

@@ -10,8 +10,9 @@ vLLM takes the class by its name, and the policy from its configuration::
     )
 
 A request says in ``SamplingParams(extra_args={"predicted_output_tokens": 120})`` how long its
-output is thought to be. Without that it is thought to be ``max_tokens`` long. Importing this module
-does not need vLLM. It was written for the versions in `TESTED`.
+output is thought to be. Without that it is thought to be ``max_tokens`` long. Rules that split no
+prefill have one split that no step has room for. Importing this module does not need
+vLLM. It was written for the versions in `TESTED`.
 """
 
 import time
@@ -105,6 +106,13 @@ class Desk:
 
             self.told = len(prompt)
 
+        step = self.limits.max_batch_tokens
+        if step is not None and isinstance(self.asked, Stepwise) and not self.asked.chunked:
+            # No step has room for all of a longer prefill: it goes in parts, beside all decodes.
+            size, part = prompt + generated, max(1, step - int(decoding[running].sum()))
+            parted = size - cached > np.where(cached > 0, part, step)
+            cached = np.where(parted, size - part, cached)
+
         view = View(
             *(now, waiting, running, arrival, prompt, predicted),
             remaining=np.maximum(1.0, predicted - generated),
@@ -124,6 +132,10 @@ class Desk:
         answer = self.asked.batch(view)
         if not isinstance(answer, Batch):
             raise PolicyError(f"policy: found {answer!r:.80}; expected a Batch")
+        if waiting and not (running or answer.tokens):
+            i = waiting[0]
+            found = f"found an empty batch while request {i} of {prompt[i]} tokens waits"
+            warnings.warn(f"policy: {found}, and nothing runs", stacklevel=2)
 
         return answer
 

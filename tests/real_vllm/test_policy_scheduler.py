@@ -84,6 +84,16 @@ def test_a_policy_that_preempts_loses_no_request() -> None:
     assert found.evictions.max() > 0
 
 
+def test_rules_that_split_no_prefill_end_one_longer_than_a_step() -> None:
+    told = requests(8_000)
+    prompt = told.prompt_tokens.copy()
+    prompt[::20] = 2_500
+    told = replace(told, prompt_tokens=prompt)
+    for policy in ("fcfs", "least-work"):
+        found = evaluate(told, simulate(told, inside(told, policy), COST), COST)
+        assert (found.finish > 0).all()
+
+
 def test_a_policy_that_cannot_be_asked_is_refused() -> None:
     for policy in ("vllm-v1", "isrtf"):
         with pytest.raises(UsageError, match="runs as a whole; expected Rules or an object"):
