@@ -824,7 +824,7 @@ def crowds(seed: int) -> Instance:
 
 def test_what_is_found_in_a_stretch_by_itself_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     # Runs over all 50 requests try the first parameters alone, so that only those of a crowd by
-    # itself find others.
+    # itself find others. The second crowd has most of the latency.
     changed = RuleSearch._changed
 
     def only_in_one(self: RuleSearch) -> Candidate:
@@ -850,7 +850,7 @@ def test_what_is_found_in_a_stretch_by_itself_is_put_back(monkeypatch: pytest.Mo
         gains[seed] = np.subtract(*found)
 
     assert (gains > -1e-9).all()
-    assert (gains > 1e-3).any(axis=0).all()
+    assert (gains[:, 1] > 1e-3).any()
 
 
 def test_a_stretch_by_itself_is_served_as_in_the_whole() -> None:
