@@ -28,7 +28,7 @@ from optsched.bounds.shares import completions_of, value_at
 from optsched.bounds.shares_kernel import Shared, scale_to_one
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
-from optsched.optimize.search.rule_search import Best
+from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch, search_of
 from optsched.optimize.strategies import allowed_policies
 from optsched.policies.base import own_work
 from optsched.policies.engine.simulate import completions
@@ -808,6 +808,62 @@ def test_mixed_schedules_are_worth_the_sum_of_the_best_stretches() -> None:
         mixed += best.value < min(alone) - 1e-9
 
     assert mixed >= 5
+
+
+def crowds(seed: int) -> Instance:
+    """Return two crowds of 25 requests, of short and of long prompts, far from each other."""
+    generator = np.random.default_rng(seed)
+    arrival = np.append(generator.uniform(3, 4, 25), generator.uniform(100, 101, 25))
+    prompt = np.append(generator.integers(1, 20, 25), generator.integers(1, 120, 25))
+    order = generator.permutation(50)
+    return Instance(
+        np.round(arrival, 3)[order], prompt[order], generator.integers(1, 12, 50), kv_capacity=140,
+        time_unit="second", kv_accounting="cached",
+    )  # fmt: skip
+
+
+def test_what_is_found_in_a_stretch_by_itself_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Runs over all 50 requests try the first parameters alone, so that only those of a crowd by
+    # itself find others. The second crowd has most of the latency.
+    changed = RuleSearch._changed
+
+    def only_in_one(self: RuleSearch) -> Candidate:
+        return changed(self) if self.best.instance.n < 50 else self.chosen
+
+    monkeypatch.setattr(RuleSearch, "_changed", only_in_one)
+    gains = np.zeros((4, 2))
+    for seed in range(4):
+        instance, found = crowds(seed), []
+        for alone in (False, True):
+            with monkeypatch.context() as patch:
+                if not alone:
+                    patch.setattr(RuleSearch, "_attempt_in_one", lambda self, budget: False)
+                best = best_of(instance, PLAIN, [])
+                RuleSearch(best, seed).run(Budget())
+
+            assert best.schedule is not None
+            latency = evaluate(instance, best.schedule, PLAIN).latency
+            assert best.value == pytest.approx(latency.sum())
+            late = instance.release_times > 50
+            found.append([latency[~late].sum(), latency[late].sum()])
+
+        gains[seed] = np.subtract(*found)
+
+    assert (gains > -1e-9).all()
+    assert (gains[:, 1] > 1e-3).any()
+
+
+def test_a_stretch_by_itself_is_served_as_in_the_whole() -> None:
+    instance = crowds(9)
+    whole = RuleSearch(best_of(instance, PLAIN, []), 0)
+    assert whole.serve(whole.chosen, np.inf)
+    finish = whole.server.finish
+    for late in (False, True):
+        part = np.flatnonzero((instance.release_times > 50) == late)
+        own = search_of(best_of(instance, PLAIN, []), part, 0, None)
+        assert own.serve(own.chosen, np.inf)
+        begin = instance.release[part].min()
+        assert own.server.finish + begin == pytest.approx(finish[part])
 
 
 def test_the_offline_search_refuses_rounds() -> None:

@@ -12,7 +12,7 @@ has. The moves are kept around which the sum of latencies is smaller.
 import numpy as np
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch
+from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch, search_of
 from optsched.policies.base import Job
 from optsched.policies.fleet import joined
 from optsched.policies.routers import part_of
@@ -68,15 +68,9 @@ class OnWorkers:
 
     def searched(self, part: Ints) -> RuleSearch:
         """Return the search of the order of some requests, which starts from the present one."""
-        whole = self.best
-        own = whole.instance.subset(part)
-        found = RuleSearch(Best(own, whole.cost, whole.objective, None, Budget()), self.seed)
-
-        if np.isfinite(self.finish[part]).all():
-            finish = self.finish[part] - self.begin(part)
-            found.chosen = Candidate(self.parameters[:, part], self.factors[part], finish)
-
-        return found
+        finish = self.finish[part] - self.begin(part)
+        kept = Candidate(self.parameters[:, part], self.factors[part], finish)
+        return search_of(self.best, part, self.seed, kept if np.isfinite(finish).all() else None)
 
     def replayed(self, part: Ints) -> RuleSearch | None:
         """Run the rule with the parameters of some requests; None if it serves not all."""

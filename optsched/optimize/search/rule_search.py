@@ -9,6 +9,8 @@ share of the work of the decode steps; single requests may have a random factor.
 Where nobody is in the system, what comes later does not depend on what was before. So each stretch
 between such moments keeps the parameters that are best for it, and one run tries a change for every
 stretch. `Best` does the same with schedules of any origin: policies, rules that pause, this one.
+Where one stretch has most of the latency, half of the time goes to runs of it by itself: runs over
+all spend theirs on the others.
 """
 
 import warnings
@@ -50,6 +52,11 @@ _STARTS: tuple[tuple[float, ...], ...] = (
 _OFFER_EVERY = 20
 # The search ends after so many candidates in a row without an improvement.
 _PATIENCE = 400
+# A stretch with such a share of the latency is searched by itself, too. With less, runs over all
+# find more in the same time.
+_MAIN = 0.5
+# A run of a stretch by itself takes as long as one over so many requests more.
+_RUN = 100
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -173,7 +180,7 @@ class RuleSearch:
     Columns are in order of arrival.
     """
 
-    def __init__(self, best: Best, seed: int) -> None:
+    def __init__(self, best: Best, seed: int | np.random.Generator) -> None:
         instance, cost = best.instance, best.cost
         self.best = best
         self._order = np.lexsort((np.arange(instance.n), instance.release))
@@ -200,6 +207,7 @@ class RuleSearch:
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
+                stale = 0 if self._attempt_in_one(budget) else stale
                 self._attempt(self.chosen)
 
         self._attempt(self.chosen)
@@ -235,6 +243,31 @@ class RuleSearch:
         self._first = starts_of_stretches(self._arrival, self.chosen.finish)
 
         return True
+
+    def _attempt_in_one(self, budget: Budget) -> bool:
+        """Try changes in a stretch by itself if it has most of the latency.
+
+        It takes about as long as the runs over all since the last time.
+        """
+        chosen, n = self.chosen, len(self._arrival)
+        latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
+        k = int(latency.argmax())
+        if len(latency) == 1 or latency[k] < _MAIN * latency.sum():
+            return False
+
+        begin, end = np.append(self._first, n)[k : k + 2]
+        part = slice(begin, end)
+        finish = chosen.finish[part] - self._arrival[begin]
+        kept = Candidate(chosen.parameters[:, part], chosen.factors[part], finish)
+        own = search_of(self.best, self._order[part], self._generator, kept)
+
+        for _ in range(_OFFER_EVERY * n // (_RUN + end - begin)):
+            if not budget.over:
+                own._attempt_by_stretches(own._changed())
+
+        parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
+        parameters[:, part], factors[part] = own.chosen[:2]
+        return self._attempt_by_stretches(Candidate(parameters, factors, chosen.finish))
 
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
@@ -300,3 +333,13 @@ class RuleSearch:
         moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
         factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
         return Candidate(parameters, factors, chosen.finish)
+
+
+def search_of(
+    best: Best, part: Ints, seed: int | np.random.Generator, kept: Candidate | None
+) -> RuleSearch:
+    """Return the search of some requests by themselves, from parameters of theirs if given."""
+    own = Best(best.instance.subset(part), best.cost, best.objective, None, Budget())
+    found = RuleSearch(own, seed)
+    found.chosen = found.chosen if kept is None else kept
+    return found
