@@ -266,6 +266,32 @@ def test_a_policy_that_hangs_ends_with_the_time_and_at_ctrl_c() -> None:
     assert fine.metrics is not None
 
 
+def test_a_timer_of_the_caller_ends_a_policy_and_goes_on_as_set() -> None:
+    class Alarmed(Exception): ...
+
+    def hang() -> None:
+        while True:
+            pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarmed
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Alarmed), Budget(60.0).watching("policy 'Hangs' ran"):
+            hang()
+        # An inner budget leaves the outer one's timer alone.
+        outer = Budget(0.3)
+        with pytest.raises(OutOfTimeError), outer.watching("outer"), Budget(60.0).watching("inner"):
+            hang()
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) is ring
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "vllm-v1", "trail", "isrtf"])
 def test_a_policy_that_is_looked_at_decides_the_same(policy: str) -> None:
     # 9000 batches: the loop returns several times to look at the clock. One request after the

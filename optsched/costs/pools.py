@@ -103,7 +103,8 @@ def stated_pools(data: Mapping[str, Any]) -> dict[str, Any]:
         roles, link, below = (data["pools"][k] for k in ("roles", "link", "deflect_below"))
         if "machines" in data["pools"]:
             raise InputError("pools: found machines that differ; expected --pools with their file")
-        text = "".join(f"1{role[0]}" for role in roles)
+        letters = {role: letter for letter, role in ROLES.items()}
+        text = "".join(f"1{letters[role]}" for role in roles)
         return {"pools": text, "link": Link(**link), "deflect_below": below}
     except (KeyError, TypeError):
         raise InputError(

@@ -167,10 +167,14 @@ class Budget:
 
     @contextmanager
     def watching(self, doing: str) -> Iterator[None]:
-        """Run code of others, which never calls `check`: a timer does so in the main thread."""
+        """Run code of others, which never calls `check`: a timer does so in the main thread.
+
+        A timer that runs already, the caller's own or that of an outer budget, is left alone.
+        """
         endless = self.stop is None and math.isinf(self.limit_s)
         main = threading.current_thread() is threading.main_thread()
-        if endless or not main or not hasattr(signal, "setitimer"):
+        timers = hasattr(signal, "setitimer")
+        if endless or not main or not timers or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
             yield
             return
 
@@ -179,11 +183,11 @@ class Budget:
                 self.check(doing)
 
         before = signal.signal(signal.SIGALRM, look)
-        timer = signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, *timer)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
 
     def through(self, items: Iterable[Item]) -> Iterator[Item]:
