@@ -86,7 +86,8 @@ print("total latency:", greedy.metrics["tel"], "rounds; largest KV:", greedy.met
 assert greedy.metrics["tel"] == greedy.latency.sum() == 73
 assert greedy.first_start[3] == greedy.finish[0] == 12
 assert instance.peak_tokens[[0, 3]].sum() == 29
-assert greedy.finish[2] == 7 and all(greedy.first_start[4:] < 12)
+assert greedy.finish[2] == 7
+assert all(greedy.first_start[4:] < 12)
 assert all(instance.output_tokens[4:] < instance.output_tokens[3])
 
 # %% [markdown]
