@@ -154,10 +154,11 @@ class PolicyRow:
     def shares(self) -> dict[str, float]:
         """Shares of the total latency that are lost, by what they are lost to.
 
-        ``known`` is what the best known schedule does without, ``lengths``, ``order``,
-        ``admission``, ``batching`` and ``rest`` are its parts where there are losses, and
-        ``not_known`` is the best known value less the bound. What has no ratio has no share, and
-        neither has a measured server that beats the bound.
+        ``known`` is the part that is known to be lost: the total latency less the best known value.
+        Where there are losses, ``lengths``, ``order``, ``admission``, ``batching`` and ``rest`` are
+        its parts and sum to it. ``not_known`` is the best known value less the bound: nobody knows
+        how much of it is lost. What has no ratio has no share, and neither has a measured server
+        that beats the bound.
         """
         low, high, total = self.ratio_to_best_known, self.ratio_to_bound, self.tel
         if high is not None and high < 1:
@@ -347,7 +348,15 @@ class Comparison:
             below += f"; the bound holds for {self.scope}"
 
         headers = [words for words, *_ in columns]
-        return table(f"Comparison on {self.instance.name}", headers, rows, below)
+        text = table(f"Comparison on {self.instance.name}", headers, rows, below)
+        meant = [row for row in shown if row["meaning"] is not None]
+        if self.bound is None or not meant:
+            return text
+
+        columns = [columns[0], *lost_columns(meant)]
+        headers = [f"{words} [{unit}]" if unit else words for words, unit, _ in columns]
+        rows = [[value(row) for *_, value in columns] for row in meant]
+        return text + table("What is lost, in shares of each total latency", headers, rows)
 
     def table(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, the wall time and the error.
