@@ -337,8 +337,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         unit = time_words(self.instance.time_unit)
         shown = [row.to_dict() for row in self.shown]
-        columns = policy_columns(shown, self.instance.time_unit)
-        rows = [[value(row) for *_, value in columns] for row in shown]
+        meant = [row for row in shown if row["meaning"] is not None]
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
@@ -347,16 +346,15 @@ class Comparison:
         if self.bound is not None:
             below += f"; the bound holds for {self.scope}"
 
-        headers = [words for words, *_ in columns]
-        text = table(f"Comparison on {self.instance.name}", headers, rows, below)
-        meant = [row for row in shown if row["meaning"] is not None]
-        if self.bound is None or not meant:
-            return text
+        def drawn(title: str, columns: list[Column], rows: list[dict[str, Any]], below: str) -> str:
+            heads = [f"{words} [%]" if unit == "%" else words for words, unit, _ in columns]
+            cells = [[value(row) for *_, value in columns] for row in rows]
+            return table(title, heads, cells, below)
 
-        columns = [columns[0], *lost_columns(meant)]
-        headers = [f"{words} [{unit}]" if unit else words for words, unit, _ in columns]
-        rows = [[value(row) for *_, value in columns] for row in meant]
-        return text + table("What is lost, in shares of each total latency", headers, rows)
+        columns = policy_columns(shown, self.instance.time_unit)
+        text = drawn(f"Comparison on {self.instance.name}", columns, shown, below)
+        lost = [columns[0], *lost_columns(meant)]
+        return text + drawn("Shares of each total latency", lost, meant, "") if meant else text
 
     def table(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, the wall time and the error.

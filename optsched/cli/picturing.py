@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, hardware_of
-from optsched.costs.cost import CostModel
-from optsched.costs.machine import Pools
 from optsched.costs.pools import stated_pools
 from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.instance import Instance
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 
@@ -130,10 +127,6 @@ class _Source:
 
         return kind
 
-    def hardware(self, instance: Instance, cost: CostModel | None) -> Pools | CostModel | None:
-        """Return the pools of the command line or else of the file, or the cost model."""
-        return hardware_of(instance, cost, self.machines or stated_pools(self.data))
-
     def draw_schedule(
         self, label: str, file: str | Path, kind: str, digest: object, known: object = None
     ) -> Figure:
@@ -141,7 +134,8 @@ class _Source:
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
-        made = schedule, self.hardware(instance, cost)
+        machines = self.machines or stated_pools(self.data)
+        made = schedule, hardware_of(instance, cost, machines)
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:
@@ -297,11 +291,12 @@ def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
     path, data, judged = source.path, source.data, {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
+    machines = source.machines or stated_pools(data)
     for row in [*data["policies"], *filter(None, [data.get("best")])]:
         file = named_file(row.get("schedule"), path)
         if file is not None:
             made, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
-            judged[row["policy"]] = evaluate(instance, made, source.hardware(instance, cost))
+            judged[row["policy"]] = evaluate(instance, made, hardware_of(instance, cost, machines))
 
     if not judged:
         raise InputError(

@@ -111,12 +111,11 @@ def plot_comparison(
             bar.set_hatch("//")
 
     # As in tables: where no optimum is proved, a ratio to the best known value is rounded down.
-    rounded = round if bound == best_known else floor
+    near = round if bound == best_known else floor
     for k, (name, length) in enumerate(ranked):
-        ratio = f"{length:.4g}"
-        if best_known:
-            ratio = f"{outwards(length / best_known, rounded, 3)} × best"
-
+        ratio = (
+            f"{outwards(length / best_known, near, 3)} × best" if best_known else f"{length:.4g}"
+        )
         words = "no ratio" if name in outside else ratio
         ax.text(length, k, f"  {words}", va="center", fontsize="small")
 
