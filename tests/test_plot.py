@@ -210,6 +210,19 @@ def test_a_comparison_is_ranked_between_bound_and_best() -> None:
     assert [bar.get_width() for bar in ax.containers[0]] == [6, 9]
     assert [line.get_xdata()[0] for line in ax.get_lines()] == [6, 4.5]
     assert "1.500 × best" in [t.get_text().strip() for t in ax.texts]
+    for bound, words in ((6.0, "1.334 × best"), (4.5, "1.333 × best")):  # 8.003 / 6 = 1.3338...
+        ax = plot.plot_comparison([("a", 8.003)], best_known=6.0, bound=bound, ax=new_axes())
+        assert [t.get_text().strip() for t in ax.texts] == [words]
+
+
+def test_splits_say_what_colours_and_marks_are_and_have_plain_numbers() -> None:
+    rows = [("1p1d", 2.0, 30.0, "best"), ("2m", 40.0, 50.0, "proved worse than the best found")]
+    ax = plot.plot_splits(rows, ax=new_axes())
+    assert ax.get_yscale() == "log"
+    assert "10" in [t.get_text() for t in ax.get_yticklabels()]
+    said = {t.get_text() for t in ax.get_legend().get_texts()}
+    assert said == {"best", rows[1][3], "bound", "found", "best found: 30"}
+    assert plot.plot_splits([("2m", 2.0, 5.0, "best")], ax=new_axes()).get_yscale() == "linear"
 
 
 def test_a_policy_outside_the_bound_s_model_gets_no_ratio_in_a_picture_either() -> None:

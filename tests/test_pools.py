@@ -637,3 +637,16 @@ def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) ->
     ):
         table.write_text(text, encoding="utf-8")
         assert message in one_line_error(invoke("bound", file, *given)), text
+
+
+def test_a_comparison_on_pools_is_drawn_without_naming_them(tmp_path: Path) -> None:
+    file, out = tmp_path / "compared.json", tmp_path / "some.svg"
+    pools = ("--pools", "1p1d")
+    run(
+        "compare", "tiny-seconds", "--cost-model", MODEL, *pools, "--policy", "fcfs",
+        "--no-bound", "--json", file,
+    )  # fmt: skip
+    run("plot", file, "-o", out)
+    assert out.is_file()
+    refused = one_line_error(invoke("plot", file, *pools, "-o", out))
+    assert "--pools: found with --kind policies, which does not know pools" in refused

@@ -154,10 +154,11 @@ class PolicyRow:
     def shares(self) -> dict[str, float]:
         """Shares of the total latency that are lost, by what they are lost to.
 
-        ``known`` is what the best known schedule does without, ``lengths``, ``order``,
-        ``admission``, ``batching`` and ``rest`` are its parts where there are losses, and
-        ``not_known`` is the best known value less the bound. What has no ratio has no share, and
-        neither has a measured server that beats the bound.
+        ``known`` is the part that is known to be lost: the total latency less the best known value.
+        Where there are losses, ``lengths``, ``order``, ``admission``, ``batching`` and ``rest`` are
+        its parts and sum to it. ``not_known`` is the best known value less the bound: nobody knows
+        how much of it is lost. What has no ratio has no share, and neither has a measured server
+        that beats the bound.
         """
         low, high, total = self.ratio_to_best_known, self.ratio_to_bound, self.tel
         if high is not None and high < 1:
@@ -336,8 +337,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         unit = time_words(self.instance.time_unit)
         shown = [row.to_dict() for row in self.shown]
-        columns = policy_columns(shown, self.instance.time_unit)
-        rows = [[value(row) for *_, value in columns] for row in shown]
+        meant = [row for row in shown if row["meaning"] is not None]
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
@@ -346,8 +346,15 @@ class Comparison:
         if self.bound is not None:
             below += f"; the bound holds for {self.scope}"
 
-        headers = [words for words, *_ in columns]
-        return table(f"Comparison on {self.instance.name}", headers, rows, below)
+        def drawn(title: str, columns: list[Column], rows: list[dict[str, Any]], below: str) -> str:
+            heads = [f"{words} [%]" if unit == "%" else words for words, unit, _ in columns]
+            cells = [[value(row) for *_, value in columns] for row in rows]
+            return table(title, heads, cells, below)
+
+        columns = policy_columns(shown, self.instance.time_unit)
+        text = drawn(f"Comparison on {self.instance.name}", columns, shown, below)
+        lost = [columns[0], *lost_columns(meant)]
+        return text + drawn("Shares of each total latency", lost, meant, "") if meant else text
 
     def table(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, the wall time and the error.

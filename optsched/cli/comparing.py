@@ -127,6 +127,9 @@ def _show_losses(ranked: list[PolicyRow], target: str | None) -> None:
     if target is not None:
         words = f"lost: shares of each total latency, part by part, to the rules {target}"
         print(f"{words}; rest: from these to the best known; not known: from there to the bound")
+        for row in ranked:
+            if row.losses_missing is not None:
+                print(f"{row.policy}: no parts: {row.losses_missing}")
 
     print()
 

@@ -57,7 +57,7 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    about = instance_file, cost_model, against, machines or stated_pools(data)
+    about = instance_file, cost_model, against, machines
     style.save(draw(_Source(source, data, kind, *about)), out)
     print(out)
 
@@ -134,7 +134,8 @@ class _Source:
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
-        made = schedule, hardware_of(instance, cost, self.machines)
+        machines = self.machines or stated_pools(self.data)
+        made = schedule, hardware_of(instance, cost, machines)
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:
@@ -290,12 +291,12 @@ def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
     path, data, judged = source.path, source.data, {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
+    machines = source.machines or stated_pools(data)
     for row in [*data["policies"], *filter(None, [data.get("best")])]:
         file = named_file(row.get("schedule"), path)
         if file is not None:
             made, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
-            hardware = hardware_of(instance, cost, source.machines)
-            judged[row["policy"]] = evaluate(instance, made, hardware)
+            judged[row["policy"]] = evaluate(instance, made, hardware_of(instance, cost, machines))
 
     if not judged:
         raise InputError(

@@ -1,5 +1,6 @@
 """Whether a schedule stays within the range of validity of its cost models."""
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -18,15 +19,16 @@ WORDS = {
 }
 """Limits of validity by name, with the words for a schedule that leaves them."""
 
-# Memory of Python's warning filter, shared by all callers so that a warning is shown once.
-_SHOWN: dict[Any, Any] = {}
-
 
 def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
     """Warn of each cost model whose range of validity a schedule leaves.
 
-    Text and place are the same for every schedule, so Python shows the warning once for many.
+    The place is the line that called this package, so Python shows a text once for each such line.
     """
+    caller = sys._getframe()
+    while caller.f_back is not None and caller.f_globals["__name__"].startswith("optsched."):
+        caller = caller.f_back
+
     costs = [one.cost for one in machines] * (len(extremes) if len(machines) == 1 else 1)
     for cost in dict.fromkeys(costs):
         if not isinstance(cost, BatchCost) or not cost.valid:
@@ -46,8 +48,8 @@ def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
                 f"cost model {cost.name!r} is used outside its range of validity: "
                 + ", ".join(outside),
                 UserWarning,
-                filename=__file__,
-                lineno=1,
-                module=__name__,
-                registry=_SHOWN,
+                filename=caller.f_code.co_filename,
+                lineno=caller.f_lineno,
+                module=caller.f_globals["__name__"],
+                registry=caller.f_globals.setdefault("__warningregistry__", {}),
             )

@@ -93,14 +93,16 @@ def plot_splits(
     more_is_better : bool
         Whether the metric is maximized, so that bounds lie above.
     ylabel : str
-        The words at the axis, which is logarithmic unless more is better.
+        The words at the axis, which is logarithmic if values differ by more than a factor of 3.
     ax : Axes, optional
     """
     ax = axes(ax, (8.0, 4.5))
+    verdicts = [verdict for *_, verdict in rows]
     for k, (_, bound, found, verdict) in enumerate(rows):
         colour = {"best": GREEN, "possible": BLUE}.get(verdict, RED)
         ends = [value for value in (bound, found) if value is not None]
-        ax.plot([k] * len(ends), ends, color=colour, lw=6, alpha=0.35)
+        label = verdict if verdicts.index(verdict) == k else None
+        ax.plot([k] * len(ends), ends, color=colour, lw=6, alpha=0.35, label=label)
         for end, marker in ((bound, "_"), (found, "o")):
             if end is not None:
                 ax.plot(k, end, marker=marker, ms=12, mew=2, color=colour)
@@ -108,8 +110,13 @@ def plot_splits(
     best = [found for _, _, found, verdict in rows if verdict == "best" and found is not None]
     if best:
         ax.axhline(best[0], color=BLACK, lw=0.9, ls=":", label=f"best found: {best[0]:.4g}")
-    if not more_is_better:
+    for marker, label in (("_", "bound"), ("o", "found")):
+        ax.plot([], [], marker, ms=8, mew=2, color=BLACK, label=label)
+
+    low, high = ax.get_yaxis().get_data_interval()
+    if not more_is_better and high > 3 * low > 0:
         ax.set_yscale("log")
+        style.plain_ticks(ax.yaxis)
 
     ax.set_xticks(range(len(rows)), [name for name, *_ in rows])
     return labelled(ax, grid="y", xlabel="prefill and decode machines", ylabel=ylabel)

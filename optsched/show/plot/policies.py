@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.analysis.comparison import outwards
 from optsched.analysis.why import Why
 from optsched.judge.evaluate import Evaluation
 from optsched.show.plot import style
@@ -108,8 +110,12 @@ def plot_comparison(
         if name in clairvoyant:
             bar.set_hatch("//")
 
+    # As in tables: where no optimum is proved, a ratio to the best known value is rounded down.
+    near = round if bound == best_known else floor
     for k, (name, length) in enumerate(ranked):
-        ratio = f"{length / best_known:.3f} × best" if best_known else f"{length:.4g}"
+        ratio = (
+            f"{outwards(length / best_known, near, 3)} × best" if best_known else f"{length:.4g}"
+        )
         words = "no ratio" if name in outside else ratio
         ax.text(length, k, f"  {words}", va="center", fontsize="small")
 
