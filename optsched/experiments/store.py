@@ -193,7 +193,10 @@ def _compare(path: Path | None, stored: Identity, wanted: Identity) -> None:
     pairs += [("of optsched", stored.code, wanted.code, both)]
     for what, found, expected, advice in pairs:
         if found != expected:
-            raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({advice})")
+            one, other = (
+                "no value" if value in ("", [""], None) else value for value in (found, expected)
+            )
+            raise InputError(f"{path}: found trials {what} {one}; expected {other} ({advice})")
 
     if path is not None and stored.libraries != wanted.libraries:
         warnings.warn(
