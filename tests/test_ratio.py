@@ -318,7 +318,7 @@ def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
         text = run(
             "ratios", "--policy", "m1.py:Forever", *study, "--policy", "mc-sf", "--jobs", jobs
         )
-        assert "m1.py:Forever: failed on 1 of 1 instances; on jaillet" in text
+        assert "m1.py:Forever: failed on 1 of 1 instances, the first jaillet" in text
         assert ": time limit while" in text
 
     text = run("ratios", "--policy", "m1.py:Nothing", "--policy", "mc-sf", *study)
@@ -339,9 +339,9 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
     assert "\\begin{tabular}{lrrrlr}" in text
     assert "stopped" not in text
     again = run(*words[:-1], "others", "--policy", "mc-sf", "--policy", "fcfs", status=2)
-    assert "found trials with certificates = proofs; expected others (use another" in again
+    assert "found trials with certificates = 'proofs'; expected 'others' (use another" in again
     costly = [*words, "--policy", "mc-sf", "--policy", "fcfs", "--cost-model", "a.toml"]
-    assert "cost_model = no value; expected a.toml" in run(*costly, status=2)
+    assert "cost_model = ''; expected 'a.toml' " in run(*costly, status=2)
 
 
 def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeypatch) -> None:

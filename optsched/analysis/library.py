@@ -127,17 +127,14 @@ def begin(interval: Interval) -> float | None:
     if question != (instance.sha256, str(interval.goal), 1) or entry.get("bound") is None:
         return None
 
-    data = {
-        kind: read_json(folder / entry[key]["file"], expect=kind)
-        for kind, (key, _) in _KINDS.items()
-    }
-    if not same_cost_model(data["certificate"], task.cost_model):
+    certificate = read_json(folder / entry["bound"]["file"], expect="certificate")
+    if not same_cost_model(certificate, task.cost_model):
         return None
 
-    schedule = schedule_from_dict(data["schedule"], instance)
+    schedule = schedule_from_dict(read_json(folder / entry["best"]["file"]), instance)
     evaluation = interval.judge(schedule, quiet=True)
     interval.take(schedule, evaluation, "the library")
-    interval.prove(certified_value(instance, data["certificate"]), "the library")
+    interval.prove(certified_value(instance, certificate), "the library")
     return interval.goal.of(evaluation)
 
 

@@ -28,7 +28,6 @@ from optsched.problem.errors import (
 from optsched.problem.processes import memory_bytes
 
 if TYPE_CHECKING:
-    from optsched.analysis.ratio import Study
     from optsched.experiments.runner import Outcome
 
 # The number of instances after which `ratios` says that no optimum was proved.
@@ -167,6 +166,7 @@ def ratios(
     from optsched.experiments.ratios import RATIOS, study_of
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
+    from optsched.optimize.strategies import REJECTED
 
     asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "seed": seed, "resume": resume}
     given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
@@ -184,7 +184,10 @@ def ratios(
         def told(done: int, of: int) -> None:
             line.counted(done, of, "instances")
             if done == min(_FIRST, of) and reference == "optimum":
-                _tell_unproved(study_of(given, [record.row for record in read(folder)[1]]))
+                first = study_of(given, [record.row for record in read(folder)[1]]).rows
+                if first and not any(row.exact for row in first):
+                    more = "a smaller n or a longer --time-limit helps"
+                    tell(f"note: optimum not proved on {done} of {done}; {more}")
 
         try:
             rows = run_experiment(RATIOS, given, **asked, out=folder, progress=told).rows
@@ -216,22 +219,11 @@ def ratios(
     if interrupted:
         raise typer.Exit(130)
 
-    broken = next((row.error for row in study.rows if row.broken), None)
-    if broken is not None:
-        raise ViolationError(broken, rule="schedule")
+    broken = [row.error for row in study.rows if row.error and REJECTED in row.error]
+    if broken:
+        raise ViolationError(broken[0], rule="schedule")
     if all(row.tel is None for row in study.rows):
         raise NoIncumbentError("no policy found a schedule on any instance")
-
-
-def _tell_unproved(study: Study) -> None:
-    """Tell once, after the first instances, that none of their optima is proved."""
-    rows = [row for row in study.rows if row.low is not None]
-    if rows and not any(row.exact for row in rows):
-        count = len({row.instance for row in rows})
-        tell(
-            f"note: optimum not proved on {count} of {count}; a smaller n or a longer --time-limit "
-            "helps"
-        )
 
 
 def _warn(outcome: Outcome, again: str) -> tuple[int, int]:

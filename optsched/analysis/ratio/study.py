@@ -21,7 +21,7 @@ from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
-from optsched.optimize.strategies import REJECTED, outside_reason, run_policy
+from optsched.optimize.strategies import outside_reason, run_policy
 from optsched.policies import Named, Scheduler, labelled, make_policy
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, UsageError
@@ -71,11 +71,6 @@ class Ratio:
     def exact(self) -> bool:
         """Whether the ratio is known exactly."""
         return self.low is not None and self.low == self.high
-
-    @property
-    def broken(self) -> bool:
-        """Whether the policy's schedule breaks a rule."""
-        return REJECTED in (self.error or "")
 
 
 @dataclass(frozen=True)
@@ -129,11 +124,10 @@ class Paired:
 
     def __str__(self) -> str:
         low, high = self.interval
-        alone = self.wins + self.ties + self.losses == 1
+        between = f" ({low:.4f} to {high:.4f})" if low < high else ""
         return (
-            f"{self.first} takes {self.quotient:.4f} times as long as {self.second}"
-            + ("" if alone else f" ({low:.4f} to {high:.4f})")
-            + f": shorter on {self.wins}, equal on {self.ties}, longer on {self.losses}"
+            f"{self.first} takes {self.quotient:.4f} times as long as {self.second}{between}: "
+            f"shorter on {self.wins}, equal on {self.ties}, longer on {self.losses}"
         )
 
 
@@ -314,11 +308,10 @@ class Study:
         for policy in self.policies:
             rows = self.of(policy)
             failed = [row for row in rows if row.error is not None]
-            if failed:
-                why = str(failed[0].error).removeprefix(f"policy {policy!r}: ")
-                on = failed[0].name or f"instance {failed[0].instance}"
-                share = f"{len(failed)} of {len(rows)} instances"
-                found.append(f"{policy}: failed on {share}; on {on}: {why}")
+            for row in failed[:1]:
+                why = str(row.error).removeprefix(f"policy {policy!r}: ")
+                share = f"{len(failed)} of {len(rows)} instances, the first {row.name}"
+                found.append(f"{policy}: failed on {share}: {why}")
 
         return found
 
@@ -327,8 +320,7 @@ class Study:
         found = self.summary()
         rows = [list(found.columns), ["---"] * len(found.columns), *found.to_numpy().tolist()]
         lines = [f"| {' | '.join(row)} |" for row in rows]
-        if errors := self.errors():
-            lines += ["", *errors]
+        lines += ["", *self.errors()] if self.errors() else []
         if self.unfinished:
             lines += ["", f"stopped early: {self.unfinished} instances have not run"]
 
@@ -530,10 +522,9 @@ class _Plan:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
         cost = self.cost_model
         every = (self.seed + k for k in range(seeds))
-        judged = [
-            run_policy(instance, spec, cost, seed=seed, budget=Budget(self.time_limit_s))[1]
-            for seed in every
-        ]
+        limit = self.time_limit_s
+        runs = (run_policy(instance, spec, cost, seed=k, budget=Budget(limit)) for k in every)
+        judged = [run[1] for run in runs]
         tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
         return tel, next(filter(None, map(outside_reason, judged)), None)
 
