@@ -20,7 +20,7 @@ from optsched.analysis.comparison import PolicyRow, outwards
 from optsched.analysis.losses import Losses
 from optsched.analysis.ratio.study import competitive_ratio
 from optsched.bounds import lower_bound
-from optsched.files.read_write import write_instance
+from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.plan import COMPARED
 from optsched.optimize.solve import solve
@@ -521,3 +521,41 @@ def test_ratios_of_a_table_are_rounded_as_those_in_words() -> None:
     assert {name: outwards(found[name], floor, 3) in shown[name] for name in found} == {
         "fcfs": True, "least-work": True, "spf": True,
     }  # fmt: skip
+
+
+# --- the library --------------------------------------------------------------------------------
+
+
+def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
+    from optsched.analysis import library
+    from optsched.files.library import read_library
+
+    entry = read_library()["instances"]["chat-x1"]
+    instance = library.load("chat-x1")
+    cost = "llama2-7b-a100-infermax"
+    found = compare(instance, ["fcfs", "mc-sf"], cost, time_limit_s=0.2)
+    assert found.best_known == pytest.approx(entry["best"]["value"])
+    assert found.bound >= entry["bound"]["value"]
+    assert found.bound_origin == "the library"
+    assert not [note for note in found.notes if "beats the library" in note]
+    calm = next(note for note in found.notes if "nothing queues" in note)
+    assert "best known is 28." in calm
+    assert "higher rate" not in calm
+
+    for other, model in (
+        (replace(instance, kv_capacity=10**6), cost),
+        (instance, "llama2-7b-a100-vidur-fit"),
+    ):
+        free = compare(other, ["fcfs", "mc-sf"], model, time_limit_s=0.2)
+        assert "the library" not in (free.best_known_origin, free.bound_origin)
+
+
+def test_a_schedule_that_beats_the_library_is_told(monkeypatch) -> None:
+    from optsched.analysis import library
+
+    monkeypatch.setattr(library, "begin", lambda interval: 34.0)
+    tiny = read_instance("tiny")
+    notes = compare(tiny, ["fcfs"], time_limit_s=5).notes
+    assert "this beats the library's 34: --schedules-out DIR writes the schedule" in notes[0]
+    monkeypatch.setattr(library, "begin", lambda interval: 33.0)
+    assert not compare(tiny, ["fcfs"], time_limit_s=5).notes

@@ -279,9 +279,84 @@ def test_ctrl_c_keeps_the_ratios_that_have_run(tmp_path: Path, monkeypatch) -> N
 
     experiment = replace(ratios.RATIOS, run=stopped)
     monkeypatch.setattr(ratios, "RATIOS", experiment)
-    text = run("ratios", "--set", "n=5", "--trials", 9)
+    text = run("ratios", "--set", "n=5", "--trials", 9, status=130)
     assert "stopped early: 7 instances have not run" in text
     assert "mc-sf" in text
+    ran[:] = [0, 0]
+    text = run("ratios", "--set", "n=5", "--trials", 9, status=130)
+    assert text == "error: interrupted: stopped before any instance was finished\n"
+
+
+FOREVER = """
+from optsched import Batch
+
+class Forever:
+    def batch(self, view):
+        while True:
+            pass
+
+class Nothing:
+    def batch(self, view):
+        return Batch()
+
+class TooMuch:
+    clairvoyant = False
+
+    def batch(self, view):
+        prompts = {i: int(view.prompt_tokens[i]) for i in view.waiting}
+        return Batch({**prompts, **dict.fromkeys(view.running, 1)})
+"""
+
+
+def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m1.py").write_text(FOREVER)
+    study = ["--set", "n=4", "--trials", 1, "--reference", "h-sf", "--time-limit", 0.5]
+    for jobs in 1, 2:
+        text = run(
+            "ratios", "--policy", "m1.py:Forever", *study, "--policy", "mc-sf", "--jobs", jobs
+        )
+        assert "m1.py:Forever: failed on 1 of 1 instances, the first jaillet" in text
+        assert ": time limit while" in text
+
+    text = run("ratios", "--policy", "m1.py:Nothing", "--policy", "mc-sf", *study)
+    assert text.count("m1.py:Nothing") == 2
+    row = next(line for line in text.splitlines() if line.startswith("m1.py:Nothing"))
+    assert row.split()[1:] == ["-", "-", "-", "-", "0", "(1", "failed)"]
+    assert "no policy found" in run("ratios", "--policy", "m1.py:Nothing", *study, status=4)
+    assert "rejects" in run("ratios", "--policy", "m1.py:TooMuch", *study[2:], status=5)
+
+
+def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ratios", "--set", "n=4", "--trials", 1, "--out", "study", "--certificates", "proofs"]
+    run(*words, "--policy", "mc-sf", "--policy", "fcfs")
+    text = run(*words[:-2], "--policy", "mc-sf", "--policy", "fcfs", "--latex")
+    assert "\\begin{tabular}{lrrrlr}" in text
+    assert "stopped" not in text
+    again = run(*words[:-1], "others", "--policy", "mc-sf", "--policy", "fcfs", status=2)
+    assert "found trials with certificates = 'proofs'; expected 'others' (use another" in again
+    costly = [*words, "--policy", "mc-sf", "--policy", "fcfs", "--cost-model", "a.toml"]
+    assert "cost_model = ''; expected 'a.toml' " in run(*costly, status=2)
+
+
+def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeypatch) -> None:
+    import optsched.analysis.ratio.study as module
+
+    class Open:
+        bound, objective, certificate = 1.0, 5.0, None
+
+    monkeypatch.setattr(module, "optimum", lambda *_, **__: Open())
+    text = run("ratios", "--set", "n=4", "--trials", 1)
+    assert "note: optimum not proved on 1 of 1; a smaller n or a longer --time-limit helps" in text
+    assert any(line.split()[-2:] == ["jaillet-model-1-seed0", "1"] for line in text.splitlines())
+    row = competitive_ratio(["mc-sf", "fcfs"], [small(0)], "h-sf")
+    assert set(row.summary()["95% interval"]) == {"-"}
+    assert "times as long as fcfs: " in str(row.pairs()[0])
 
 
 # --- long work --------------------------------------------------------------------------------

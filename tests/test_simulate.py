@@ -395,6 +395,7 @@ def test_a_policy_in_a_users_file_runs_with_its_parameters(tmp_path) -> None:
         (f"{file}:Nothing", "no class or function 'Nothing'.*it defines OneByOne, shortest_prompt"),
         (f"{file}:plain", "parameter 'view': found nothing; .* a function returns the policy"),
         ("mine:OneByOne", "found 'OneByOne'; expected key=value, or mine.py:OneByOne of a file"),
+        (str(file), "found no class; expected .*mine.py:CLASS; it defines OneByOne, shortest"),
         (f"{file}:number", "no class or function 'number'"),
         (f"{file}:bad_alpha", "alpha: found 2.0"),
         (f"{tmp_path}/absent.py:A", "no such file"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optsched.analysis import library
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.analysis.losses import Ladder, Ladders
 from optsched.bounds import BoundTask, usable
@@ -15,6 +16,7 @@ from optsched.costs.machine import Pools
 from optsched.files.measured import Measured, read_measured
 from optsched.judge.evaluate import evaluate
 from optsched.optimize import strategies
+from optsched.optimize.consistency import rounding
 from optsched.optimize.exact import solve_hindsight
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
@@ -47,7 +49,7 @@ _LOSS_SHARE = 0.1
 _MIN_LOSS_S = 2.0
 # How many times longer a tail must be for the comparison of means to be called misleading.
 _MISLEADS = 2.0
-# The share of the latency up to which requests are said to hardly wait.
+# The share of the latency up to which requests are said to hardly wait, and totals to be alike.
 _CALM = 0.02
 # The share of the time for further bounds that one on a tail may use.
 _TAIL_SHARE = 0.5
@@ -187,7 +189,8 @@ def compare(
         told = None if progress is None else lambda state: progress("solve", state)
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=told))
-        notes = (*_narrow(interval, seed), *_unproved(interval))
+        shipped = library.begin(interval)
+        notes = (*_narrow(interval, seed), *_unproved(interval), *_beats(interval, shipped))
 
     further: dict[str, float] = {}
     if bound and not interrupted and not budget.stopped:
@@ -197,7 +200,7 @@ def compare(
     best = interval.incumbent
     rows = [_with_ratios(row, interval.value, interval.bound, ladders) for row in rows]
     best_row = None if best is None else _best_row(interval, limits)
-    misled = () if best_row is None else (*_misled(best_row, rows), *_calm(rows))
+    misled = () if best_row is None else (*_misled(best_row, rows), *_calm(best_row, rows))
     return Comparison(
         instance=instance,
         rows=tuple(rows),
@@ -242,6 +245,22 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
             return (f"no optimum: {error}",)
 
     return ()
+
+
+def _beats(interval: Interval, shipped: float | None) -> tuple[str, ...]:
+    """Return that the best known schedule is better than the shipped library's, if it is."""
+    best = interval.incumbent
+    if (
+        shipped is None
+        or best is None
+        or shipped - best.value <= rounding(best.evaluation, shipped)
+    ):
+        return ()
+
+    return (
+        f"this beats the library's {number(shipped)}: --schedules-out DIR writes the schedule, and "
+        "`library check DIR/best.json` checks it",
+    )
 
 
 def _unproved(interval: Interval) -> tuple[str, ...]:
@@ -346,18 +365,24 @@ def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     return ()
 
 
-def _calm(rows: Sequence[PolicyRow]) -> tuple[str, ...]:
-    """Return a note if requests hardly wait under most policies, so that these are equal."""
+def _calm(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
+    """Return a note if requests hardly wait under most policies, so that these are equal.
+
+    The best known schedule need not be: it may let requests wait so that batches stay small.
+    """
     every: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
     calm = [one for one in every if one["mean_waiting"] <= _CALM * one["mean_latency"]]
     if len(calm) < 2 or 2 * len(calm) < len(every):
         return ()
 
-    tels = [one["tel"] for one in calm]
+    tels, lowest = [one["tel"] for one in calm], best.tel or 0.0
+    what = "only a higher rate or less KV tells them apart"
+    if lowest < (1 - _CALM) * min(tels):
+        what = f"{BEST} is {percent(1 - lowest / min(tels))} below them, so another order may gain"
+
     return (
         f"nothing queues: under {len(calm)} of {len(every)} policies requests hardly wait, and "
-        f"these are within {percent(max(tels) / min(tels) - 1)} of each other; only a higher rate "
-        "or less KV tells them apart",
+        f"these are within {percent(max(tels) / min(tels) - 1)} of each other; {what}",
     )
 
 

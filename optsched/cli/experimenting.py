@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,11 +18,20 @@ from optsched.cli.options import (
     key_values,
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, tell
-from optsched.problem.errors import InputError, SolverError, UsageError
+from optsched.problem.errors import (
+    InputError,
+    NoIncumbentError,
+    SolverError,
+    UsageError,
+    ViolationError,
+)
 from optsched.problem.processes import memory_bytes
 
 if TYPE_CHECKING:
     from optsched.experiments.runner import Outcome
+
+# The number of instances after which `ratios` says that no optimum was proved.
+_FIRST = 3
 
 
 def experiment(
@@ -132,7 +142,9 @@ def ratios(
 
     Finished instances are stored in --out at once. If the run ends early, the same command goes on.
     In Python, `optsched.analysis.ratio.worst_case` searches for the worst instance, and a study's
-    `paired` compares any two policies (docs/howto/gap.md).
+    `paired` compares any two policies (docs/howto/gap.md). How many times as long a policy takes as
+    another is a geometric mean. Intervals are for means over instances, by bootstrap: from 2000
+    resamples of them, at 95%.
 
     Parameters:
       policies --policy SPEC: A policy to run, also my_policy.py:Class (repeatable).
@@ -141,7 +153,7 @@ def ratios(
       trials N: How many instances, with seeds from --seed on.
       reference NAME: What ratios are to: optimum, bound, h-sf or best-known.
       runs N: Runs of each policy, for those that are random.
-      time_limit S: The time limit in seconds for each optimum.
+      time_limit S: The time limit in seconds for each optimum and for each run of a policy.
       jobs N: How many instances at a time.
       out DIR: The folder for the store, the results as CSV and the summary.
       resume --resume/--fresh: Whether to keep finished instances in --out.
@@ -154,20 +166,37 @@ def ratios(
     from optsched.experiments.ratios import RATIOS, study_of
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
+    from optsched.optimize.strategies import REJECTED
 
     asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "seed": seed, "resume": resume}
     given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
     given |= {"generator": generator, "set": settings or [""], "reference": reference}
     given |= {"cost_model": cost_model or "", "runs": runs, "time_limit": time_limit}
+    if certificates is None and resume and out is not None:
+        with suppress(InputError):  # there is no store yet
+            certificates = read(out)[0].parameters.get("certificates")
+
     given["certificates"] = certificates or ""
-    line = LiveLine(every_s=30)
+    line, interrupted = LiveLine(every_s=30), False
     with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
         folder = out or kept
+
+        def told(done: int, of: int) -> None:
+            line.counted(done, of, "instances")
+            if done == min(_FIRST, of) and reference == "optimum":
+                first = study_of(given, [record.row for record in read(folder)[1]]).rows
+                if first and not any(row.exact for row in first):
+                    more = "a smaller n or a longer --time-limit helps"
+                    tell(f"note: optimum not proved on {done} of {done}; {more}")
+
         try:
-            told = partial(line.counted, what="instances")
             rows = run_experiment(RATIOS, given, **asked, out=folder, progress=told).rows
         except KeyboardInterrupt:
-            rows = [record.row for record in read(folder)[1]]
+            interrupted, rows = True, [record.row for record in read(folder)[1]]
+
+    if not rows:
+        tell("error: interrupted: stopped before any instance was finished")
+        raise typer.Exit(130)
 
     failed = [row for row in rows if row["failed"] is not None]
     if failed:
@@ -178,15 +207,23 @@ def ratios(
         tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
 
     study = study_of(given, rows, seed, trials - len(rows))
-    if emit_json(study.to_dict(), json_out):
-        return
+    if not emit_json(study.to_dict(), json_out):
+        table = study.summary()
+        show_table(list(table.columns), table.to_numpy().tolist(), text_columns=(0, 4))
+        for words in (*study.errors(), *study.pairs()):
+            print(words)
+        if study.unfinished:
+            again = "; the same command goes on" if out else ""
+            print(f"stopped early: {study.unfinished} instances have not run{again}")
 
-    table = study.summary()
-    show_table(list(table.columns), table.to_numpy().tolist(), text_columns=range(6))
-    print(*study.pairs(), sep="\n")
-    if study.unfinished:
-        again = "; the same command goes on" if out else ""
-        print(f"stopped early: {study.unfinished} instances have not run{again}")
+    if interrupted:
+        raise typer.Exit(130)
+
+    broken = [row.error for row in study.rows if row.error and REJECTED in row.error]
+    if broken:
+        raise ViolationError(broken[0], rule="schedule")
+    if all(row.tel is None for row in study.rows):
+        raise NoIncumbentError("no policy found a schedule on any instance")
 
 
 def _warn(outcome: Outcome, again: str) -> tuple[int, int]:

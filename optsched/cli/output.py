@@ -169,7 +169,10 @@ def show_table(
         if _table_format == "csv":
             text = frame.to_csv(index=False)
         else:
-            text = frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="-")
+            form = "".join("l" if k in text_columns else "r" for k in range(len(headers)))
+            text = frame.to_latex(
+                index=False, escape=True, float_format="%.4g", na_rep="-", column_format=form
+            )
 
         print(text, file=_answers[-1] if _answers else None, flush=True)
         return []

@@ -189,7 +189,7 @@ def _compare(path: Path | None, stored: Identity, wanted: Identity) -> None:
     theirs = {"seed": stored.seed, **stored.parameters}
     ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
     pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, right)]
-    pairs += [(f"with {k} =", theirs.get(k), ours.get(k), right) for k in ours | theirs]
+    pairs += [(f"with {k} =", repr(theirs.get(k)), repr(ours.get(k)), right) for k in ours | theirs]
     pairs += [("of optsched", stored.code, wanted.code, both)]
     for what, found, expected, advice in pairs:
         if found != expected:

@@ -50,6 +50,8 @@ def is_file(name: str) -> bool:
 
 def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     """Split ``name:key=value,...`` into the name and the texts of its parameters."""
+    if spec.endswith(".py") and ":" not in spec:
+        spec += ":"  # the class is forgotten, which reading the file tells
     if is_file(spec):
         file, _, rest = spec.partition(".py:")
         name, _, tail = rest.partition(":")
@@ -150,7 +152,7 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     """Return the object that ``file.py:attribute`` names, executed again only after a change."""
     file, _, attribute = name.rpartition(":")
     path = Path(file)
-    where = f"{kind} {name!r}"
+    where = f"{kind} {name.removesuffix(':')!r}"
     if not path.is_file():
         raise InputError(f"{where}: {file}: no such file; expected file.py:name")
     try:
@@ -162,11 +164,14 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     found = getattr(module, attribute, None)
     if not callable(found) and not isinstance(found, data):
         names = " or ".join(known.__name__ for known in data)
-        more = f", and no {names} of that name" if data else ""
+        missing = f"{file} defines no class or function {attribute!r}"
+        missing += f", and no {names} of that name" if data else ""
+        if not attribute:
+            missing = f"found no class; expected {file}:CLASS"
+
         here = {name: getattr(one, "__module__", "") for name, one in vars(module).items()}
         own = ", ".join(name for name, place in here.items() if place == module.__name__)
-        more += f"; it defines {own or 'none'}"
-        raise InputError(f"{where}: {file} defines no class or function {attribute!r}{more}")
+        raise InputError(f"{where}: {missing}; it defines {own or 'none'}")
 
     return found
 

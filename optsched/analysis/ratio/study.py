@@ -23,6 +23,7 @@ from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
 from optsched.optimize.strategies import outside_reason, run_policy
 from optsched.policies import Named, Scheduler, labelled, make_policy
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.progress import LiveLine
@@ -123,9 +124,10 @@ class Paired:
 
     def __str__(self) -> str:
         low, high = self.interval
+        between = f" ({low:.4f} to {high:.4f})" if low < high else ""
         return (
-            f"{self.first} takes {self.quotient:.4f} times as long as {self.second} ({low:.4f} to "
-            f"{high:.4f}): shorter on {self.wins}, equal on {self.ties}, longer on {self.losses}"
+            f"{self.first} takes {self.quotient:.4f} times as long as {self.second}{between}: "
+            f"shorter on {self.wins}, equal on {self.ties}, longer on {self.losses}"
         )
 
 
@@ -268,7 +270,8 @@ class Study:
         """Return a row of texts for each policy, as in a paper's table.
 
         Columns are the mean ratio, its confidence interval, the largest ratio (an interval where an
-        optimum is not proved), the instance of it, and the number of instances.
+        optimum is not proved), the instance of it, and the number of instances. A dash stands for
+        an interval over one instance, and for the ratios of a policy that has none.
         """
         from pandas import DataFrame
 
@@ -279,15 +282,17 @@ class Study:
         for policy in self.policies:
             try:
                 mean, worst, good = self.mean(policy), self.worst(policy), self._good(policy)
-            except InputError as error:
-                rows.append((policy, "", "", "", "", str(error)))
+            except InputError:
+                failed = f"0 ({len(self.of(policy))} failed)"
+                rows.append((policy, "-", "-", "-", "-", failed))
                 continue
 
             top = max(math.inf if row.high is None else row.high for row in good)
             count = f"{mean.count} ({mean.failed} failed)" if mean.failed else str(mean.count)
             ends = (mean.low, mean.high), mean.interval, (worst.low or 0.0, top)
             where = worst.name or f"instance {worst.instance}"
-            rows.append((policy, *(between(*pair) for pair in ends), where, count))
+            mid, width, largest = (between(*pair) for pair in ends)
+            rows.append((policy, mid, "-" if mean.count == 1 else width, largest, where, count))
 
         interval, mean_words = f"{self.confidence:.0%} interval", f"mean ratio to {self.reference}"
         columns = ["policy", mean_words, interval, "worst", "on", "instances"]
@@ -295,13 +300,27 @@ class Study:
 
     def to_latex(self) -> str:
         """Return `summary` as a LaTeX table, which needs jinja2."""
-        return str(self.summary().to_latex(index=False, escape=True))
+        return str(self.summary().to_latex(index=False, escape=True, column_format="lrrrlr"))
+
+    def errors(self) -> list[str]:
+        """Return for each policy without a ratio on some instances why, in the first of them."""
+        found = []
+        for policy in self.policies:
+            rows = self.of(policy)
+            failed = [row for row in rows if row.error is not None]
+            for row in failed[:1]:
+                why = str(row.error).removeprefix(f"policy {policy!r}: ")
+                share = f"{len(failed)} of {len(rows)} instances, the first {row.name}"
+                found.append(f"{policy}: failed on {share}: {why}")
+
+        return found
 
     def table(self) -> str:
         """Return `summary` as a Markdown table."""
         found = self.summary()
         rows = [list(found.columns), ["---"] * len(found.columns), *found.to_numpy().tolist()]
         lines = [f"| {' | '.join(row)} |" for row in rows]
+        lines += ["", *self.errors()] if self.errors() else []
         if self.unfinished:
             lines += ["", f"stopped early: {self.unfinished} instances have not run"]
 
@@ -369,7 +388,7 @@ def competitive_ratio(
     seed : int
         Seed of the first run and of the resampling. The other runs have the next seeds.
     time_limit_s : float
-        Seconds for each optimum.
+        Seconds for each optimum, and for each run of a policy.
     confidence : float
         Confidence of the intervals for means over instances, between 0 and 1.
     progress : bool or callable
@@ -385,8 +404,9 @@ def competitive_ratio(
     Returns
     -------
     Study
-        A policy that loops, raises or names an unknown request has a row with the error, and all
-        other rows are kept. If the work was stopped, it has the instances that had finished.
+        A policy that loops, raises, exceeds the time limit or names an unknown request has a row
+        with the error, and all other rows are kept. If the work was stopped, it has the instances
+        that had finished.
     """
     specs = labelled(policies)
     cases = list(instances)
@@ -502,7 +522,9 @@ class _Plan:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
         cost = self.cost_model
         every = (self.seed + k for k in range(seeds))
-        judged = [run_policy(instance, spec, cost, seed=seed)[1] for seed in every]
+        limit = self.time_limit_s
+        runs = (run_policy(instance, spec, cost, seed=k, budget=Budget(limit)) for k in every)
+        judged = [run[1] for run in runs]
         tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
         return tel, next(filter(None, map(outside_reason, judged)), None)
 
