@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,23 @@ def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
     assert found.best_known > 3e-4  # no schedule takes so little
     assert server.metrics["mean_ttft"] is None
     assert server.metrics["slo_attainment"] is None  # without times to the first token
+
+
+def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(tmp_path):
+    instance, report = bench(tmp_path)
+    optsched.files.measured.write_measured(report.measured, tmp_path / "m.json")
+    own = optsched.files.measured.read_measured(tmp_path / "m.json")
+    limits = optsched.Limits(max_running=2)
+    own.check(replace(instance, kv_capacity=5000, limits=limits, predicted=[1, 1, 1]))
+    for sent in ({"arrival": [0, 1, 2]}, {"output_tokens": [3, 1, 3]}, {"prompt_tokens": [9, 9, 9]}):
+        with pytest.raises(InputError, match="is another instance's"):
+            own.check(replace(instance, **sent))
+
+    old = replace(own, requests_sha256=None)  # a file from before there was that digest
+    old.check(instance)
+    with pytest.raises(InputError, match=r"instance_sha256 \(leave it out if only KV or limits"):
+        old.check(replace(instance, kv_capacity=5000))
+    replace(old, instance_sha256=None).check(replace(instance, kv_capacity=5000))
 
 
 def test_measured_times_of_another_instance_are_refused(tmp_path):
