@@ -258,9 +258,9 @@ def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(t
     own = optsched.files.measured.read_measured(tmp_path / "m.json")
     limits = optsched.Limits(max_running=2)
     own.check(replace(instance, kv_capacity=5000, limits=limits, predicted=[1, 1, 1]))
-    for sent in ({"arrival": [0, 1, 2]}, {"output_tokens": [3, 1, 3]}, {"prompt_tokens": [9, 9, 9]}):
+    for column in ("arrival", "output_tokens", "prompt_tokens"):
         with pytest.raises(InputError, match="is another instance's"):
-            own.check(replace(instance, **sent))
+            own.check(replace(instance, **{column: [1, 2, 4]}))
 
     old = replace(own, requests_sha256=None)  # a file from before there was that digest
     old.check(instance)
