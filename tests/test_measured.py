@@ -269,6 +269,20 @@ def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(t
     replace(old, instance_sha256=None).check(replace(instance, kv_capacity=5000))
 
 
+@pytest.mark.parametrize(("factor", "told"), [(1.05, False), (3.0, True)])
+def test_a_comparison_says_how_far_off_the_twin_of_the_server_is(tmp_path, factor, told):
+    instance, _ = bench(tmp_path)
+    cost = optsched.load_cost_model(COST)
+    took = optsched.evaluate(instance, optsched.simulate(instance, "vllm-v1", cost), cost).latency
+    found = optsched.compare(
+        instance, ["vllm-v1"], cost_model=cost, measured=optsched.Measured(took * factor),
+        bound=False, time_limit_s=2.0,
+    )  # fmt: skip
+    note = found.rows[-1].notes[-1]
+    assert f"vllm-v1, has a mean latency {100 / factor - 100:+.0f} % off" in note
+    assert ("the ratios say nothing about this server" in note) is told
+
+
 def test_measured_times_of_another_instance_are_refused(tmp_path):
     instance, report = bench(tmp_path)
     other = instance.subset([0, 1, 2, 0])
