@@ -289,6 +289,7 @@ def test_the_server_is_read_from_meta_json_beside_the_run(tmp_path: Path) -> Non
     assert server in text
     assert "is the KV capacity right" not in text
     assert "measured " in text
+    assert '"arrival"' in run("import", "llmservingsim", folder)
     assert "impossible with this worker and KV, under each of the" in text
 
     # Without it 467,296 tokens are guessed of the GPU, with which the twin is too fast.
