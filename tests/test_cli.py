@@ -21,6 +21,7 @@ from command_line import answer, invoke, one_line_error, run as checked
 from instances import MODEL
 from optsched import Instance, evaluate, load_cost_model, simulate
 from optsched.files.read_write import read_schedule, write_instance
+from optsched.policies import policies
 
 BASE: dict[str, Any] = {
     "format": "optsched-instance",
@@ -1013,6 +1014,15 @@ def test_one_policy_is_told_of_in_detail(run, tmp_path: Path) -> None:
     assert run("policies", "vlm").exit_code == 2
     both = [run("simulate", "tiny", "--policy", name).stdout for name in ("vllm", "vllm-v0")]
     assert both[0] == both[1]
+
+
+def test_every_policy_has_its_page(run) -> None:
+    for name, info in policies().items():
+        found = run("policies", name)
+        assert found.exit_code == 0, (name, found.stderr)
+        assert all(key in found.stdout for key in info.parameters), name
+
+    assert "policy     " in run("policies", "vllm-v1").stdout
 
 
 def test_a_policy_s_error_has_its_file_and_its_line(run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from command_line import answer, run
 
 import optsched
+from optsched import Limits
 from optsched.analysis.diagnose import Change, _first, _scaled, diagnose
+from optsched.bounds import lower_bound
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost, roofline
 from optsched.costs.table import CostTable, Grid
-from optsched.files.measured import Measured
+from optsched.files.measured import Measured, write_measured
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
@@ -205,6 +208,53 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     assert "no format" in run("diagnose", __file__, *words[2:], status=2)
 
 
+WORDS = ("--gpu", "h100-80gb", "--model", "llama3-8b")
+
+
+def test_a_twin_that_is_far_off_comes_with_a_warning_and_no_times_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, seqs, tokens, _ = few_seats()
+    limits = Limits(max_running=seqs, max_batch_tokens=tokens)
+    own = replace(instance, kv_capacity=90_000, limits=limits)
+    optsched.write_instance(own, tmp_path / "own.json")
+    times = replace(served(instance, seqs, tokens, 0.3), instance_sha256=own.sha256)
+    write_measured(times, tmp_path / "own.measured.json")
+    monkeypatch.chdir(tmp_path)
+
+    # The KV may be corrected here, and the seats are those of the instance but not in the way.
+    with_times = (*WORDS, "--measured", "own.measured.json", "--kv-capacity", 400_000)
+    text = run("diagnose", "own.json", *with_times, "--cost-model-out", "cal.toml")
+    assert text.startswith("warning: the twin is ")
+    assert "usual causes are the KV capacity, the seats (max_num_seqs), and whether" in text
+    assert "(given), max_num_seqs=8, max_num_batched_tokens=2048" in text
+    assert "spf:max_running=8,max_batch_tokens=2048" in text
+    assert "the run took at most" in text
+    assert "INSTANCE.json --policy vllm-v1:max_num_seqs=8,max_num_batched_tokens=2048" in text
+
+    alone = run("diagnose", "own.json", *WORDS)
+    assert alone.startswith(
+        "about: a server as fast as llama3-8b-tp1-h100-80gb-roofline, not yours"
+    )
+    assert "--measured" in alone.splitlines()[0]
+    assert "KV capacity 90000 tokens (of the instance), max_num_seqs=8" in alone
+    assert "--policy vllm-v1:max_num_seqs=8" in alone
+
+    (command,) = [line for line in alone.splitlines() if "optsched compare" in line]
+    answered = command.partition("optsched ")[2].replace("CAL.toml", "cal.toml").split()
+    assert "best known" in run(*answered, "--no-bound")
+    error = run("diagnose", "own.measured.json", *WORDS, status=2)
+    assert "found measured times; expected their instance, with `--measured" in error
+
+
+def test_what_is_impossible_is_so_under_every_cost_model() -> None:
+    instance, seqs, tokens, _ = few_seats()
+    found = diagnose(instance, ROOFLINE, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    fast = _scaled(ROOFLINE, (0.8, 0.8))
+    value, _ = lower_bound(instance, cost_model=fast, time_limit_s=2.0)
+    assert found.bound == pytest.approx(value / instance.n, rel=0.01)
+
+
 def folder_of_a_run(path: Path) -> Path:
     """Write a run of LLMServingSim with 4,000 tokens of KV: requests.jsonl and meta.json."""
     instance = requests(120, 10.0, 300, 100, kv=4000)
@@ -239,7 +289,8 @@ def test_the_server_is_read_from_meta_json_beside_the_run(tmp_path: Path) -> Non
     assert server in text
     assert "is the KV capacity right" not in text
     assert "measured " in text
-    assert "impossible with this worker, KV and cost model: a mean latency below" in text
+    assert '"arrival"' in run("import", "llmservingsim", folder)
+    assert "impossible with this worker and KV, under each of the" in text
 
     # Without it 467,296 tokens are guessed of the GPU, with which the twin is too fast.
     (folder / "meta.json").write_text("[1]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,37 @@ def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
     assert found.best_known > 3e-4  # no schedule takes so little
     assert server.metrics["mean_ttft"] is None
     assert server.metrics["slo_attainment"] is None  # without times to the first token
+
+
+def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(tmp_path):
+    instance, report = bench(tmp_path)
+    optsched.files.measured.write_measured(report.measured, tmp_path / "m.json")
+    own = optsched.files.measured.read_measured(tmp_path / "m.json")
+    limits = optsched.Limits(max_running=2)
+    own.check(replace(instance, kv_capacity=5000, limits=limits, predicted=[1, 1, 1]))
+    for column in ("arrival", "output_tokens", "prompt_tokens"):
+        with pytest.raises(InputError, match="is another instance's"):
+            own.check(replace(instance, **{column: [1, 2, 4]}))
+
+    old = replace(own, requests_sha256=None)  # a file from before there was that digest
+    old.check(instance)
+    with pytest.raises(InputError, match=r"instance_sha256 \(leave it out if only KV or limits"):
+        old.check(replace(instance, kv_capacity=5000))
+    replace(old, instance_sha256=None).check(replace(instance, kv_capacity=5000))
+
+
+@pytest.mark.parametrize(("factor", "told"), [(1.05, False), (3.0, True)])
+def test_a_comparison_says_how_far_off_the_twin_of_the_server_is(tmp_path, factor, told):
+    instance, _ = bench(tmp_path)
+    cost = optsched.load_cost_model(COST)
+    took = optsched.evaluate(instance, optsched.simulate(instance, "vllm-v1", cost), cost).latency
+    found = optsched.compare(
+        instance, ["vllm-v1"], cost_model=cost, measured=optsched.Measured(took * factor),
+        bound=False, time_limit_s=2.0,
+    )  # fmt: skip
+    note = found.rows[-1].notes[-1]
+    assert f"vllm-v1, has a mean latency {100 / factor - 100:+.0f} % off" in note
+    assert ("the ratios say nothing about this server" in note) is told
 
 
 def test_measured_times_of_another_instance_are_refused(tmp_path):

@@ -49,6 +49,8 @@ _LOSS_SHARE = 0.1
 _MIN_LOSS_S = 2.0
 # How many times longer a tail must be for the comparison of means to be called misleading.
 _MISLEADS = 2.0
+# The error of the twin beyond which the ratios of a measured server say nothing about it.
+_TWIN_OFF = 0.3
 # The share of the latency up to which requests are said to hardly wait, and totals to be alike.
 _CALM = 0.02
 # The share of the time for further bounds that one on a tail may use.
@@ -173,6 +175,7 @@ def compare(
         note = "its ratios hold if the cost model and the KV capacity are those of the server"
         rest: dict[str, Any] = {"inside": True, "measured": True, "notes": (note,)}
         found = derive(measured.times(instance, limits))
+        rest["notes"] += _of_twin(rows, found)
         rows.append(PolicyRow(measured.name, metrics=found, **rest))
 
     ladders: Ladders | None = None
@@ -363,6 +366,21 @@ def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
         )
 
     return ()
+
+
+def _of_twin(rows: Sequence[PolicyRow], found: dict[str, Any]) -> tuple[str, ...]:
+    """Return by how much the twins of a measured server, of `vllm-v1`, miss what it took."""
+    twins = [row for row in rows if row.policy.startswith("vllm-v1") and row.metrics]
+    offs = [(row.metrics or {})["mean_latency"] / found["mean_latency"] - 1 for row in twins]
+    if not offs:
+        return ()
+
+    off = min(offs, key=abs)
+    words = f"its twin, {twins[offs.index(off)].policy}, has a mean latency {100 * off:+.0f} % off"
+    if abs(off) > _TWIN_OFF:
+        words += ", so the ratios say nothing about this server; `diagnose` calibrates the model"
+
+    return (words,)
 
 
 def _calm(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:

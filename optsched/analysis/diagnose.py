@@ -40,6 +40,7 @@ _UNMEASURED = 0.2
 _WORTH = 0.05
 # What costs less comes first if it gains this share of the largest gain.
 _PREFERRED = 0.8
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 _TOKENS = ("token", "prefill_")
 # What the first factor multiplies, and what the second may, one choice for each fit.
 _BATCHES = (("base", "decode_"), ("base",), ("decode_",))
@@ -51,8 +52,8 @@ class Change(NamedTuple):
     Attributes
     ----------
     what, kind : str
-        The setting and its new value, and whether it takes settings, memory, workers (one more) or
-        further workers.
+        The setting and its new value, and whether it takes settings, the plug-in for vLLM, memory,
+        workers (one more) or further workers.
     gain, low, high : float
         The share of the loss that it takes away: of requests that miss their SLOs, or of the mean
         latency; and the range under all cost models tried.
@@ -92,6 +93,9 @@ class Diagnosis:
         The number of cost models under which every change was tried.
     error : float or None
         The median relative error of the twin's latencies; None without measured times.
+    prefix_caching : bool or None
+        Whether the twin caches prefixes: with measured times, what repeats the run better; None if
+        no request shares any.
     measured : dict or None
         The metrics of the measured run.
     base : dict
@@ -103,15 +107,16 @@ class Diagnosis:
     first : Change or None
         What to change first; None if nothing is worth it.
     bound : float
-        The mean latency that no schedule beats.
+        The mean latency that no schedule beats under any of the cost models.
     attainable : float or None
-        The share of requests within SLOs that no schedule exceeds.
+        The share of requests within SLOs that no schedule exceeds under any of them.
     """
 
     instance: Instance
     cost_model: BatchCost
     models: int
     error: float | None
+    prefix_caching: bool | None
     measured: dict[str, Any] | None
     base: dict[str, Any]
     waits: dict[str, float]
@@ -138,6 +143,7 @@ class Diagnosis:
             "coefficients_ms_per_layer": dict(self.cost_model.coefficients),
             "kv_capacity": self.instance.kv_capacity,
             "error": self.error,
+            "prefix_caching": self.prefix_caching,
             "measured": self.measured,
             "metrics": self.base,
             "waits_s": self.waits,
@@ -186,22 +192,38 @@ def diagnose(
     InputError
         The twin does not repeat the measured run, so nothing is said of changes.
     """
-    spec = _spec(max_num_seqs, max_num_batched_tokens)
+    limits = max_num_seqs, max_num_batched_tokens
+    caching = None if instance.prefixes is None else True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits, error, run, spread = [cost_model], None, None, _UNMEASURED
         if measured is not None:
-            fits, error = _calibrated(instance, cost_model, measured, spec)
+            # A run does not say whether it had prefix caching, so what repeats it better is taken.
+            fits, error, caching = min(
+                (
+                    (*_calibrated(instance, cost_model, measured, _spec(_served(*limits, on))), on)
+                    for on in ((None,) if caching is None else (True, False))
+                ),
+                key=lambda one: one[1],
+            )
+            if error > REPEATS:
+                raise InputError(
+                    f"measured: found latencies from which the twin's differ by {error:.0%} in the "
+                    f"median; expected at most {REPEATS:.0%}: the settings, the KV capacity or the "
+                    "cost model are not the server's, so nothing can be said of changes"
+                )
+
             run, spread = derive(measured.times(instance, slos)), max(error, 0.02)
 
-        cost = fits[0]
+        cost, served = fits[0], _served(*limits, caching)
+        spec = _spec(served)
         models = [*fits, *(_scaled(cost, (f, f)) for f in (1 - spread, 1 + spread))]
         twins = [_run(instance, spec, model, slos) for model in models]
         base, seen = twins[0][0].metrics, twins[0][1]
         misses = base["slo_attainment"] not in (None, 1)
         loss = _losses(twins, misses)
         found = []
-        for what, kind, changed, other in _grid(instance, max_num_seqs, max_num_batched_tokens):
+        for what, kind, changed, other in _grid(instance, limits, served):
             if stop is not None and stop.is_set():
                 break
             try:
@@ -215,29 +237,40 @@ def diagnose(
             beyond = measured is not None and bool((runs[0][1] > 1.1 * seen).any())
             found.append(Change(what, kind, *span, sure, beyond, runs[0][0].metrics))
 
-        value, _ = lower_bound(instance, cost_model=cost, time_limit_s=2.0)
+        # What is impossible under all of them; the slower one never has the lowest bound.
+        each_s = 4.0 / len(models)
+        bounds = [lower_bound(instance, cost_model=m, time_limit_s=each_s)[0] for m in models[:-1]]
+        bound = min(value or 0.0 for value in bounds) / instance.n
         judged = base["slo_attainment"] is not None
-        attainable = most_within(instance, cost, slos) / instance.n if judged else None
-        limits: dict[str, Any] = {"max_num_seqs": max_num_seqs}
-        limits["max_num_batched_tokens"] = max_num_batched_tokens
-        waits = why(instance, simulate(instance, spec, cost), cost, **limits).totals()
+        within = max(most_within(instance, m, slos) for m in models[:-1]) if judged else 0
+        attainable = within / instance.n if judged else None
+        given: dict[str, Any] = dict(zip(_LIMITS, limits, strict=True))
+        waits = why(instance, simulate(instance, spec, cost), cost, **given).totals()
 
     changes, first = tuple(sorted(found, key=lambda one: -one.gain)), _first(found)
-    twin = len(models), error, run, base, waits
-    return Diagnosis(instance, cost, *twin, changes, first, (value or 0.0) / instance.n, attainable)
+    twin = len(models), error, caching, run, base, waits
+    return Diagnosis(instance, cost, *twin, changes, first, bound, attainable)
 
 
-def _spec(seqs: int, tokens: int, changed: str = "") -> str:
-    """Return the policy with some settings, and with others in their place."""
-    given = f"max_num_seqs={seqs},max_num_batched_tokens={tokens},{changed}".strip(",")
-    values = dict(pair.split("=") for pair in given.split(","))
+def _served(seqs: int, tokens: int, caching: bool | None) -> str:
+    """Return the settings of the server; None where nothing can be cached."""
+    cached = "" if caching is None else f",prefix_caching={str(caching).lower()}"
+    return f"max_num_seqs={seqs},max_num_batched_tokens={tokens}{cached}"
+
+
+def _spec(served: str, changed: str = "") -> str:
+    """Return the policy with the settings of the server, and with others in their place."""
+    values = dict(pair.split("=") for pair in f"{served},{changed}".strip(",").split(","))
     tokens = max(int(values["max_num_seqs"]), int(values["max_num_batched_tokens"]))
     values["max_num_batched_tokens"] = str(tokens)
     return "vllm-v1:" + ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _grid(instance: Instance, seqs: int, tokens: int) -> list[tuple[str, str, Instance, str]]:
+def _grid(
+    instance: Instance, limits: tuple[int, int], served: str
+) -> list[tuple[str, str, Instance, str]]:
     """Return changes: words, kind, and the instance and the policy with it."""
+    seqs, tokens = limits
     budgets = (max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4))
     settings = [
         *(f"max_num_seqs={max(1, round(seqs * f))}" for f in (0.5, 1.25, 1.5, 2, 4, 8)),
@@ -245,15 +278,19 @@ def _grid(instance: Instance, seqs: int, tokens: int) -> list[tuple[str, str, In
         f"long_prefill_token_threshold={max(64, tokens // 8)}",
         "prefill_schedule_interval=4",
         "policy=priority,priority=prompt",
+        *["prefix_caching=true"] * ("prefix_caching=false" in served),
     ]
-    found = [(words, "settings", instance, _spec(seqs, tokens, words)) for words in settings]
+    found = [(words, "settings", instance, _spec(served, words)) for words in settings]
+    off = ",caching=none" * ("prefix_caching=false" in served)
+    paused = f"spf:max_running={seqs},max_batch_tokens={max(seqs, tokens)}{off}"
+    found.append((paused, "plug-in", instance, paused))
     for factor in (1.5, 2, 4):
         larger = replace(instance, kv_capacity=round(instance.kv_capacity * factor))
         words = f"kv_capacity={larger.kv_capacity}"
-        found.append((words, "memory", larger, _spec(seqs, tokens)))
+        found.append((words, "memory", larger, _spec(served)))
     for kind, count in (("workers", 2), ("further workers", 4), ("further workers", 8)):
         words = f"workers={count}"
-        routed = _spec(seqs, tokens, f"{words},router=least-requests")
+        routed = _spec(served, f"{words},router=least-requests")
         found.append((words, kind, instance, routed))
 
     return found
@@ -278,12 +315,13 @@ def _losses(runs: Sequence[tuple[Evaluation, Any]], misses: bool) -> NDArray[np.
 def _first(found: Sequence[Change]) -> Change | None:
     """Return the change to begin with: the cheapest that gains nearly as much as any.
 
-    Settings are cheapest, memory costs more, and a second worker costs most. What counts is the
-    gain under every cost model, or if none is worth it under all, the gain under the first.
+    Settings are cheapest, then the plug-in, then memory, and a second worker costs most. What
+    counts is the gain under every cost model, or if none is worth it under all, that under the
+    first.
     """
     gain = attrgetter("low" if any(one.low >= _WORTH for one in found) else "gain")
     steps = sorted((one for one in found if one.kind == "settings"), key=gain, reverse=True)
-    for kind in ("memory", "workers"):
+    for kind in ("plug-in", "memory", "workers"):
         steps += [one for one in found if one.kind == kind]
 
     enough = max([_WORTH, *(_PREFERRED * gain(one) for one in steps)])
@@ -352,12 +390,6 @@ def _calibrated(
     models.sort(key=lambda model: sum(errors(model)))
     smallest = errors(models[0])
     error = float(np.expm1(smallest[0]))
-    if error > REPEATS:
-        raise InputError(
-            f"measured: found latencies from which the twin's differ by {error:.0%} in the median; "
-            f"expected at most {REPEATS:.0%}: the settings, the KV capacity or the cost model are "
-            "not the server's, so nothing can be said of changes"
-        )
 
     # Two runs of one server differ by about as much, in latency and TTFT together.
     return [model for model in models if sum(errors(model)) <= sum(smallest) + 0.05], error

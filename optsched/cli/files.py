@@ -146,6 +146,8 @@ def import_trace(
             raise UsageError(f"--unit: found {text!r} beside {by_field['']!r}; expected FIELD=UNIT")
 
     check_outputs(out, measured_out)
+    if format_name == "llmservingsim" and Path(file).is_dir():
+        file = str(Path(file) / "requests.jsonl")
     if cost_model is not None:
         kv_capacity = _capacity_of(cost_model, kv_capacity, kv_block_tokens)
 

@@ -175,5 +175,6 @@ class Sending:
             ttft=self._first - self.due,
             name=name,
             instance_sha256=self.instance.sha256,
+            requests_sha256=self.instance.requests_sha256,
             errors=dict(self.errors),
         )

@@ -33,6 +33,9 @@ class Measured:
         What tables call the server.
     instance_sha256 : str, optional
         Digest of the instance that was served. Times are in the order of its requests.
+    requests_sha256 : str, optional
+        Digest of its requests alone (`optsched.Instance.requests_sha256`). With it the times also
+        belong to a copy with another KV capacity or other limits.
     errors : mapping of int to str
         Requests that were not served as the instance says, and why. What was measured of them is
         kept.
@@ -49,6 +52,7 @@ class Measured:
     name: str = "measured"
     instance_sha256: str | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
+    requests_sha256: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():  # tables show it in a terminal
@@ -107,7 +111,10 @@ class Measured:
         if instance.in_rounds:
             raise UsageError("measured: found an instance in rounds; expected one in seconds")
 
-        instance.check_digest(self.instance_sha256, "measured: instance_sha256")
+        if self.requests_sha256 != instance.requests_sha256:
+            way_out = " (leave it out if only KV or limits were corrected)"
+            hint = way_out if self.requests_sha256 is None else ""
+            instance.check_digest(self.instance_sha256, f"measured: instance_sha256{hint}")
         if len(self.latency) != instance.n:
             raise InputError(
                 f"measured: found {len(self.latency)} requests; expected the {instance.n} of "
@@ -167,6 +174,8 @@ class Measured:
             "ttft": None if self.ttft is None else plain_numbers(self.ttft),
             "latency": plain_numbers(self.latency),
         }
+        if self.requests_sha256 is not None:
+            data["requests_sha256"] = self.requests_sha256
         if self.errors:
             data["errors"] = {str(i): self.errors[i] for i in sorted(self.errors)}
 
@@ -188,6 +197,7 @@ def read_measured(path: str | Path) -> Measured:
             ttft=data.get("ttft"),
             name=data.get("name") or "measured",
             instance_sha256=data.get("instance_sha256"),
+            requests_sha256=data.get("requests_sha256"),
             errors={int(i): words for i, words in (data.get("errors") or {}).items()},
         )
 

@@ -415,6 +415,7 @@ class MeasuredFile(_File):
 
     Fields:
       name: what tables call the server
+      requests_sha256: digest of the requests alone, whatever the KV capacity and the limits
       ttft: seconds from each arrival to the first token; null: not measured
       latency: seconds from each arrival to the last token; null: see errors
       errors: requests, from 0, that were not served as the instance says, and why
@@ -422,6 +423,7 @@ class MeasuredFile(_File):
 
     name: str | None = None
     instance_sha256: Sha256 | None = None
+    requests_sha256: Sha256 | None = None
     ttft: SkipValidation[list[Annotated[float, Field(ge=0)] | None] | None] = None
     latency: Annotated[
         SkipValidation[list[Annotated[float, Field(gt=0)] | None]],

@@ -48,6 +48,9 @@ PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 PREFIX = ("prefix_parent", "prefix_tokens")
 """Columns of the tree of shared prefixes."""
 
+SENT = ("arrival", "prompt_tokens", "output_tokens", *PREFIX, "after", "delay")
+"""The columns that say what a server is sent, and when."""
+
 # Columns of numbers, in the order of files; SLOs come later.
 _NUMBERS = ("arrival", "prompt_tokens", "output_tokens", *PREDICTIONS[:3])
 
@@ -653,6 +656,16 @@ class Instance:
 
         data["requests"].pop("id", None)
         return hashlib.sha256(canonical_json(data)).hexdigest()
+
+    @cached_property
+    def requests_sha256(self) -> str:
+        """SHA-256 of what a server is sent: the columns `SENT` of the requests, as canonical JSON.
+
+        It holds for every KV capacity, limit, SLO and prediction.
+        """
+        requests = self.to_dict()["requests"]
+        sent = {name: requests[name] for name in SENT if name in requests}
+        return hashlib.sha256(canonical_json(sent)).hexdigest()
 
 
 def canonical_json(data: Any) -> bytes:

@@ -38,7 +38,8 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
         hint = hints.get(name, str)
         kinds = typing.get_args(hint) or (hint,)
         plain = [kind for kind in kinds if kind is not types.NoneType]
-        found[name] = Parameter(plain[0], len(plain) < len(kinds), parameter.default)
+        kind = plain[0] if isinstance(plain[0], type) else str  # a literal's first word is a text
+        found[name] = Parameter(kind, len(plain) < len(kinds), parameter.default)
 
     return found
 
