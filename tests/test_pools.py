@@ -19,6 +19,7 @@ from optsched.costs.machine import Link, Machine, Pools
 from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.evaluate import evaluate
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, from_batches
@@ -325,6 +326,40 @@ def test_every_policy_runs_on_a_prefill_and_a_decode_pool(spec: str, link: str) 
         last = (found.first_token - instance.arrival)[long & (instance.output_tokens > 1)]
         assert found.metrics["moves"] > 0.5 * instance.n
         assert (last > (0.005 if "recompute" in link else 0)).sum() > 0.5 * len(last)
+
+
+@pytest.mark.parametrize("spec", ["paced", "slai"])
+def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> None:
+    one = replace(pair(), slo_ttft=[0.5, 9.0], slo_tpot=[2.0, 2.0])
+    for instance in (one, one.subset(np.array([0]))):
+        for link in (Link(), SOME, Link(0.5, 0.25, recompute_last=True)):
+            there = pools(link)
+            schedule = optsched.simulate(instance, spec, there, budget=Budget(60))
+            assert evaluate(instance, schedule, there).metrics["moves"] == instance.n
+
+
+def test_a_loop_that_has_lost_a_request_says_so() -> None:
+    from optsched.policies.engine import common
+
+    requests, state = common.new_requests(pair(), common.FIELDS), common.new_state((), pair())
+    state["arrived"] = 2
+    assert not common.waits(requests, state[0], np.arange(2), 5.0, -1)
+    assert state[0].outcome == common.DONE  # another request may come by then
+    assert not common.waits(requests, state[0], np.arange(2), np.inf, -1)
+    assert (state[0].outcome, state[0].about) == (common.STALLED, -1)
+
+
+@pytest.mark.parametrize("spec", ["patient", "patient-work"])
+@pytest.mark.parametrize("again", [False, True])
+def test_patient_policies_do_not_take_kv_that_comes_for_prefills(spec: str, again: bool) -> None:
+    instance = Instance(
+        [0, 0, 0], [1, 1, 6], [4, 3, 3], 34, time_unit="second", kv_accounting="cached"
+    )
+    there = pools(Link(0.5, 2.5, again), 34)
+    seats = replace(there.machines[1], limits=Limits(max_running=2))
+    there = replace(there, machines=(there.machines[0], seats))
+    schedule = optsched.simulate(instance, spec, there)
+    assert evaluate(instance, schedule, there).metrics["moves"] == 3
 
 
 def test_on_mixed_machines_everything_is_as_without_pools() -> None:
