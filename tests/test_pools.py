@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run
-from slow_judge import CONSTANT, corrupted_moves, random_moves, slow_judge
+from slow_judge import CONSTANT, TIMED, corrupted_moves, random_moves, slow_judge
 from test_fleet import each_batch
 
 import optsched
@@ -355,9 +355,9 @@ def test_patient_policies_do_not_take_kv_that_comes_for_prefills(spec: str, agai
     instance = Instance(
         [0, 0, 0], [1, 1, 6], [4, 3, 3], 34, time_unit="second", kv_accounting="cached"
     )
-    there = pools(Link(0.5, 2.5, again), 34)
-    seats = replace(there.machines[1], limits=Limits(max_running=2))
-    there = replace(there, machines=(there.machines[0], seats))
+    limits = Limits(max_running=2)
+    machines = Machine(17, TIMED, role="prefill"), Machine(34, TIMED, limits, role="decode")
+    there = Pools(machines, Link(0.01, 0.05, again))
     schedule = optsched.simulate(instance, spec, there)
     assert evaluate(instance, schedule, there).metrics["moves"] == 3
 
