@@ -123,6 +123,30 @@ def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
                 evaluate(both, from_batches(**columns), over)
 
 
+def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() -> None:
+    """Request 1 moves for `latency`. Then a batch evicts request 0, and request 2 moves."""
+    first = 1.7e9
+    unix = Instance(
+        [first] * 3, [2, 4, 4], [2, 2, 2], 20, time_unit="second", kv_accounting="cached"
+    )
+    for latency in (0.3, 0.31, 0.32, 0.33, 0.34, 0.35):
+        starts = np.array([0, 0, 1 + latency, 3])
+        columns = {
+            "batch_offsets": [0, 2, 3, 4, 6], "request": [1, 2, 0, 1, 0, 2],
+            "tokens": [4, 4, 2, 1, 3, 1], "worker": [0, 1, 1, 1], "start": first + starts,
+            "evicted_offsets": [0, 0, 0, 1, 1], "evicted": [0],
+            "moved_offsets": [0, 0, 0, 2, 2], "moved": [1, 2], "moved_to": [1, 1],
+            "instance": unix,
+        }  # fmt: skip
+        there = pools(Link(latency), 9, deflect_below=3)
+        moved = from_batches(**columns, moved_start=first + starts[1:3] + [1, 0])
+        found = evaluate(unix, moved, there)
+        assert found.batch_kv.tolist() == [8, 2, 9, 8]
+        with pytest.raises(ViolationError, match="10 KV tokens are held while KV comes in"):
+            sooner = first + 1 + np.array([0, latency - 1e-3])
+            evaluate(unix, from_batches(**columns, moved_start=sooner), there)
+
+
 def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
     one = Instance([0, 0], [4, 2], [2, 1], 20, time_unit="second", kv_accounting="cached")
     columns = {
