@@ -142,9 +142,9 @@ def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() ->
         moved = from_batches(**columns, moved_start=first + starts[1:3] + [1, 0])
         found = evaluate(unix, moved, there)
         assert found.batch_kv.tolist() == [8, 2, 9, 8]
+        sooner = from_batches(**columns, moved_start=first + 1 + np.array([0, latency - 1e-3]))
         with pytest.raises(ViolationError, match="10 KV tokens are held while KV comes in"):
-            sooner = first + 1 + np.array([0, latency - 1e-3])
-            evaluate(unix, from_batches(**columns, moved_start=sooner), there)
+            evaluate(unix, sooner, there)
 
 
 def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
