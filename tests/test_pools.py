@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run
-from slow_judge import CONSTANT, corrupted_moves, random_moves, slow_judge
+from slow_judge import CONSTANT, TIMED, corrupted_moves, random_moves, slow_judge
 from test_fleet import each_batch
 
 import optsched
@@ -19,6 +19,7 @@ from optsched.costs.machine import Link, Machine, Pools
 from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.evaluate import evaluate
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, from_batches
@@ -120,6 +121,30 @@ def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
         else:
             with pytest.raises(ViolationError, match="8 KV tokens are held while KV comes in"):
                 evaluate(both, from_batches(**columns), over)
+
+
+def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() -> None:
+    """Request 1 moves for `latency`. Then a batch evicts request 0, and request 2 moves."""
+    first = 1.7e9
+    unix = Instance(
+        [first] * 3, [2, 4, 4], [2, 2, 2], 20, time_unit="second", kv_accounting="cached"
+    )
+    for latency in (0.3, 0.31, 0.32, 0.33, 0.34, 0.35):
+        starts = np.array([0, 0, 1 + latency, 3])
+        columns = {
+            "batch_offsets": [0, 2, 3, 4, 6], "request": [1, 2, 0, 1, 0, 2],
+            "tokens": [4, 4, 2, 1, 3, 1], "worker": [0, 1, 1, 1], "start": first + starts,
+            "evicted_offsets": [0, 0, 0, 1, 1], "evicted": [0],
+            "moved_offsets": [0, 0, 0, 2, 2], "moved": [1, 2], "moved_to": [1, 1],
+            "instance": unix,
+        }  # fmt: skip
+        there = pools(Link(latency), 9, deflect_below=3)
+        moved = from_batches(**columns, moved_start=first + starts[1:3] + [1, 0])
+        found = evaluate(unix, moved, there)
+        assert found.batch_kv.tolist() == [8, 2, 9, 8]
+        sooner = from_batches(**columns, moved_start=first + 1 + np.array([0, latency - 1e-3]))
+        with pytest.raises(ViolationError, match="10 KV tokens are held while KV comes in"):
+            evaluate(unix, sooner, there)
 
 
 def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
@@ -325,6 +350,40 @@ def test_every_policy_runs_on_a_prefill_and_a_decode_pool(spec: str, link: str) 
         last = (found.first_token - instance.arrival)[long & (instance.output_tokens > 1)]
         assert found.metrics["moves"] > 0.5 * instance.n
         assert (last > (0.005 if "recompute" in link else 0)).sum() > 0.5 * len(last)
+
+
+@pytest.mark.parametrize("spec", ["paced", "slai"])
+def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> None:
+    one = replace(pair(), slo_ttft=[0.5, 9.0], slo_tpot=[2.0, 2.0])
+    for instance in (one, one.subset(np.array([0]))):
+        for link in (Link(), SOME, Link(0.5, 0.25, recompute_last=True)):
+            there = pools(link)
+            schedule = optsched.simulate(instance, spec, there, budget=Budget(60))
+            assert evaluate(instance, schedule, there).metrics["moves"] == instance.n
+
+
+def test_a_loop_that_has_lost_a_request_says_so() -> None:
+    from optsched.policies.engine import common
+
+    requests, state = common.new_requests(pair(), common.FIELDS), common.new_state((), pair())
+    state["arrived"] = 2
+    assert not common.waits(requests, state[0], np.arange(2), 5.0, -1)
+    assert state[0].outcome == common.DONE  # another request may come by then
+    assert not common.waits(requests, state[0], np.arange(2), np.inf, -1)
+    assert (state[0].outcome, state[0].about) == (common.STALLED, -1)
+
+
+@pytest.mark.parametrize("spec", ["patient", "patient-work"])
+@pytest.mark.parametrize("again", [False, True])
+def test_patient_policies_do_not_take_kv_that_comes_for_prefills(spec: str, again: bool) -> None:
+    instance = Instance(
+        [0, 0, 0], [1, 1, 6], [4, 3, 3], 34, time_unit="second", kv_accounting="cached"
+    )
+    limits = Limits(max_running=2)
+    machines = Machine(17, TIMED, role="prefill"), Machine(34, TIMED, limits, role="decode")
+    there = Pools(machines, Link(0.01, 0.05, again))
+    schedule = optsched.simulate(instance, spec, there)
+    assert evaluate(instance, schedule, there).metrics["moves"] == 3
 
 
 def test_on_mixed_machines_everything_is_as_without_pools() -> None:

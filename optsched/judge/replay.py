@@ -302,7 +302,7 @@ def _given(start: float, earliest: float, origin: Origin) -> float:
 def _held_idle(machine: Any, m: Moves | None, until: float) -> int:
     """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
     idle = max(machine.began, machine.clock)
-    if m is None or not machine.came or idle >= until:
+    if m is None or not machine.came or idle >= until - m.blur:
         return 0
 
     leave(machine, m, idle)

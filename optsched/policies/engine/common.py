@@ -510,11 +510,14 @@ def goes_on(s: np.record, requests: int, until: float, columns: Columns) -> bool
 
 @njit
 def waits(requests: Records, s: np.record, by_arrival: Ints, until: float, about: int) -> bool:
-    """Let time pass, since nothing can run. Return whether there is anything to wait for."""
+    """Let time pass, since nothing can run. Return whether there is anything to wait for.
+
+    ``about``: the request that should run, or -1 where requests are left, but none is here.
+    """
     if idle(requests, s, by_arrival, until):
         return True
     if until == np.inf and s.pulled == 0:  # else a request may change that
-        s.outcome, s.about = STUCK, about
+        s.outcome, s.about = STUCK if about >= 0 else STALLED, about
 
     return False
 

@@ -311,7 +311,9 @@ def run(
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            common.idle(requests, s, by_arrival, until)
+            if not common.waits(requests, s, by_arrival, until, -1):
+                break
+
             continue
 
         first, first_evicted = s.entries, s.evicted

@@ -471,15 +471,18 @@ def _together(requests: Records, s: np.record, at: Lists, settings: Settings, ca
     """Return whether as many prefills can begin as should share a batch.
 
     q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
-    q is best as in the square root law of lot sizes.
+    q is best as in the square root law of lot sizes. KV that comes from elsewhere is no prefill.
     """
     if cache is not None or s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
+        return True
+    if requests[at.heap[0]].away:
         return True
 
     delayed = prefills.amplified(s)[0] * (s.running + s.waiting)
     wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
     while s.admitted < wanted and s.waiting > 0:
-        if not _admissible(requests, at.heap[0], s, at.usage, settings, cache):
+        i = at.heap[0]
+        if requests[i].away or not _admissible(requests, i, s, at.usage, settings, cache):
             break
 
         _admit(requests, s, at, settings, cache)
@@ -748,6 +751,9 @@ def decide(
     sums = form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
     if s.holding and sums.tokens == 0:
         s.holding = False
+        if s.admitted + s.lost > 0:  # KV may come to those who have just been given room
+            _settle(requests, s, lines, evicted, settings, random)
+
         sums = form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
 
     return sums
@@ -847,7 +853,9 @@ def run(
             i = common.arriving(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            common.idle(requests, s, by_arrival, until)
+            if not common.waits(requests, s, by_arrival, until, -1):
+                break
+
             continue
 
         first = s.entries
