@@ -12,15 +12,12 @@ from optsched.judge.evaluation import Clock, Evaluation, Moved, Reuse
 from optsched.judge.moves import moves_of
 from optsched.judge.replay import Breach, Columns, Origin, replay
 from optsched.judge.validity import warn_outside
-from optsched.problem.errors import InputError, ViolationError
+from optsched.problem.errors import InputError, ViolationError, some
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
 
 MAX_WORKERS = 1_000_000
 """Maximum number of workers of a schedule."""
-
-# Max requests that an error names.
-_NAMED = 8
 
 _WORDS = """
 ok:
@@ -172,8 +169,7 @@ def _violation(
 
     text = text.format(value=value, limit=limit)
     if len(holds):
-        more = f" and {len(holds) - _NAMED} more" if len(holds) > _NAMED else ""
-        text += f"; held by requests {', '.join(map(str, holds[:_NAMED]))}{more}"
+        text += f"; held by requests {some([str(i) for i in holds])}"
 
     return ViolationError(
         f"{', '.join(where)}: {text}",

@@ -1,6 +1,6 @@
 """The errors that optsched raises: each is one line with the place, what was found and expected."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
@@ -57,6 +57,16 @@ def in_words(error: BaseException) -> str:
     error : BaseException
     """
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+def some(texts: Sequence[str]) -> str:
+    """Return up to eight of some texts, and how many more there are.
+
+    Parameters
+    ----------
+    texts : sequence of str
+    """
+    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
 
 
 class OptschedError(Exception):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from optsched.costs.architectures import Architecture, architecture, known, same_architecture
 from optsched.costs.devices import DEVICES, Device, device, devices_named
 from optsched.costs.profiles.tables import PARTS, Measurements, Profile, Rejected, Table, read_table
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, some
 from optsched.problem.text_files import read_toml
 
 if TYPE_CHECKING:
@@ -359,5 +359,4 @@ def _type(value: Any) -> str:
 
 
 def _list(values: list[Any], *, short: bool = False) -> str:
-    texts = [str(value) if short else repr(value) for value in values]
-    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
+    return some([str(value) if short else repr(value) for value in values])
