@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, policies
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
+from optsched.policies.runner import boosted
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
@@ -39,6 +41,13 @@ def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
         dict(zip(request[a:b], tokens[a:b], strict=True))
         for a, b in pairwise(schedule.batch_offsets)
     ]
+
+
+def test_where_prefills_are_free_a_boost_leaves_them_in_order_of_arrival() -> None:
+    instance = replace(offline([3, 1, 2], [2, 2, 2], 100), arrival=np.array([0.0, 0.2, 0.1]))
+    order = boosted(instance, np.zeros(3), gamma=1.0)
+    assert np.isfinite(order).all()
+    assert np.argsort(order).tolist() == [0, 2, 1]
 
 
 def test_every_scheduler_of_the_paper_takes_the_same_parameters() -> None:

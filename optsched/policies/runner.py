@@ -225,10 +225,12 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
 def boosted(instance: Instance, work: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     """Return when requests are released, less a boost that is larger for a shorter prefill.
 
-    It is ``log(1 / (1 - exp(-gamma w))) / gamma`` for w seconds, as if of w tended to 0 for ever.
+    It is ``log(1 / (1 - exp(-gamma w))) / gamma`` for w seconds, and large, not infinite, for 0 s.
     """
     release = np.zeros(instance.n) if instance.after is not None else instance.release
-    return np.asarray(release + np.log(-np.expm1(-gamma * work)) / gamma)
+    exponent = np.maximum(gamma * work, np.finfo(np.float64).tiny)
+
+    return np.asarray(release + np.log(-np.expm1(-exponent)) / gamma)
 
 
 def order_key(
