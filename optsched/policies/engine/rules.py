@@ -264,6 +264,18 @@ def _leave(
     elif settings.overflow == prefills.EVICT_SHORTEST:
         _evict_shortest(requests, s, at, next_kv, limits, random)
 
+    stays = s.evicted == first or s.waiting == 0 or not requests[heap[0]].away
+    for k in range(0 if stays else s.running):
+        r = requests[running[k]]
+        stays = stays or not (r.gone or r.ready > 0.0)
+
+    if not stays:  # no batch begins now, and KV would come beside that of those who leave
+        for k in range(first, s.evicted):
+            r = requests[evicted[k]]
+            r.gone, r.promoted = False, r.promoted and k >= promoted
+
+        s.evicted, clearing = first, False
+
     for k in range(first, s.evicted):
         i = evicted[k]
         r = requests[i]
