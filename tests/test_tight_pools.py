@@ -52,14 +52,10 @@ def tight(seed: int) -> tuple[Instance, Pools, str]:
         kv_accounting=str(rng.choice(["cached", "generated"])), **more,
     )  # fmt: skip
     roles = str(rng.choice(["pd", "pd", "ppd", "pdd", "pm", "pdm"]))
+    models = [None if rounds else COSTS[k] for k in rng.integers(len(COSTS), size=len(roles))]
     machines = [
-        Machine(
-            room,
-            None if rounds else COSTS[int(rng.integers(len(COSTS)))],
-            instance.limits,
-            ROLES[role],
-        )
-        for role in roles
+        Machine(room, model, instance.limits, ROLES[role])
+        for role, model in zip(roles, models, strict=True)
     ]
     rates = (0, 0), (1, 0), (2, 1)
     slow = (0.0, 0.0), (0.5, 0.0), (0.5, 0.25), (2.0, 0.25)
@@ -143,8 +139,8 @@ class Alone:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_an_object_that_evicts_all_for_kv_to_come_makes_progress(at_once: bool) -> None:
     three = Instance([0, 1, 2], [4] * 3, [5, 3, 2], 9, time_unit="second", kv_accounting="cached")
-    machines = [Machine(9, each_batch(1.0), role=role) for role in ("prefill", "decode")]
-    there = Pools(machines, Link(2.0))
+    rooms = ("prefill", 20), ("decode", 9)
+    there = Pools([Machine(kv, each_batch(1.0), role=role) for role, kv in rooms], Link(2.0))
     found = evaluate(three, simulate(three, Alone(at_once), there), there)
     assert found.metrics["moves"] == 3
 
