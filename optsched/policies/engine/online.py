@@ -370,8 +370,7 @@ class _Loop:
 
     def stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
-        here = self.waiting or self.running
-        if not here:
+        if not (here := self.waiting or self.running):
             self.s.outcome = common.LOST
             return
 

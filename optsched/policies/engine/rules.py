@@ -248,7 +248,7 @@ def _leave(
     for k in range(s.running if settings.promote else 0):
         r = requests[running[k]]
         if r.produced >= r.estimate and not r.promoted:
-            r.promoted = r.gone = True
+            r.gone = True
             add_eviction(evicted, s, running[k])
             next_kv -= kv_of(r.prompt + r.produced, limits)
 
@@ -271,8 +271,7 @@ def _leave(
 
     if not stays:  # no batch begins now, and KV would come beside that of those who leave
         for k in range(first, s.evicted):
-            r = requests[evicted[k]]
-            r.gone, r.promoted = False, r.promoted and k >= promoted
+            requests[evicted[k]].gone = False
 
         s.evicted, clearing = first, False
 
@@ -282,7 +281,7 @@ def _leave(
         _free(requests, i, s, at.usage, settings, None)
         _correct(r, settings, k < promoted)
         if k < promoted:
-            r.band, r.key, r.place = 1, 0.0, s.counter
+            r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
             s.counter += 1
             push(requests, heap, s, i)
         else:
