@@ -242,6 +242,8 @@ def test_bound_and_compare_run_and_solve_refuses_by_name() -> None:
         solve(replace(instance, time_unit="second"), cost_model=TIMED)
     with pytest.raises(UsageError, match="found kv_block_tokens 4; expected 1"):
         gap_breakdown(instance, "mc-sf")
+    with pytest.raises(UsageError, match="found a policy on several workers; expected one worker"):
+        gap_breakdown(replace(instance, kv_block_tokens=1), "mc-sf:workers=2")
 
 
 def test_a_certificate_of_optimality_counts_blocks() -> None:

@@ -14,7 +14,9 @@ from slow_judge import CONSTANT, TIMED, corrupted_moves, random_moves, slow_judg
 from test_fleet import each_batch
 
 import optsched
+from optsched.analysis.diagnose import diagnose
 from optsched.analysis.splits import best_split
+from optsched.analysis.why import why
 from optsched.costs.machine import Link, Machine, Pools
 from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
 from optsched.files.read_write import read_schedule, write_schedule
@@ -370,7 +372,7 @@ def test_a_loop_that_has_lost_a_request_says_so() -> None:
     assert not common.waits(requests, state[0], np.arange(2), 5.0, -1)
     assert state[0].outcome == common.DONE  # another request may come by then
     assert not common.waits(requests, state[0], np.arange(2), np.inf, -1)
-    assert (state[0].outcome, state[0].about) == (common.STALLED, -1)
+    assert (state[0].outcome, state[0].about) == (common.LOST, -1)
 
 
 @pytest.mark.parametrize("spec", ["patient", "patient-work"])
@@ -459,6 +461,15 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     schedule = optsched.simulate(busy(), "vllm", there)
     with pytest.raises(InputError, match="kv_by_group: found KV that moves between workers"):
         optsched.timeline(busy(), schedule, there).kv_by_group()
+
+    alone = optsched.simulate(busy(), "vllm", MODEL)
+    for one, against in ((schedule, None), (alone, schedule)):
+        with pytest.raises(UsageError, match="why: found KV that moves between pools"):
+            why(busy(), one, MODEL, against=against)
+    with pytest.raises(UsageError, match="cost model: found Pools; expected one, its name or its"):
+        why(busy(), alone, there)
+    with pytest.raises(UsageError, match="cost model: found Pools"):
+        diagnose(busy(), there)
 
 
 def test_a_report_and_a_plot_take_the_pools_from_the_files_that_name_schedules(
@@ -642,9 +653,9 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     gap = invoke(*drawn, "--kind", "gap", "--against", out)
     assert "--pools: found with --kind gap, which does not know pools" in one_line_error(gap)
     if text == "1p1d":
-        for words in (("evaluate", file, out), ("why", file, out)):
-            error = one_line_error(invoke(*words, *model))
-            assert "found moves of KV without pools; expected optsched.Pools, or --pools" in error
+        error = one_line_error(invoke("evaluate", file, out, *model))
+        assert "found moves of KV without pools; expected optsched.Pools, or --pools" in error
+        assert "why: found KV that moves" in one_line_error(invoke("why", file, out, *model))
 
     compared = ("--policy", "fcfs", "--time-limit", 1)
     done = run("compare", file, *given, *compared)
@@ -689,6 +700,10 @@ def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) ->
         ("machines = 3", "found machines, link; expected tables link, machines.2p"),
         ("[other]", "found machines, link, other; expected tables link, machines.2p"),
         ("[machines.2x]", "pools '2x': expected such as 2p6d, 4m, 2p2d4m or a .toml file"),
+        (
+            "[machines.6000m]\n[machines.4001d]",
+            "'4001d': found 4001 machines and 6000 others; expec",
+        ),
         ("[machines.2m]\nspeed = 2", "machines: 2m: parameter 'speed' is unknown; known are cost_"),
         ("[machines.2m]\nkv_capacity = 'x'", "parameter kv_capacity: found 'x'; expected an int"),
         ("[machines.2m]\n[link]\nspeed = 2", "parameter 'speed' is unknown; known are latency"),

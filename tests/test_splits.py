@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,12 @@ def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
         certify=True,
     )
     assert [row.pools for row in found.rows] == ["1p2d", "2p1d", "3m"]
-    assert found.metrics == ("mean_latency", "mean_ttft", "slo_goodput")
+    spread = ("p99_ttft", "p90_latency")
+    assert found.metrics == ("mean_latency", "mean_ttft", "slo_goodput", *spread)
+    for row, name in product(found.rows, spread):  # the best value of the policies, and no bound
+        assert name in row.found.keys() - row.bounds.keys()
+        assert found.verdict(row, name) == ("best" if row is found.best(name) else "possible")
+
     for row in found.rows:
         assert row.errors == []
         assert all(row.bounds[name] <= row.found[name] for name in found.metrics[:2])
@@ -77,6 +83,7 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     check_shape("splits", data)
     assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
     assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
+    assert run("plot", "found.json", "--kind", "p99_ttft", "-o", "p99.svg").exit_code == 0
     check = ("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
     shown = run(*check, "--pools", "1p1d", "--link", LINK)
     assert shown.exit_code == 0, shown.stderr

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from optsched.analysis.why import why
 from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
-from optsched.costs.cost import BatchCost
+from optsched.costs.cost import BatchCost, cost_for
 from optsched.files.measured import Measured
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import evaluate
@@ -196,6 +196,7 @@ def diagnose(
     caching = None if instance.prefixes is None else True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        cost_for(instance, cost_model)  # refuses machines and pools
         fits, error, run, spread = [cost_model], None, None, _UNMEASURED
         if measured is not None:
             # A run does not say whether it had prefix caching, so what repeats it better is taken.

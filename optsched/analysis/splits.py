@@ -87,7 +87,8 @@ class Splits:
     link : Link
     slos : dict of str to float
     metrics : tuple of str
-        ``mean_latency``, ``mean_ttft``, and ``slo_goodput`` where there are SLOs.
+        ``mean_latency``, ``mean_ttft``, and ``slo_goodput`` where there are SLOs, with bounds; then
+        ``p99_ttft`` and ``p90_latency`` without.
     rows : tuple of Split
         The splits, as far as the work went.
     interrupted : bool
@@ -234,7 +235,8 @@ def splits(
     cost = cost_for(limited, cost_model)
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
     pools = {name: make_pools(name, limited, cost, link, deflect_below) for name in names}
-    metrics = ("mean_latency", "mean_ttft", *(("slo_goodput",) if limited.slos else ()))
+    bounded = ("mean_latency", "mean_ttft", *(("slo_goodput",) if limited.slos else ()))
+    metrics = (*bounded, "p99_ttft", "p90_latency")
 
     def bound(row: Split, name: str, part: Budget, mixed: Split) -> None:
         asked, method, n = instance, POOLED, 1
@@ -274,7 +276,7 @@ def splits(
 
             rows.append(Split(name))
             part = budget.part(1 / (len(names) - place))
-            for metric in metrics if prove else ():
+            for metric in bounded if prove else ():
                 own = Budget(min(_BOUND_S, part.left_s), stop=part.stop)
                 bound(rows[-1], metric, own, rows[0])
 

@@ -31,6 +31,7 @@ from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
+from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import Schedule
 
@@ -149,7 +150,7 @@ def why(
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. An instance in seconds needs one.
     against : Schedule, optional
-        Another schedule of the instance, such as the best known.
+        Another schedule of the instance, such as the best known. In neither does KV move.
     max_num_seqs, max_num_batched_tokens : int, optional
         The scheduler's own limits of requests that hold KV and of tokens in a batch, beside the
         instance's. A schedule holds decisions only and does not name them.
@@ -160,6 +161,9 @@ def why(
     -------
     Why
     """
+    if schedule.moved is not None:
+        raise UsageError("why: found KV that moves between pools; expected a schedule without")
+
     cost = cost_for(instance, cost_model)
     given = None if instance.in_rounds else cost
     limits = instance.limits

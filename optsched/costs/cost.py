@@ -359,6 +359,10 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
         found = "cost model: found none for an instance in seconds"
         raise UsageError(f"{found}; expected one, {_shipped()}")
 
+    if not isinstance(cost_model, (BatchCost, str, Path)):
+        found = type(cost_model).__name__
+        raise UsageError(f"cost model: found {found}; expected one, its name or its file")
+
     cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
     _warn_of_default(instance, cost)
     return cost

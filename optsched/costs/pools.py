@@ -27,15 +27,19 @@ _OWN |= dict.fromkeys(("kv_capacity", *vars(Limits())), Parameter(int, False, No
 """What a file may say of machines. The rest is the instance's and the caller's."""
 
 
-def roles_of(text: str) -> list[Role]:
-    """Return the role of each machine of ``2p6d``: 2 prefill and 6 decode machines (m: mixed)."""
+def roles_of(text: str, others: int = 0) -> list[Role]:
+    """Return the role of each machine of ``2p6d``: 2 prefill and 6 decode machines (m: mixed).
+
+    `others`: how many machines stand beside them.
+    """
     if not re.fullmatch(r"(\d{1,5}[pdm])+", text):
         raise InputError(f"pools {text!r}: expected such as 2p6d, 4m, 2p2d4m or a .toml file")
 
     parts = [(int(count), ROLES[role]) for count, role in re.findall(r"(\d+)([pdm])", text)]
     total = sum(count for count, _ in parts)
-    if not 1 <= total <= MAX_MACHINES:
-        raise InputError(f"pools {text!r}: found {total} machines; expected 1 to {MAX_MACHINES}")
+    if not 1 <= total <= MAX_MACHINES - others:
+        found = f"pools {text!r}: found {total} machines and {others} others"
+        raise InputError(f"{found}; expected 1 to {MAX_MACHINES} in all")
 
     return [role for count, role in parts for _ in range(count)]
 
@@ -79,7 +83,8 @@ def make_pools(
         capacity = given.pop("kv_capacity", instance.kv_capacity)
         limits = replace(instance.limits, **given)
         model = None if instance.in_rounds else cost
-        machines += [Machine(capacity, model, limits, role) for role in roles_of(name)]
+        roles = roles_of(name, len(machines))
+        machines += [Machine(capacity, model, limits, role) for role in roles]
 
     if link is None and tables["link"]:
         link = ",".join(f"{key}={value}" for key, value in tables["link"].items())

@@ -39,7 +39,8 @@ def decode_all(view: View, *, last: bool = False) -> dict[int, int]:
 def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> int:
     """Return the KV tokens that are held at the end of a batch, before any of it is freed.
 
-    A running request holds its KV whether the batch processes it or not, unless it is evicted.
+    A running request holds its KV whether the batch processes it or not, unless it is evicted. So
+    does a waiting one that is admitted and whose KV comes from another machine.
 
     Parameters
     ----------
@@ -52,8 +53,8 @@ def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ())
     stay = set(view.running).difference(evicted)
     kv = view.held(list(stay))
     for i, c in tokens.items():
-        cached = int(view.cached[i]) if i in stay else 0
-        kv += view.kv_of(cached + c) - (view.kv_of(cached) if cached else 0)
+        cached = 0 if i in evicted else int(view.cached[i])
+        kv += view.kv_of(cached + c) - (view.kv_of(cached) if i in stay and cached else 0)
 
     return kv
 

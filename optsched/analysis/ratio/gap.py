@@ -205,9 +205,11 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
 def _mean_latency(
     instance: Instance, policy: str | Scheduler, seed: int, seeds: int
 ) -> NDArray[np.float64]:
-    runs = (simulate(instance, policy, seed=seed + k) for k in range(seeds))
-    found = [evaluate(instance, run).latency for run in runs]
-    return np.asarray(np.mean(found, axis=0), dtype=np.float64)
+    found = [evaluate(instance, simulate(instance, policy, seed=seed + k)) for k in range(seeds)]
+    if any(one.workers > 1 for one in found):
+        raise UsageError("gap_breakdown: found a policy on several workers; expected one worker")
+
+    return np.asarray(np.mean([one.latency for one in found], axis=0), dtype=np.float64)
 
 
 def _order(instance: Instance, policy: str | Scheduler, seed: int) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
 LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
 EVENT = 4  # a request has finished in the last batch, which is watched for
+LOST = 5  # nobody waits or runs, nothing arrives, and a request has not finished
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
@@ -157,6 +158,7 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
             STUCK: "nothing runs and it can never be admitted",
             LOOP: "the running requests were cleared twice in the same state",
             STALLED: "no request completed for too long",
+            LOST: "it has not finished, and neither waits nor runs: the policy has lost it",
         }[int(s.outcome)]
         if s.outcome == STUCK and not split:
             size = int(requests["prompt"][about] + requests["produced"][about])
@@ -338,6 +340,10 @@ class Compiled(Fleet):
 
     def parts(self) -> list[Part]:
         """See `Fleet.parts`."""
+        for state, queue, count in zip(self.states, self.queues, self.counts, strict=True):
+            if state[0].outcome == LOST:
+                state["about"] = next(i for i in queue[:count] if self.finish[i] == np.inf)
+
         return [
             part_of(self.job, self.requests, state, columns, split=self.split)
             for state, columns in zip(self.states, self.columns, strict=True)
@@ -517,7 +523,7 @@ def waits(requests: Records, s: np.record, by_arrival: Ints, until: float, about
     if idle(requests, s, by_arrival, until):
         return True
     if until == np.inf and s.pulled == 0:  # else a request may change that
-        s.outcome, s.about = STUCK if about >= 0 else STALLED, about
+        s.outcome, s.about = STUCK if about >= 0 else LOST, about
 
     return False
 

@@ -22,6 +22,7 @@ from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common
 from optsched.policies.engine.common import REUSED, Columns
 from optsched.policies.fleet import Fleet, Job, MixedFleet
+from optsched.policies.helpers import decode_all, evict_until_fits
 from optsched.policies.runner import Runner, beyond_limits, endless
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError, OutOfTimeError, PolicyError, raised
@@ -34,9 +35,8 @@ MAX_BATCHES_WITHOUT = 10_000
 tokens of the longest one, are an endless loop."""
 
 # A policy object has its own time. Compiled for one caller more, these would take longer.
-arriving, idle, landed, pull, is_barred = map(
-    plain, (common.arriving, common.idle, common.landed, common.pull, common.barred)
-)
+arriving, idle = plain(common.arriving), plain(common.idle)
+landed, pull = plain(common.landed), plain(common.pull)
 with_room, run_batch = map(plain, (common.with_room, common.run_batch))
 add_eviction, evict = plain(common.add_eviction), plain(life.evict)
 
@@ -167,12 +167,10 @@ class _Loop:
             if s.moving > 0:
                 s.running = len(self.running)
                 landed(self.requests, np.array(self.running), s)
-            if not self.running and not self.waiting:
-                idle(self.requests, s, queue, until)
-                continue
 
             # KV that waits to move elsewhere may leave no seat.
-            batch = self.ask() if self.limits.max_running > 0 else Batch()
+            asks = (self.running or self.waiting) and self.limits.max_running > 0
+            batch = self.ask(self.policy) if asks else Batch()
             self.check(batch)
             if (self.ready > 0).any() or self.requests["away"].any():
                 batch = self.come(batch)
@@ -216,19 +214,32 @@ class _Loop:
             self.waiting.append(i)
 
     def come(self, batch: Batch) -> Batch:
-        """Let KV come of requests that the policy admits, and leave those out that wait for it."""
+        """Let KV come of requests that the policy admits, and leave those out that wait for it.
+
+        What is evicted is there until the next batch begins. If this one has no tokens, that is not
+        now: nobody is evicted, no KV comes, and those that run go on.
+        """
         if any(self.ready[i] > 0 for i in batch.evict):
             return Batch()  # KV on its way is not sent back: the batch may not fit before
 
-        lost, r = len(batch.evict), self.requests
-        barred = [i for i in batch.tokens if is_barred(r[i], self.s, lost)]
-        admitted = [i for i in batch.tokens if r[i].away and i not in barred]
+        away, r = self.requests["away"], self.requests
+        tokens = {i: c for i, c in batch.tokens.items() if self.ready[i] == 0 and not away[i]}
+        if not tokens and away.any() and self.s.evicted + len(batch.evict) > self.s.settled:
+            return self.ask(self)
+
+        admitted = [i for i in batch.tokens if away[i]]
         for i in admitted:
             pull(r[i], self.s)
 
         self.begin(admitted)
-        tokens = {i: c for i, c in batch.tokens.items() if self.ready[i] == 0 and i not in barred}
         return replace(batch, tokens=tokens)
+
+    def batch(self, view: View) -> Batch:
+        """Answer in place of the policy: those that run process a token each, while KV suffices."""
+        going = [i for i in self.running if self.ready[i] == 0]
+        tokens = {i: 1 for i in decode_all(view, last=True) or going[:1] if self.ready[i] == 0}
+        tokens, evicted = evict_until_fits(view, tokens, going)
+        return Batch(tokens, evicted if tokens else [])
 
     def begin(self, requests: Sequence[int]) -> None:
         """Let waiting requests hold KV from now on."""
@@ -288,7 +299,7 @@ class _Loop:
         for i in set(whole.tolist()).intersection(self.running):
             self.remaining[i] = self.forecast.left(i, self.seen(i), self.generated[i])
 
-    def ask(self) -> Batch:
+    def ask(self, policy: Policy) -> Batch:
         instance, where = self.job.instance, self.where()
         limits, seats = instance.limits, self.limits.max_running
         if limits.max_running not in (None, seats):
@@ -310,7 +321,7 @@ class _Loop:
             **self.public,
         )
         try:
-            answer = self.policy.batch(view)
+            answer = policy.batch(view)
         except (PolicyError, OutOfTimeError):
             raise
         except (Exception, SystemExit) as error:
@@ -359,7 +370,11 @@ class _Loop:
 
     def stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
-        about = (self.waiting or self.running)[0]
+        if not (here := self.waiting or self.running):
+            self.s.outcome = common.LOST
+            return
+
+        about = here[0]
         reason = "the policy processes nothing, and no further request arrives"
         for i in [] if getattr(self.policy, "chunked", False) else self.waiting:
             size = int(self.job.instance.prompt_tokens[i] + self.generated[i])

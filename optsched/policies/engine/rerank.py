@@ -93,7 +93,7 @@ def _shares(
 
     s.front, first = front, requests[front]
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
-    need = 0 if first.decoding or first.ready > 0.0 else life.rest_of(first)
+    need = 0 if first.decoding or first.away or first.ready > 0.0 else life.rest_of(first)
 
     if limits.chunked:
         need = min(need, 1)
@@ -167,7 +167,7 @@ def _choose(
                 work, kv = 1, kv_of(r.cached, limits)
 
         seated = kept + admitted + moving < seats and used + kv <= limits.kv_capacity
-        if not seated or (fresh and (work == 0 or common.barred(r, s, lost))):
+        if not seated or (fresh and work == 0):
             refused = True
             if not fresh:
                 aside[lost] = i
@@ -184,10 +184,7 @@ def _choose(
             running[kept] = i
             kept += 1
 
-        if r.away:
-            common.pull(r, s)
-            work = 0
-        if work == 0:
+        if work == 0 or r.away:
             continue
         if r.decoding:
             sums = add_decode(sums, r.cached)
@@ -228,6 +225,9 @@ def _give_up(
     for k in range(s.admitted):
         i = aside[aside.shape[0] - 1 - k]
         requests[i].band = SHIELDED if requests[i].produced >= requests[i].shield else PREEMPTIBLE
+        if requests[i].away:
+            common.pull(requests[i], s)
+
         running[kept] = i
         kept += 1
 
@@ -242,13 +242,25 @@ def decide(
 
     `lines`: the queue, a heap; the running requests; and room for those that change their seats.
     """
-    shares = _shares(requests, s, lines, _sort_line(requests, s, lines[1]), settings)
-    sums = _choose(requests, s, lines, columns.entries, shares, settings)
+    running, aside, waiting = lines[1], lines[2], s.waiting
+    while True:
+        shares = _shares(requests, s, lines, _sort_line(requests, s, running), settings)
+        sums = _choose(requests, s, lines, columns.entries, shares, settings)
+        if sums.tokens > 0 or s.lost == 0:
+            break
+
+        for k in range(s.lost):  # nobody loses a seat: no batch begins for which its KV would go
+            running[s.kept + k] = aside[k]
+        if s.admitted == 0:
+            break
+        for k in range(s.admitted):  # nor does KV come in its place: those that run go on alone
+            push(requests, lines[0], s, aside[aside.shape[0] - 1 - k])
+
+        s.waiting = 0
+
+    s.waiting = waiting - s.admitted
     if sums.tokens > 0 or s.admitted > 0:
         _give_up(requests, s, lines, columns.evicted, settings)
-    else:  # nobody loses a seat
-        for k in range(s.lost):
-            lines[1, s.kept + k] = lines[2, k]
 
     return sums
 

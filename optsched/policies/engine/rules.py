@@ -248,7 +248,7 @@ def _leave(
     for k in range(s.running if settings.promote else 0):
         r = requests[running[k]]
         if r.produced >= r.estimate and not r.promoted:
-            r.promoted = r.gone = True
+            r.gone = True
             add_eviction(evicted, s, running[k])
             next_kv -= kv_of(r.prompt + r.produced, limits)
 
@@ -264,13 +264,24 @@ def _leave(
     elif settings.overflow == prefills.EVICT_SHORTEST:
         _evict_shortest(requests, s, at, next_kv, limits, random)
 
+    stays = s.evicted == first or s.waiting == 0 or not requests[heap[0]].away
+    for k in range(0 if stays else s.running):
+        r = requests[running[k]]
+        stays = stays or not (r.gone or r.ready > 0.0)
+
+    if not stays:  # no batch begins now, and KV would come beside that of those who leave
+        for k in range(first, s.evicted):
+            requests[evicted[k]].gone = False
+
+        s.evicted, clearing = first, False
+
     for k in range(first, s.evicted):
         i = evicted[k]
         r = requests[i]
         _free(requests, i, s, at.usage, settings, None)
         _correct(r, settings, k < promoted)
         if k < promoted:
-            r.band, r.key, r.place = 1, 0.0, s.counter
+            r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
             s.counter += 1
             push(requests, heap, s, i)
         else:

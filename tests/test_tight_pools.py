@@ -1,0 +1,179 @@
+"""Every policy on decode machines that are nearly full: no schedule that the judge refuses."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from test_fleet import each_batch
+
+from optsched.costs.cost import BatchCost
+from optsched.costs.machine import Link, Machine, Pools
+from optsched.judge.evaluate import evaluate
+from optsched.policies import Batch, View, allows, kv_after, policies
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Budget
+from optsched.problem.errors import InputError, LoopError, PolicyError
+from optsched.problem.instance import Instance, Limits
+
+REFUSED = ("found a scheduler that runs only whole instances", "found a router; expected none")
+LOOPING = ("alpha-protection", "alpha-beta")
+"""They run into endless loops on one machine, too, and say so."""
+TIMES = [("500", "1"), ("1000", "100"), ("260", "10")]  # ms of a batch, and of a token
+COSTS = [BatchCost("some", 1, {"base": base, "token": token}) for base, token in TIMES]
+ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
+
+
+def tight(seed: int) -> tuple[Instance, Pools, str]:
+    """Return a few requests, pools with little KV or few seats, and options for the policy."""
+    rng = np.random.default_rng(seed)
+    n, rounds = int(rng.integers(2, 7)), rng.random() < 0.2
+    prompt, output = rng.integers(1, 9, n), rng.integers(1, 8, n)
+    spread = rng.choice([0, 3, 10])
+    arrival = rng.integers(0, 6, n) if rounds else np.round(rng.random(n) * spread, 2)
+    more: dict = {}
+    if rng.random() < 0.4:
+        more["limits"] = Limits(max_running=int(rng.integers(1, 4)))
+    elif rng.random() < 0.4:
+        more["limits"] = Limits(max_batch_tokens=int(rng.integers(9, 20)))
+    if rng.random() < 0.4:
+        more["predicted"] = np.maximum(1, output + rng.integers(-3, 4, n))
+    for name in ("hybrid_batching", "chunked_prefill"):
+        if rng.random() < 0.25:
+            more[name] = bool(rng.random() < 0.5)
+
+    block = int(rng.choice([1, 1, 1, 4]))
+    room = -(-int((prompt + output).max()) // block) * block + block * int(rng.integers(0, 12))
+    instance = Instance(
+        np.sort(arrival), prompt, output, room, kv_block_tokens=block,
+        predicted_lower=np.maximum(1, output - 2), predicted_upper=output + 2,
+        time_unit="round" if rounds else "second",
+        kv_accounting=str(rng.choice(["cached", "generated"])), **more,
+    )  # fmt: skip
+    roles = str(rng.choice(["pd", "pd", "ppd", "pdd", "pm", "pdm"]))
+    models = [None if rounds else COSTS[k] for k in rng.integers(len(COSTS), size=len(roles))]
+    machines = [
+        Machine(room, model, instance.limits, ROLES[role])
+        for role, model in zip(roles, models, strict=True)
+    ]
+    rates = (0, 0), (1, 0), (2, 1)
+    slow = (0.0, 0.0), (0.5, 0.0), (0.5, 0.25), (2.0, 0.25)
+    chosen = (rates if rounds else slow)[int(rng.integers(3 if rounds else 4))]
+    link = Link(*chosen, recompute_last=bool(rng.random() < 0.3))
+    options = f"workers={len(roles)}" + (",reserve=true" if rng.random() < 0.25 else "")
+    return instance, Pools(machines, link, int(rng.choice([0, 0, 4]))), options
+
+
+def sweep(seeds: range) -> Counter[str]:
+    """Run every policy on tight pools, let the judge see each schedule, and count them."""
+    ran: Counter[str] = Counter()
+    for seed in seeds:
+        instance, pools, options = tight(seed)
+        for name in policies():
+            if allows(name, instance) is not None:
+                continue
+            try:
+                schedule = simulate(instance, f"{name}:{options}", pools, budget=Budget(60))
+            except (InputError, PolicyError, LoopError) as error:
+                if not any(text in str(error) for text in REFUSED) and name not in LOOPING:
+                    raise
+
+                ran["refused"] += 1
+                continue
+
+            found = evaluate(instance, schedule, pools)  # all requests end, and every rule holds
+            ran[name] += 1
+            ran["moves"] += int(found.metrics["moves"])
+            ran["evictions"] += int(found.metrics["evictions"])
+
+    return ran
+
+
+def test_no_policy_breaks_a_rule_on_decode_machines_that_are_nearly_full() -> None:
+    ran = sweep(range(20))
+    assert ran["moves"] > 1000
+    assert ran["evictions"] > 300
+    assert len(ran) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 4000, 250))
+def test_no_policy_breaks_a_rule_on_three_thousand_tight_pools(seed: int) -> None:
+    assert len(sweep(range(seed, seed + 250))) > 40
+
+
+@pytest.mark.parametrize("spec", ["srpt", "trail:c=1", "a-l", "gsa", "fcfs"])
+def test_who_would_be_evicted_for_kv_alone_decodes_on(spec: str) -> None:
+    """Request 1 should come first, and does not fit beside request 0, which decodes.
+
+    No batch begins before its KV is there, so that of request 0 could not leave before.
+    """
+    two = Instance(
+        [0, 1], [4, 4], [8, 2], 20, time_unit="second", kv_accounting="cached",
+        predicted_lower=[2, 2], predicted_upper=[8, 8],
+    )  # fmt: skip
+    machines = [Machine(20, each_batch(1.0), role="prefill")]
+    machines += [Machine(11, each_batch(1.0), role="decode")]
+    there = Pools(machines, Link(2.0, 0.5))
+    found = evaluate(two, simulate(two, spec, there), there)
+    assert found.metrics["moves"] == 2
+
+
+class Alone:
+    """Admits the latest request alone, and evicts whoever runs for it, at once or a turn before."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.at_once = at_once
+
+    def batch(self, view: View) -> Batch:
+        if view.waiting and (self.at_once or not view.running):
+            last = max(view.waiting)
+            return Batch({last: view.rest(last)}, list(view.running))
+        if view.waiting:
+            return Batch({}, list(view.running))
+
+        return Batch(dict.fromkeys(view.running, 1))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_object_that_evicts_all_for_kv_to_come_makes_progress(at_once: bool) -> None:
+    three = Instance([0, 1, 2], [4] * 3, [5, 3, 2], 9, time_unit="second", kv_accounting="cached")
+    rooms = ("prefill", 20), ("decode", 9)
+    there = Pools([Machine(kv, each_batch(1.0), role=role) for role, kv in rooms], Link(2.0))
+    found = evaluate(three, simulate(three, Alone(at_once), there), there)
+    assert found.metrics["moves"] == 3
+
+
+def test_kv_that_would_come_counts_in_a_batch() -> None:
+    """4 tokens cached elsewhere, of which a view says 1 is left, take 5."""
+    seen = []
+
+    class Looking:
+        def batch(self, view: View) -> Batch:
+            tokens = {i: view.rest(i) for i in view.waiting} | dict.fromkeys(view.running, 1)
+            seen.append(({i: int(view.cached[i]) for i in view.waiting}, kv_after(view, tokens)))
+            return Batch(tokens)
+
+    one = Instance([0], [4], [2], 9, time_unit="second", kv_accounting="cached")
+    machines = [Machine(9, each_batch(1.0), role=role) for role in ("prefill", "decode")]
+    simulate(one, Looking(), Pools(machines, Link(2.0)))
+    assert seen[:2] == [({0: 0}, 4), ({0: 4}, 5)]
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_loop_that_loses_a_request_names_it(
+    monkeypatch: pytest.MonkeyPatch, pooled: bool
+) -> None:
+    from optsched.policies.engine import online
+
+    def forget(loop: online._Loop, requests: list[int], evicted: object) -> None:
+        loop.running = [i for i in loop.running if i not in requests]
+
+    monkeypatch.setattr(online._Loop, "evict", forget)
+    two = Instance([0, 1.5], [4, 4], [4, 2], 9, time_unit="second", kv_accounting="cached")
+    one = Machine(9, each_batch(1.0))
+    there = Pools([one, Machine(9, each_batch(1.0))]) if pooled else one
+    three = two.subset([0, 1, 1]) if pooled else two  # of which 0 and 2 meet
+    with pytest.raises(LoopError, match=r"policy 'Alone': .*, request 0: .* has lost it"):
+        simulate(three, Alone(at_once=True), there, budget=Budget(20))
