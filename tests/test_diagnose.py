@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,22 @@ def test_import_takes_the_server_from_meta_json_where_no_machine_is_given(tmp_pa
     (folder / "meta.json").unlink()
     (note,) = invoke(*words).stderr.splitlines()
     assert note == second
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool) -> None:
+    few = {"n": 8, "calls": 6, "first_tokens": 6000, "context": 30_000, "think_s": 2.0}
+    agents = optsched.generate("agent-sessions", seed=1, rate=0.2, kv_capacity=60_000, **few)
+    machine, spec = _scaled(ROOFLINE, (2.5, 1.2)), f"vllm-v1:prefix_caching={str(cached).lower()}"
+    judged = optsched.evaluate(agents, optsched.simulate(agents, spec, machine), machine)
+    assert (judged.metrics["prefix_hit_rate"] > 0.5) == cached
+    factor = np.random.default_rng(5).lognormal(0, 0.02, agents.n)
+    measured = Measured(judged.latency * factor, judged.ttft * factor)
+
+    stop = threading.Event()
+    stop.set()  # changes are not asked for
+    found = diagnose(agents, ROOFLINE, measured=measured, stop=stop)
+    assert found.prefix_caching == cached
+    assert found.error == pytest.approx(0.0135, abs=0.01)  # the median of the noise
+    for key, value in machine.coefficients.items():
+        assert float(found.cost_model.coefficients[key]) == pytest.approx(float(value), rel=0.05)
