@@ -111,7 +111,7 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
         half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
         boxes = list(corners.reshape(-1, 4, 2))
-        # At least so wide, and of two that are hardly wider the prefill stands before the decode.
+        # At least so wide, and of two that are hardly wider the prefill lies on top.
         look: dict[str, Any] = {"color": PHASE_COLOURS[name], "linewidth": 1.0}
         look["zorder"] = 2.5 if phase in (PREFILL, REFILL) else 2.0
         ax.add_collection(PolyCollection(boxes, **look, label=name, gid=name))
@@ -132,6 +132,8 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
 def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Draw the number of requests in each phase over time, stacked.
 
+    Of a long schedule it is the mean over each step of time, so that no phase is too short for it.
+
     Parameters
     ----------
     timeline : Timeline
@@ -141,8 +143,10 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
     if len(times) > _STEPS:
         times = np.linspace(timeline.begin, timeline.end, _STEPS)
+        counts = timeline.phase_means(times)[:, [*range(_STEPS - 1), -1]]
+    else:
+        counts = timeline.phase_counts(times)
 
-    counts = timeline.phase_counts(times)
     order = dict.fromkeys([PREFILL, REFILL, DECODE, *range(len(PHASES))])
     _stack(ax, times, {PHASES[p]: counts[p] for p in order if counts[p].any()})
     legend(ax, len(PHASES))
