@@ -232,6 +232,7 @@ def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
 
     study = competitive_ratio([Overfull(), "mc-sf"], [instance], progress=False)
     assert study.rows[0].error == overfull.error
+    assert [row.rule for row in study.rows] == ["kv_capacity", None]
     assert study.rows[1].low == 1
 
     write_instance(instance, tmp_path / "three.json")

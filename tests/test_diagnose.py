@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import answer, run
+from command_line import answer, invoke, run
 
 import optsched
 from optsched import Limits
 from optsched.analysis.diagnose import Change, _first, _scaled, diagnose
 from optsched.bounds import lower_bound
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
-from optsched.costs.cost import BatchCost, roofline
+from optsched.costs.cost import BatchCost, load_cost_model, roofline
 from optsched.costs.table import CostTable, Grid
-from optsched.files.measured import Measured, write_measured
+from optsched.files.measured import Measured, read_measured, write_measured
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
@@ -297,3 +298,66 @@ def test_the_server_is_read_from_meta_json_beside_the_run(tmp_path: Path) -> Non
     guess = run("diagnose", folder, *words, "--max-num-seqs", 24)
     assert "(an estimate), max_num_seqs=24, max_num_batched_tokens=2048" in guess
     assert "is the KV capacity right" in guess
+
+
+def test_import_takes_the_server_from_meta_json_where_no_machine_is_given(tmp_path: Path) -> None:
+    folder, out, times = folder_of_a_run(tmp_path), tmp_path / "run.json", tmp_path / "times.json"
+    words = ("import", "llmservingsim", folder, "-o", out, "--measured-out", times)
+    said = invoke(*words)
+    assert (said.exit_code, said.stderr) == (
+        0,
+        "note: of the server, from meta.json beside the run: max_batch_tokens 1024, max_running "
+        "24, kv_capacity 4000, kv_block_tokens 16\n",
+    )
+    instance = optsched.read_instance(out)
+    assert (instance.kv_capacity, instance.kv_block_tokens) == (4000, 16)
+    assert instance.limits == Limits(max_running=24, max_batch_tokens=1024)
+    assert read_measured(times).instance_sha256 == instance.sha256
+    # So the command that diagnose names needs nothing else.
+    text = run("compare", out, "--measured", times, "--policy", "vllm-v1", "--no-bound",
+               "--cost-model", "llama2-7b-a100-infermax")  # fmt: skip
+    assert "measured" in text
+
+    # What is given of a machine is kept, and the rest is the server's. Rounds are no server's.
+    machine = load_cost_model("llama2-7b-a100-infermax")
+    for given, held, kv in (
+        ("--kv-capacity", 9000, 9000),
+        ("--cost-model", machine.name, machine.kv_capacity_tokens),
+    ):
+        limited = "note: of the server, from meta.json beside the run: max_batch_tokens 1024, "
+        assert invoke(*words, given, held).stderr == f"{limited}max_running 24\n"
+        other = optsched.read_instance(out)
+        assert (other.limits, other.kv_block_tokens) == (instance.limits, 1)
+        assert other.kv_capacity == kv
+
+    assert invoke(*words[:5], "--kv-capacity", 9000, "--rounds", 0.1).stderr == ""
+    assert optsched.read_instance(out).limits == Limits()
+
+    # A run whose KV is not known has the limits, and the capacity is said to be nobody's.
+    engine = {"max_num_seqs": 128, "max_num_batched_tokens": True, "max_model_len": None}
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": engine}))
+    first, second = invoke(*words).stderr.splitlines()
+    assert first == "note: of the server, from meta.json beside the run: max_running 128"
+    assert "no KV capacity is given, so it is 100000 tokens" in second
+    (folder / "meta.json").unlink()
+    (note,) = invoke(*words).stderr.splitlines()
+    assert note == second
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool) -> None:
+    few = {"n": 8, "calls": 6, "first_tokens": 6000, "context": 30_000, "think_s": 2.0}
+    agents = optsched.generate("agent-sessions", seed=1, rate=0.2, kv_capacity=60_000, **few)
+    machine, spec = _scaled(ROOFLINE, (2.5, 1.2)), f"vllm-v1:prefix_caching={str(cached).lower()}"
+    judged = optsched.evaluate(agents, optsched.simulate(agents, spec, machine), machine)
+    assert (judged.metrics["prefix_hit_rate"] > 0.5) == cached
+    factor = np.random.default_rng(5).lognormal(0, 0.02, agents.n)
+    measured = Measured(judged.latency * factor, judged.ttft * factor)
+
+    stop = threading.Event()
+    stop.set()  # changes are not asked for
+    found = diagnose(agents, ROOFLINE, measured=measured, stop=stop)
+    assert found.prefix_caching == cached
+    assert found.error == pytest.approx(0.0135, abs=0.01)  # the median of the noise
+    for key, value in machine.coefficients.items():
+        assert float(found.cost_model.coefficients[key]) == pytest.approx(float(value), rel=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from command_line import run
 from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 import optsched
 from instances import MODEL, evicting, in_seconds, two_workers
@@ -106,6 +108,41 @@ def test_more_requests_than_rows_are_drawn_by_their_states() -> None:
     ax, states = plot.plot_gantt(found, ax=new_axes()), plot.plot_states(found, ax=new_axes())
     assert ax.get_ylabel() == "requests"
     assert labels_of(ax) == labels_of(states)
+
+
+def test_however_short_a_phase_is_its_box_is_visible() -> None:
+    # One round, and 1 and 1,199, of 200,000, and a picture has some 500 pixels for them all.
+    instance = Instance([0, 198_800], [1, 1], [1, 1200], kv_capacity=3000)
+    ax = new_axes()
+    plot.plot_gantt(optsched.timeline(instance, optsched.simulate(instance, "fcfs")), ax=ax)
+    ax.legend_.remove()
+    ax.figure.savefig(file := io.BytesIO(), dpi=100)
+    file.seek(0)
+    pixels = imread(file)[..., :3].reshape(-1, 3)
+    for phase in ("prefill", "decode"):
+        near = np.abs(pixels - to_rgb(timelines.PHASE_COLOURS[phase])).max(axis=1) < 0.2
+        assert near.sum() > 20, phase
+
+
+def test_calls_of_a_session_share_a_row() -> None:
+    n = 60  # a session of 60 calls, two of two, and one request alone, which arrives first
+    after = [None, *range(n - 1), None, n, None, n + 2, None]
+    arrival = [None if one is not None else 5 + k for k, one in enumerate(after)]
+    arrival[-1] = 0
+    sizes = [1] * len(after)
+    columns = {"after": after, "delay": [0 if one is None else 3 for one in after]}
+    instance = Instance(arrival, sizes, sizes, kv_capacity=30, **columns)
+    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    rows = timelines.rows_of(found)
+    assert rows is not None
+    assert rows.tolist() == [1] * n + [2, 2, 3, 3, 0]
+    ax = plot.plot_gantt(found, ax=new_axes())
+    names = [t.get_text() for t in ax.get_yticklabels()]
+    assert names == [found.name_of(i) for i in (n + 4, 0, n, n + 2)]
+    assert ax.get_ylabel() == "sessions by arrival"
+    boxes = [p.get_extents() for c in ax.collections if c.get_label() == "prefill"
+             for p in c.get_paths()]  # fmt: skip
+    assert sum(box.y0 < 1 < box.y1 for box in boxes) == n
 
 
 def heights(ax: Any) -> dict[str, Any]:

@@ -305,6 +305,10 @@ class TooMuch:
     def batch(self, view):
         prompts = {i: int(view.prompt_tokens[i]) for i in view.waiting}
         return Batch({**prompts, **dict.fromkeys(view.running, 1)})
+
+class Wordy:
+    def batch(self, view):
+        raise RuntimeError("the judge rejects its schedule")
 """
 
 
@@ -327,6 +331,13 @@ def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
     assert row.split()[1:] == ["-", "-", "-", "-", "0", "(1", "failed)"]
     assert "no policy found" in run("ratios", "--policy", "m1.py:Nothing", *study, status=4)
     assert "rejects" in run("ratios", "--policy", "m1.py:TooMuch", *study[2:], status=5)
+    found = answer("ratios", "--policy", "m1.py:TooMuch", *study[2:], status=5)
+    assert found["ratios"]["rule"] == ["kv_capacity"]
+
+    # What is broken is not told from words, which a policy could say as well.
+    words = ("ratios", "--policy", "m1.py:Wordy", "--policy", "mc-sf", *study)
+    assert "rejects" in run(*words)
+    assert answer(*words)["ratios"]["rule"] == [None, None]
 
 
 def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(

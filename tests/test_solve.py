@@ -478,3 +478,18 @@ def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> 
     result = solve(instance, cost_model="llama2-7b-a100-infermax-paper")
     assert result.status == "optimal"
     assert result.objective == result.metrics["makespan"]
+
+
+def test_of_a_maximized_objective_below_asks_for_more_where_models_are_too_large() -> None:
+    rng, n = np.random.default_rng(0), 24
+    columns = np.sort(rng.random(n)), rng.integers(50, 300, n), rng.integers(10, 200, n)
+    instance = Instance(*columns, kv_capacity=900, time_unit="second")
+    cost = "llama2-7b-a100-infermax"
+    # vLLM serves everyone within 4 s, and no share is above 1.
+    judged = evaluate(instance, simulate(instance, "vllm", cost), cost)
+    assert judged.latency.max() < 4
+    ask = {"objective": "slo_attainment:slo_latency=4", "time_limit_s": 8.0}
+    some = solve(instance, cost, below=0.9, **ask)
+    assert (some.status, some.method, some.objective) == (Status.FEASIBLE, "search", 1)
+    none = solve(instance, cost, below=1.0, **ask)
+    assert (none.status, none.method, none.bound) == (Status.INFEASIBLE, "bounds", 1)

@@ -246,6 +246,20 @@ def test_counts_agree_with_the_spans() -> None:
         assert counts[:, k].tolist() == expected.tolist()
 
 
+def test_means_count_what_is_shorter_than_a_step() -> None:
+    instance = loaded(4)
+    found = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    times = np.linspace(found.begin, found.end, 8)
+    means = found.phase_means(times)
+    for k in range(7):
+        start, end = (
+            np.maximum(found.span_start, times[k]),
+            np.minimum(found.span_end, times[k + 1]),
+        )
+        inside = np.bincount(found.span_phase, np.maximum(end - start, 0), len(PHASES))
+        assert means[:, k] == pytest.approx(inside / (times[k + 1] - times[k]), abs=1e-9)
+
+
 def test_a_schedule_that_the_judge_refuses_has_no_timeline() -> None:
     instance = Instance([0, 1], [2, 2], [2, 1], kv_capacity=9)
     with pytest.raises(ViolationError, match="before its arrival"):

@@ -193,19 +193,15 @@ def diagnose(
         The twin does not repeat the measured run, so nothing is said of changes.
     """
     limits = max_num_seqs, max_num_batched_tokens
-    caching = None if instance.prefixes is None else True
+    tried = (None,) if instance.prefixes is None else (True, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cost_for(instance, cost_model)  # refuses machines and pools
         fits, error, run, spread = [cost_model], None, None, _UNMEASURED
+        caching = tried[0]
         if measured is not None:
-            # A run does not say whether it had prefix caching, so what repeats it better is taken.
-            fits, error, caching = min(
-                (
-                    (*_calibrated(instance, cost_model, measured, _spec(_served(*limits, on))), on)
-                    for on in ((None,) if caching is None else (True, False))
-                ),
-                key=lambda one: one[1],
+            fits, error, caching = _calibrated(
+                instance, cost_model, measured, {on: _spec(_served(*limits, on)) for on in tried}
             )
             if error > REPEATS:
                 raise InputError(
@@ -357,18 +353,21 @@ def _scaled(
 
 
 def _calibrated(
-    instance: Instance, cost: BatchCost, measured: Measured, spec: str
-) -> tuple[list[BatchCost], float]:
-    """Return the cost models that repeat a run well, the best first, and the error that it leaves.
+    instance: Instance, cost: BatchCost, measured: Measured, specs: Mapping[bool | None, str]
+) -> tuple[list[BatchCost], float, bool | None]:
+    """Return the cost models that repeat a run well, the best first, the error that it leaves, and
+    whether prefixes are cached.
 
     One is the given model as it stands. Of a linear one there are three families, and of a
-    tabulated one a single one, each with the two factors that fit best.
+    tabulated one a single one, each with the two factors that fit best. A run does not say whether
+    it had prefix caching, so what repeats it better is taken, by the first family: a fit replays
+    the run fifty times, and that of many long sessions takes seconds each time.
     """
     from scipy.optimize import minimize
 
     measured.check(instance)
 
-    def errors(model: BatchCost) -> list[float]:
+    def errors(model: BatchCost, spec: str) -> list[float]:
         run, _ = _run(instance, spec, model, {})
         pairs = [(run.latency, measured.latency)]
         if measured.ttft is not None:
@@ -376,21 +375,25 @@ def _calibrated(
 
         return [float(np.median(np.abs(np.log(own / seen)))) for own, seen in pairs]
 
-    def fitted(parts: tuple[str, ...]) -> BatchCost:
+    def fitted(parts: tuple[str, ...], spec: str) -> tuple[list[float], BatchCost]:
         def miss(logs: NDArray[np.float64]) -> float:
             # Where a run does not tell the factors apart, they are equal.
             model = _scaled(cost, np.exp(logs), parts)
-            return sum(errors(model)) + 0.003 * abs(float(logs[0] - logs[1]))
+            return sum(errors(model, spec)) + 0.003 * abs(float(logs[0] - logs[1]))
 
         start = min((np.log([f, f]) for f in (1.0, 2.0, 4.0)), key=miss)
         options = {"maxfev": 50, "initial_simplex": start + 0.4 * np.eye(3, 2, -1)}
         best = minimize(miss, start, method="Nelder-Mead", tol=0.005, options=options)
-        return replace(_scaled(cost, np.exp(best.x), parts), name=f"{cost.name}, calibrated")
+        model = replace(_scaled(cost, np.exp(best.x), parts), name=f"{cost.name}, calibrated")
+        return errors(model, spec), model
 
-    models = [*map(fitted, _BATCHES if cost.table is None else _BATCHES[:1]), cost]
-    models.sort(key=lambda model: sum(errors(model)))
-    smallest = errors(models[0])
-    error = float(np.expm1(smallest[0]))
+    firsts = {on: fitted(_BATCHES[0], spec) for on, spec in specs.items()}
+    caching = min(firsts, key=lambda on: sum(firsts[on][0]))
+    spec, parts = specs[caching], _BATCHES[1:] if cost.table is None else ()
+    fits = [firsts[caching], *(fitted(one, spec) for one in parts), (errors(cost, spec), cost)]
+    fits.sort(key=lambda fit: sum(fit[0]))
+    smallest = fits[0][0]
 
     # Two runs of one server differ by about as much, in latency and TTFT together.
-    return [model for model in models if sum(errors(model)) <= sum(smallest) + 0.05], error
+    near = [model for left, model in fits if sum(left) <= sum(smallest) + 0.05]
+    return near, float(np.expm1(smallest[0])), caching

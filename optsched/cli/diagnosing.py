@@ -12,7 +12,7 @@ from optsched.cli.options import AT_LEAST_1, UNSET, Given, check_outputs
 from optsched.cli.output import emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.cost import load_cost_model, roofline
 from optsched.costs.model_file import to_toml
-from optsched.files.measured import Measured, read_measured
+from optsched.files.measured import Measured, read_measured, settings_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes
 from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.instance import Instance, Limits
@@ -69,7 +69,7 @@ def diagnose(
         trace_file = os.path.join(trace_file, "requests.jsonl")
 
     own = None if format_name is not None else _own(trace_file)
-    beside = _beside(trace_file) if own is None else _limits(own)
+    beside = settings_beside(trace_file) if own is None else _limits(own)
     devices = tensor_parallel or beside.get("tensor_parallel_size", 1)
     cost = roofline(model, gpu, tensor_parallel=devices)
     blocks, size = beside.get("num_gpu_blocks", 0), beside.get("block_size", 1)
@@ -115,19 +115,6 @@ def diagnose(
             print("  CAL.toml: what --cost-model-out writes")
         if not same:
             print("  INSTANCE.json, FILE: what `import --measured-out` writes, with the KV above")
-
-
-def _beside(file: str) -> dict[str, int]:
-    """Return what meta.json beside a run says of its server; nothing if there is none."""
-    from optsched.problem.text_files import read_object
-
-    try:
-        meta = read_object(os.path.join(os.path.dirname(file), "meta.json"), "a measured run")
-        given = {**meta["engine_kwargs"], **meta.get("kv_cache", {})}
-    except (InputError, LookupError, TypeError):
-        return {}
-
-    return {name: value for name, value in given.items() if type(value) is int and value > 0}
 
 
 def _own(file: str) -> Instance | None:

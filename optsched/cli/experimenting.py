@@ -166,7 +166,6 @@ def ratios(
     from optsched.experiments.ratios import RATIOS, study_of
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
-    from optsched.optimize.strategies import REJECTED
 
     asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "seed": seed, "resume": resume}
     given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
@@ -219,9 +218,10 @@ def ratios(
     if interrupted:
         raise typer.Exit(130)
 
-    broken = [row.error for row in study.rows if row.error and REJECTED in row.error]
-    if broken:
-        raise ViolationError(broken[0], rule="schedule")
+    for row in study.rows:
+        if row.rule is not None:
+            raise ViolationError(str(row.error), rule=row.rule)
+
     if all(row.tel is None for row in study.rows):
         raise NoIncumbentError("no policy found a schedule on any instance")
 

@@ -12,10 +12,10 @@ from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_ou
 from optsched.cli.output import LiveLine, emit_json, tell, unit
 from optsched.costs.cost import cost_for, load_cost_model
 from optsched.files.library import cost_model_of
-from optsched.files.measured import write_measured
+from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.problem.errors import UsageError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.objective import parse_objectives
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
@@ -106,7 +106,7 @@ def import_trace(
       limit N: The max number of rows to take.
       sample N: Keep N of the rows, drawn at random.
       kv_capacity N: The KV capacity in tokens. The default in seconds is 100000, Llama-2-7B on one
-        A100.
+        A100. For llmservingsim it is that of meta.json beside the run, as are the limits.
       cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
       kv_block_tokens B: The tokens of a KV block. A request holds whole blocks.
       rate R: Draw Poisson arrivals of R per second. With inf all arrive at 0. By default the
@@ -148,8 +148,11 @@ def import_trace(
     check_outputs(out, measured_out)
     if format_name == "llmservingsim" and Path(file).is_dir():
         file = str(Path(file) / "requests.jsonl")
+    limits = Limits()
     if cost_model is not None:
         kv_capacity = _capacity_of(cost_model, kv_capacity, kv_block_tokens)
+    if format_name == "llmservingsim" and rounds is None:
+        kv_capacity, kv_block_tokens, limits = _server_beside(file, kv_capacity, kv_block_tokens)
 
     from optsched.workloads.traces import read_trace_report
 
@@ -182,6 +185,11 @@ def import_trace(
             "that has latencies and arrivals and is read whole, at its own arrivals, in seconds"
         )
 
+    taken = report.measured
+    if limits.as_dict():
+        instance = replace(instance, limits=limits)
+        taken = None if taken is None else replace(taken, instance_sha256=instance.sha256)
+
     _write(instance, out)
     if kv_capacity is None:
         tell(
@@ -189,8 +197,8 @@ def import_trace(
             "machine a cost model describes; --cost-model NAME takes the machine's"
         )
 
-    if measured_out is not None and report.measured is not None:
-        write_measured(report.measured, measured_out)
+    if measured_out is not None and taken is not None:
+        write_measured(taken, measured_out)
 
 
 def export(
@@ -261,6 +269,25 @@ def _capacity_of(cost_model: str, given: object, block: int, option: str = "--kv
         )
 
     return cost.kv_capacity_tokens // block * block
+
+
+def _server_beside(file: str, kv: int | None, block: int) -> tuple[int | None, int, Limits]:
+    """Return the limits that meta.json beside a run says, and the KV capacity and the tokens of its
+    blocks where no capacity is given; say so."""
+    beside = settings_beside(file)
+    limits = Limits(beside.get("max_num_batched_tokens"), None, beside.get("max_num_seqs"))
+    found = limits.as_dict()
+    if kv is None and "num_gpu_blocks" in beside:
+        size = beside.get("block_size", 1)
+        block = size if block == 1 else block
+        kv = beside["num_gpu_blocks"] * size // block * block
+        found |= {"kv_capacity": kv, "kv_block_tokens": block}
+
+    if found:
+        words = ", ".join(f"{name} {value}" for name, value in found.items())
+        tell(f"note: of the server, from meta.json beside the run: {words}")
+
+    return kv, block, limits
 
 
 def _write(instance: Instance, out: str | None) -> None:

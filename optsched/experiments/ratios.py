@@ -19,6 +19,7 @@ _COLUMNS = {
     "low": "lower end of the ratio to the reference",
     "high": "its upper end; empty if there is none",
     "error": "why there is no ratio",
+    "rule": "the constraint that its schedule breaks; empty if none",
 }
 
 

@@ -13,6 +13,7 @@ from optsched.problem.columns import first_of, plain_numbers, real_column
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times
+from optsched.problem.text_files import read_object
 
 DAY_S = 86_400.0
 """The longest time that a request can take, in seconds; more is a point in time."""
@@ -212,3 +213,22 @@ def write_measured(measured: Measured, path: str | Path) -> None:
         A ``.json`` or ``.json.gz`` file.
     """
     write_json(measured.to_dict(), path)
+
+
+def settings_beside(path: str | Path) -> dict[str, int]:
+    """Return what meta.json beside a measured run says of its server, by the names of vLLM.
+
+    Only what is an integer above 0 is kept. There is nothing if no such file can be read.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file of the run.
+    """
+    try:
+        meta = read_object(Path(path).with_name("meta.json"), "a measured run")
+        given = {**meta["engine_kwargs"], **meta.get("kv_cache", {})}
+    except (InputError, LookupError, TypeError, ValueError):
+        return {}
+
+    return {name: value for name, value in given.items() if type(value) is int and value > 0}

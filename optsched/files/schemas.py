@@ -562,7 +562,7 @@ class RatiosFile(_OpenFile):
     Fields:
       summary: a row for each policy
       paired: the first policy beside each other one
-      ratios: columns of one length
+      ratios: columns of one length; rule has the constraint that a policy's schedule breaks
     """
 
     reference: str

@@ -161,6 +161,27 @@ class Timeline:
 
         return found
 
+    def phase_means(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how many requests are in each phase in the mean, from each time to the next.
+
+        Parameters
+        ----------
+        times : ndarray of float64, shape (k,)
+            In the instance's unit, increasing.
+
+        Returns
+        -------
+        ndarray of float64, shape (phases, k - 1)
+        """
+        found = np.zeros((len(PHASES), len(times)))
+        for phase in range(len(PHASES)):
+            for sign, ends in (1, self.span_start), (-1, self.span_end):
+                ends = np.sort(ends[self.span_phase == phase])
+                before = np.searchsorted(ends, times)  # what these have been for, by each time
+                found[phase] += sign * (before * times - np.append(0, np.cumsum(ends))[before])
+
+        return np.maximum(np.diff(found) / np.diff(times), 0.0)
+
     def without_pauses(self) -> Timeline:
         """Return the timeline with every pause merged into the phase around it.
 

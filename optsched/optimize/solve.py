@@ -35,8 +35,8 @@ from optsched.problem.objective import Objective, parse_objectives, service_limi
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
-# Of more requests than this a bound and a search are asked first whether a schedule is below a
-# value: the shares of the time left for the bound (the first), and for searches until one finds it.
+# Of more requests than this a bound and a search are asked first whether a schedule is better than
+# a value: the shares of the time left for the bound (the first), and for searches until one is.
 _FEW, _END_SHARES = 20, (0.05, 0.1, 0.4)
 # The fields of a result file in their order.
 _COLUMNS = (
@@ -289,22 +289,22 @@ def solve(
 
 
 def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Result | None:
-    """Answer whether a schedule is below a value by a bound or a search, where exact models are
-    large; None if they do not tell, or nothing was asked."""
+    """Answer whether a schedule is better than a value by a bound or a search, where exact models
+    are large; None if they do not tell, or nothing was asked."""
     asked = {k: v for k, v in exact.task.extras.items() if v not in (None, False)}
     if "below" not in asked or exact.task.instance.n <= _FEW:
         return None
 
-    below, budget = asked["below"], interval.budget
+    below, budget, goal = asked["below"], interval.budget, interval.goal
     prove(interval, budget.part(_END_SHARES[0]), seed=options.seed)
-    if interval.bound is not None and interval.bound >= below:
+    if interval.bound is not None and not goal.better(interval.bound, below):
         found = _result(exact, interval, Answer(Status.INFEASIBLE), Status.INFEASIBLE, options)
         return replace(found, method="bounds", versions={})
 
     for share in _END_SHARES if len(asked) == 1 else ():  # the search evicts
         search_offline(interval, budget.part(share), seed=options.seed)
         best = interval.incumbent
-        if best is None or best.value >= below:
+        if best is None or not goal.better(best.value, below):
             continue
         if in_terms_of(exact, best.schedule, best.evaluation) is None:
             break  # it splits prefills

@@ -32,8 +32,6 @@ from optsched.problem.service import SLOS
 _USEFUL = 0.1
 # What a policy may do about a rule that it breaks.
 _HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
-REJECTED = "the judge rejects its schedule"
-"""What the error of a policy says whose schedule breaks a rule."""
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
 """What a policy raises that serves not all requests, or not in time."""
 POLICY_SHARE = 0.5
@@ -117,7 +115,7 @@ def run_policy(
         return schedule, evaluate(instance, schedule, cost, **limits), wall_s
     except ViolationError as error:
         hint = _HINTS.get(error.rule, "")
-        error.args = (f"policy {label_of(spec)}: {REJECTED}: {error}{hint}",)
+        error.args = (f"policy {label_of(spec)}: the judge rejects its schedule: {error}{hint}",)
         raise
 
 

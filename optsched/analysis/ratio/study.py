@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -57,6 +57,8 @@ class Ratio:
         Why there is no latency or no ratio. There is no ratio for a schedule outside the model of
         the reference (`optsched.optimize.strategies.outside_reason`), such as one of several
         workers.
+    rule : str or None
+        The constraint that the policy's schedule breaks, as `ViolationError` calls it.
     """
 
     policy: str
@@ -66,6 +68,7 @@ class Ratio:
     low: float | None
     high: float | None
     error: str | None = None
+    rule: str | None = None
 
     @property
     def exact(self) -> bool:
@@ -485,36 +488,35 @@ class _Plan:
         """Measure all policies on one instance."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
-            found = [self._measured(instance, spec) for spec in self.specs.values()]
-            inside = [tel for tel, error in found if error is None]
-            below, above = self._reference(instance, inside)
+            found = [self._measured(number, instance, spec) for spec in self.specs.items()]
+            below, above = self._reference(instance, [r.tel for r in found if r.error is None])
 
         rows = []
-        for spec, (value, error) in zip(self.specs, found, strict=True):
-            low = high = None
-            if value is not None and error is None:
-                low = 1.0 if above is None else value / above
-                high = value / below if below else None
+        for row in found:
+            if row.tel is not None and row.error is None:
+                low = 1.0 if above is None else row.tel / above
+                row = replace(row, low=low, high=row.tel / below if below else None)
 
-            rows.append(Ratio(spec, number, instance.name, value, low, high, error))
+            rows.append(row)
 
         return rows
 
     def _measured(
-        self, instance: Instance, spec: str | Scheduler
-    ) -> tuple[float | None, str | None]:
-        """Return the mean total latency, and the reason if it is missing or has no ratio."""
+        self, number: int, instance: Instance, named: tuple[str, str | Scheduler]
+    ) -> Ratio:
+        """Return a row without a ratio: the mean total latency, or the reason if it is missing."""
+        row = Ratio(named[0], number, instance.name, None, None, None)
         try:
-            tel, outside = self._tel(instance, spec, self.seeds)
+            tel, outside = self._tel(instance, named[1], self.seeds)
         except (InputError, UsageError):
             raise
         except OptschedError as failure:
-            return None, str(failure)
+            return replace(row, error=str(failure), rule=getattr(failure, "rule", None))
 
         if outside is None or self.reference == "h-sf":
-            return tel, None
+            return replace(row, tel=tel)
 
-        return tel, f"no ratio: {outside}"
+        return replace(row, tel=tel, error=f"no ratio: {outside}")
 
     def _tel(
         self, instance: Instance, spec: str | Scheduler, seeds: int

@@ -26,7 +26,8 @@ IDLE = ("waiting", "paused", "evicted")
 
 _DISTINCT = (BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.YELLOW, GREY, BLACK)
 ROWS_APART = 100
-"""Max number of requests that `plot_gantt` draws, each in a row of its own."""
+"""Max number of requests, or of sessions, that `plot_gantt` draws, each in a row of its own."""
+_CALLS = 2000  # max number of requests in the rows of sessions
 _NAMED = 40
 _GRID = 60
 _STEPS = 1500
@@ -49,12 +50,27 @@ def _time_axis(timeline: Timeline, ax: Axes) -> Axes:
     return ax
 
 
+def rows_of(timeline: Timeline) -> NDArray[np.int64] | None:
+    """Return the row of each request in a Gantt chart; None if there would be too many.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    """
+    row, sessions = np.argsort(timeline.by_arrival), timeline.instance.sessions
+    if sessions is not None and len(row) <= _CALLS:
+        row = np.argsort(np.argsort(sessions.over(row, np.minimum)))[sessions.session]
+
+    return row if row.max() < ROWS_APART else None
+
+
 def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Draw the phases of every request over time, in a row for each request by arrival.
 
+    Calls of a session share the row of its first. However short a phase is, its box can be seen.
     Moves of KV between pools are black lines.
 
-    More than `ROWS_APART` requests would be a wedge of thin lines; `plot_states` draws these.
+    More than `ROWS_APART` rows would be a wedge of thin lines; `plot_states` draws these.
 
     Parameters
     ----------
@@ -63,10 +79,11 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.patches import Patch
 
-    n, row = timeline.instance.n, np.argsort(timeline.by_arrival)  # row: the place by arrival
-    if n > ROWS_APART:
+    row = rows_of(timeline)
+    if row is None:
         return plot_states(timeline, ax)
 
+    n = int(row.max()) + 1
     ax = axes(ax, (9.0, min(7.0, 1.8 + 0.18 * n)))
     present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
     _bars(timeline, row, present, ax)
@@ -86,29 +103,36 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
 def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Axes) -> None:
     from matplotlib.collections import PolyCollection
 
-    n = timeline.instance.n
+    n = int(row.max()) + 1
     for phase in present:
         name, mine = PHASES[phase], timeline.span_phase == phase
         a, b = timeline.span_start[mine], timeline.span_end[mine]
         y = row[timeline.span_request[mine]].astype(float)
         half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
-        colours: dict[str, Any] = {"facecolor": PHASE_COLOURS[name], "edgecolor": "none"}
         boxes = list(corners.reshape(-1, 4, 2))
-        ax.add_collection(PolyCollection(boxes, **colours, zorder=2, label=name, gid=name))
+        # At least so wide, and of two that are hardly wider the prefill lies on top.
+        look: dict[str, Any] = {"color": PHASE_COLOURS[name], "linewidth": 1.0}
+        look["zorder"] = 2.5 if phase in (PREFILL, REFILL) else 2.0
+        ax.add_collection(PolyCollection(boxes, **look, label=name, gid=name))
 
     edges = np.unique(np.concatenate([timeline.batch_start, timeline.batch_end]))
     if len(edges) <= _GRID and n <= _NAMED:
         ax.vlines(edges, -0.5, n - 0.5, color=BLACK, lw=0.3, alpha=0.5, zorder=1)
     if n <= _NAMED:
-        names = [plain(timeline.name_of(int(i)), 24) for i in timeline.by_arrival]
+        by_arrival = timeline.by_arrival
+        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]
+        names = [plain(timeline.name_of(int(i)), 24) for i in first]
         ax.set_yticks(range(n), names, fontsize="small")
-    else:
-        ax.set_ylabel("requests by arrival")
+
+    if n > _NAMED or n < timeline.instance.n:
+        ax.set_ylabel(f"{'requests' if n == timeline.instance.n else 'sessions'} by arrival")
 
 
 def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     """Draw the number of requests in each phase over time, stacked.
+
+    Of a long schedule it is the mean over each step of time, so that no phase is too short for it.
 
     Parameters
     ----------
@@ -119,8 +143,10 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
     if len(times) > _STEPS:
         times = np.linspace(timeline.begin, timeline.end, _STEPS)
+        counts = timeline.phase_means(times)[:, [*range(_STEPS - 1), -1]]
+    else:
+        counts = timeline.phase_counts(times)
 
-    counts = timeline.phase_counts(times)
     order = dict.fromkeys([PREFILL, REFILL, DECODE, *range(len(PHASES))])
     _stack(ax, times, {PHASES[p]: counts[p] for p in order if counts[p].any()})
     legend(ax, len(PHASES))

@@ -15,7 +15,7 @@ from optsched.judge.timeline import PHASES, Timeline
 from optsched.show import plot
 from optsched.show.plot import style
 from optsched.show.plot.policies import DISTRIBUTIONS
-from optsched.show.plot.timelines import IDLE, ROWS_APART
+from optsched.show.plot.timelines import IDLE, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def timeline_figure(found: Timeline, name: str) -> str:
         for layer in ax.collections:
             layer.set_rasterized(layer.get_gid() is None)  # thousands of steps: an image is smaller
 
-    return _svg(canvas, name, _spans(found) if found.instance.n <= ROWS_APART else {})
+    return _svg(canvas, name, _spans(found) if rows_of(found) is not None else {})
 
 
 def _spans(found: Timeline) -> dict[str, list[str]]:
