@@ -24,6 +24,7 @@ from optsched.costs.machine import Pools
 from optsched.policies.base import Fleet, Job, Runner, own_work
 from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
 from optsched.policies.pools import PoolFleet
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
@@ -174,11 +175,7 @@ ROUTERS: dict[str, Router] = {
 
 def check_workers(workers: object) -> int:
     """Return a number of workers, checked."""
-    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-    if not whole or not 1 <= workers <= MAX_WORKERS:  # type: ignore[operator]
-        raise InputError(f"workers: found {workers!r}; expected an integer from 1 to {MAX_WORKERS}")
-
-    return int(workers)  # type: ignore[call-overload]
+    return check_whole(workers, "workers", 1, MAX_WORKERS)
 
 
 class Routed(Runner):

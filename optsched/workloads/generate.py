@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.columns import MAX_TOKENS, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
@@ -89,13 +89,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
 
     label = name
     if not isinstance(seed, Generator):
-        if (
-            isinstance(seed, (bool, np.bool_))
-            or not isinstance(seed, (int, np.integer))
-            or seed < 0
-        ):
-            raise InputError(f"generate {name}: seed: found {seed!r}; expected an integer >= 0")
-
+        check_whole(seed, f"generate {name}: seed", 0)
         label = f"{name}-seed{seed}"
 
     return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
