@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optsched.problem.errors import InputError
+from optsched.problem.errors import named
 from optsched.problem.specs import Parameter, convert
 
 if TYPE_CHECKING:
@@ -115,13 +115,8 @@ class Experiment:
         """Return all parameters, with texts converted and default values for the others."""
         values = dict(self.parameters)
         for key, value in given.items():
-            if key not in values:
-                known = ", ".join(values) or "none"
-                raise InputError(
-                    f"experiment {self.name}: found parameter {key!r}; expected one of {known}"
-                )
-
-            values[key] = _converted(value, values[key], f"experiment {self.name}: {key}")
+            default = named(f"experiment {self.name}: parameter", key, values)
+            values[key] = _converted(value, default, f"experiment {self.name}: {key}")
 
         return values
 

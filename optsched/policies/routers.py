@@ -25,7 +25,7 @@ from optsched.policies.base import Fleet, Job, Runner, own_work
 from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
 from optsched.policies.pools import PoolFleet
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InputError, PolicyError, UsageError
+from optsched.problem.errors import InputError, PolicyError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
 from optsched.workloads.predict import estimates
@@ -196,11 +196,8 @@ class Routed(Runner):
         reserve: bool = False,
     ) -> None:
         self.inner, self.workers, self.reserve = inner, check_workers(workers), reserve
-        for name in (router, decode_router or router):
-            if name not in ROUTERS:
-                raise InputError(f"router {name!r} is unknown; known are {', '.join(ROUTERS)}")
-
-        self.router, self.decode_router = ROUTERS[router], ROUTERS[decode_router or router]
+        self.router = named("router", router, ROUTERS)
+        self.decode_router = named("router", decode_router or router, ROUTERS)
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
     def run(self, job: Job) -> Schedule:
