@@ -19,7 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from optsched.problem.columns import MAX_TOKENS, check_whole
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, named
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
 from optsched.problem.sessions import UNKNOWN
@@ -132,11 +132,7 @@ def _generator(name: str) -> Callable[[Draw], Draw]:
 
 
 def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
-    if key not in spec.parameters:
-        known = ", ".join(spec.parameters)
-        raise InputError(f"generate {spec.name}: {key}: unknown parameter; known are {known}")
-
-    return spec.parameters[key]
+    return named(f"generate {spec.name}: parameter", key, spec.parameters)
 
 
 def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
