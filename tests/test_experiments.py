@@ -184,8 +184,13 @@ def test_results_say_what_they_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "options", "message"),
     [
-        ("infermax", {}, {}, "experiment: found 'infermax'; expected one of"),
-        ("infermax-memory", {"colour": "red"}, {}, "found parameter 'colour'; expected"),
+        ("infermax", {}, {}, "experiment 'infermax' is unknown; did you mean 'infermax-"),
+        (
+            "infermax-memory",
+            {"colour": "red"},
+            {},
+            "parameter 'colour' is unknown; known are requests",
+        ),
         ("infermax-memory", {"requests": "x"}, {}, "requests: found 'x'; expected an integer"),
         ("infermax-memory", {"kv_capacity": "10"}, {}, "found no trial"),
         ("infermax-memory", {}, {"trials": 0}, "trials: found 0"),

@@ -155,7 +155,7 @@ def test_infermax_mix_halves_its_classes_and_shuffles_them():
     ("name", "parameters", "words"),
     [
         ("nope", {}, "generator 'nope' is unknown; known are agent-sessions"),
-        ("uniform", {"m": 1}, "generate uniform: m: unknown parameter; known are n, prompt_min"),
+        ("uniform", {"m": 1}, "generate uniform: parameter 'm' is unknown; known are n, prompt"),
         ("uniform", {"n": 0}, "generate uniform: n: found 0; expected a number from 1 to 10000000"),
         ("uniform", {"n": 2.5}, "generate uniform: n: found 2.5; expected an integer"),
         ("uniform", {"n": True}, "generate uniform: n: found True; expected an integer"),
@@ -239,7 +239,7 @@ def test_texts_become_parameters_of_their_type():
         ({"n": "9" * 5000}, "generate uniform: n: found"),
         ({"rate": "fast"}, "generate uniform: rate: found 'fast'; expected a number"),
         ({"rate": "inf"}, "generate uniform: rate: found inf"),
-        ({"speed": "1"}, "generate uniform: speed: unknown parameter; known are n"),
+        ({"speed": "1"}, "generate uniform: parameter 'speed' is unknown; known are n"),
     ],
 )
 def test_bad_texts_are_refused_in_one_line(texts, words):

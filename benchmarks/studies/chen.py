@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from optsched.analysis import theory
 from optsched.analysis.ratio.families import from_shares, two_point
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
+from .drawing import Figure
 from .parts import (
     Count,
     claim,

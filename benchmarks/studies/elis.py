@@ -13,10 +13,11 @@ from functools import cache
 import numpy as np
 
 from optsched.costs.cost import BatchCost, load_cost_model
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
+from .drawing import Figure
 from .parts import (
     Count,
     claim,

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from optsched.costs.cost import load_cost_model
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.optimize.solve import solve
 from optsched.workloads.generate import generate
 
+from .drawing import Figure
 from .infermax import (
     COLUMNS,
     MODEL,

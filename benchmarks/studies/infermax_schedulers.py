@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.workloads.generate import generate
 
+from .drawing import Figure
 from .infermax import (
     COLUMNS,
     MODEL,

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.workloads.generate import generate
 
+from .drawing import Figure
 from .parts import (
     Count,
     claim,

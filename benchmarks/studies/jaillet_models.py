@@ -14,11 +14,12 @@ from functools import cache, partial
 from typing import Any
 
 from optsched.bounds.certificate import verify_certificate
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.optimize.solve import solve
 from optsched.problem.errors import ViolationError
 from optsched.workloads.generate import generate
 
+from .drawing import Figure
 from .parts import judged, measured
 
 PRINTED = {

@@ -19,7 +19,8 @@ from optsched.experiments.base import Claim, Row, Run
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.columns import check_choice
+from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 
 
@@ -102,8 +103,7 @@ def check_known(name: str, values: Iterable[Any], known: Iterable[str]) -> None:
     """
     names = list(known)
     for value in values:
-        if value not in names:
-            raise InputError(f"{name}: found {value!r}; expected one of {', '.join(names)}")
+        check_choice(value, name, names)
 
 
 def measured(run: Run) -> Run:

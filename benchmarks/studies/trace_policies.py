@@ -17,7 +17,6 @@ import numpy as np
 from optsched.bounds.batch import unavoidable_work
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
-from optsched.experiments.figures import Figure
 from optsched.judge.evaluate import evaluate
 from optsched.policies import is_clairvoyant, make_policy, policies, runner_of
 from optsched.policies.engine.simulate import simulate
@@ -26,6 +25,7 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.workloads.traces import read_trace
 
+from .drawing import Figure
 from .parts import check_known, measured, over, quiet
 from .vllm_measured import run_of
 

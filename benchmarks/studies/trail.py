@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
+from .drawing import Figure
 from .parts import (
     Count,
     claim,

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from optsched.experiments.base import Claim, Experiment, Figure, Row
+from optsched.experiments.base import Claim, Experiment, Row
 
 from . import queueing
+from .drawing import Figure
 from .parts import claim, distinct, measured, select, sweep
 
 PAPER = "Shahout et al. 2024 (TRAIL)"

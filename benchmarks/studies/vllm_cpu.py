@@ -36,7 +36,6 @@ from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.costs.fit import fit
 from optsched.experiments.base import Claim, Experiment, Row
-from optsched.experiments.figures import Figure
 from optsched.files.measured import read_measured
 from optsched.files.read_write import write_bytes, write_instance
 from optsched.judge.evaluate import evaluate
@@ -48,6 +47,7 @@ from optsched.problem.instance import Instance, Limits
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
+from .drawing import Figure
 from .parts import check_known, distinct, judged, mean, measured, over, picked, quiet, select
 from .vllm_measured import of_measured
 

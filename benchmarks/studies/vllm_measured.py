@@ -23,7 +23,6 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.devices import DEVICES, device
 from optsched.costs.fit import fit
 from optsched.experiments.base import Claim, Experiment, Row
-from optsched.experiments.figures import Figure
 from optsched.files.measured import Measured
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.offline import improve
@@ -36,6 +35,7 @@ from optsched.problem.schedule import Schedule, in_parts
 from optsched.problem.text_files import read_object
 from optsched.workloads.traces import read_trace_report
 
+from .drawing import Figure
 from .parts import measured, over, picked, quiet, select
 
 METRICS = ("mean_latency", "mean_ttft", "mean_tpot", "makespan", "evictions")

@@ -12,7 +12,7 @@ from optsched.costs.cost import CostModel
 from optsched.costs.machine import Pools
 from optsched.files.results import cost_model_reference, head
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.progress import number
@@ -67,8 +67,7 @@ class Question:
             raise InputError(f"attainment: found {share!r}; expected a share > 0 and <= 1")
         if not 0 < self.tolerance < 1:
             raise InputError(f"tolerance: found {self.tolerance!r}; expected a number > 0 and < 1")
-        if self.router not in ROUTERS:
-            raise InputError(f"router {self.router!r} is unknown; known are {', '.join(ROUTERS)}")
+        named("router", self.router, ROUTERS)
         _check_scale(self.rate_scale)
         if self.pools is not None and self.workers != 1:
             raise UsageError(

@@ -21,6 +21,7 @@ from optsched.optimize.strategies import NO_SCHEDULE, run_policy
 from optsched.policies import make_policy, on_workers
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, NoIncumbentError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
@@ -223,9 +224,7 @@ def splits(
     """
     if prove and instance.in_rounds:
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
-    if not 2 <= workers <= _MAX:
-        raise InputError(f"workers: found {workers!r}; expected an integer from 2 to {_MAX}")
-
+    check_whole(workers, "workers", 2, _MAX)
     given = {name: float(limit) for name, limit in slos.items() if limit is not None}
     limited = with_slos(instance, given) if given else instance  # with SLOs as columns
     specs = list(POLICIES if policies is None else policies)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for, load_cost_model
-from optsched.problem.columns import INT64_MAX, whole_number
+from optsched.problem.columns import INT64_MAX, check_choice, whole_number
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, Limits
 
@@ -39,10 +39,7 @@ class Machine:
     role: Role = "mixed"
 
     def __post_init__(self) -> None:
-        if self.role not in get_args(Role):
-            roles = ", ".join(get_args(Role))
-            raise InputError(f"machine: role: found {self.role!r}; expected one of {roles}")
-
+        check_choice(self.role, "machine: role", get_args(Role))
         if not isinstance(self.limits, Limits):
             raise InputError(f"machine: limits: found {self.limits!r}; expected an optsched.Limits")
 

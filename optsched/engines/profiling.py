@@ -24,6 +24,7 @@ from optsched.engines.in_process import configuration, drain, start, submit
 from optsched.engines.sending import FIRST_ID
 from optsched.files.outputs import check_folder, make_folder
 from optsched.files.strict_json import write_json
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.text_files import read_object
 
@@ -116,8 +117,7 @@ def profile(
     """
     sizes = {"max_tokens": max_tokens, "max_requests": max_requests, "max_kv": max_kv}
     for name, value in {**sizes, "repeats": repeats}.items():
-        if value < 1:
-            raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
+        check_whole(value, name, 1)
 
     wanted, table = shapes(max_tokens, max_requests, max_kv, repeats), Path(out) / "steps.csv"
     check_folder(table.parent)

@@ -1,11 +1,16 @@
 """The parts of an experiment: its trials, a function that runs one, its claims and figures."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Protocol
 
-from optsched.problem.errors import InputError
+from optsched.problem.errors import named
 from optsched.problem.specs import Parameter, convert
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 Row = dict[str, Any]
 """A trial's parameters or results by column: numbers, texts, booleans or None."""
@@ -50,56 +55,18 @@ class Claim:
         return abs(self.ours / self.paper - 1) <= WITHIN
 
 
-@dataclass(frozen=True, eq=False)
-class Figure:
-    """A figure of an experiment's rows, which `optsched.show.plot.rows` draws.
+class Figure(Protocol):
+    """A figure of an experiment's rows, which knows how to draw itself.
 
-    Parameters
-    ----------
-    name : str
-        Name of the file, and of the figure for ``optsched plot --kind``.
-    x : str
-        The column on the horizontal axis. Histograms do not use it.
-    y : str or sequence of str
-        The columns on the vertical axis. A point is the mean over the rows that agree in ``x`` and
-        in ``series``.
-    kind : {"line", "bar", "histogram"}
-        What is drawn.
-    series : str, optional
-        A column each of whose values is a line, or a bar of its own colour.
-    panel : str, optional
-        A column each of whose values has a panel of its own.
-    over : object, optional
-        A value of ``series``. The values of the other series are divided by its values.
-    where : mapping
-        Columns and the values that a row must have in them.
-    labels : mapping
-        Words for columns and for values of ``series`` and ``panel``.
-    published : mapping
-        The paper's values for bars, by value of ``x``.
-    reference : mapping of str to float
-        Lines at values that the paper states, by their words.
-    title, x_label, y_label : str
-        Texts with units. By default the experiment's ``summary`` and ``columns`` give them.
-    log : {"", "x", "y", "xy"}
-        The axes with logarithmic scales.
+    The studies have one that is declared by columns, ``optsched_studies.drawing.Figure``.
     """
 
-    name: str
-    x: str
-    y: str | Sequence[str]
-    kind: Literal["line", "bar", "histogram"] = "line"
-    series: str | None = None
-    panel: str | None = None
-    over: Any = None
-    where: Mapping[str, Any] = field(default_factory=dict)
-    labels: Mapping[Any, str] = field(default_factory=dict)
-    published: Mapping[Any, float] = field(default_factory=dict)
-    reference: Mapping[str, float] = field(default_factory=dict)
-    title: str = ""
-    x_label: str = ""
-    y_label: str = ""
-    log: str = ""
+    @property
+    def name(self) -> str:
+        """Name of the file, and of the figure for ``optsched plot --kind``."""
+
+    def draw(self, experiment: Experiment, rows: Sequence[Row]) -> Canvas | None:
+        """Return the figure of an experiment's rows, or None if no row has what it shows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,13 +115,8 @@ class Experiment:
         """Return all parameters, with texts converted and default values for the others."""
         values = dict(self.parameters)
         for key, value in given.items():
-            if key not in values:
-                known = ", ".join(values) or "none"
-                raise InputError(
-                    f"experiment {self.name}: found parameter {key!r}; expected one of {known}"
-                )
-
-            values[key] = _converted(value, values[key], f"experiment {self.name}: {key}")
+            default = named(f"experiment {self.name}: parameter", key, values)
+            values[key] = _converted(value, default, f"experiment {self.name}: {key}")
 
         return values
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from optsched.experiments.base import Experiment
 from optsched.experiments.ratios import RATIOS
-from optsched.problem.errors import InputError
+from optsched.problem.errors import named
 from optsched.problem.registry import modules_of
 
 STUDIES = "optsched_studies"
@@ -45,9 +45,4 @@ def experiments() -> dict[str, Experiment]:
 
 def get_experiment(name: str) -> Experiment:
     """Return an experiment by its name."""
-    if name not in experiments():
-        raise InputError(
-            f"experiment: found {name!r}; expected one of {', '.join(experiments())}, or list"
-        )
-
-    return experiments()[name]
+    return named("experiment", name, experiments())

@@ -33,7 +33,7 @@ APPLICATION_ID = 0x6F707473
 VERSION = 1
 """The version of the tables, which the file's header has as ``user_version``."""
 
-WITHOUT_EFFECT = ("_data/", "cli/", "show/", "experiments/figures.py")
+WITHOUT_EFFECT = ("_data/", "cli/", "show/", "experiments/figures.py", "studies/drawing.py")
 """Folders and files whose code no trial runs. They may change while an experiment goes on."""
 
 LIBRARIES = ("highspy", "numba", "numpy", "ortools")
@@ -56,9 +56,9 @@ def counted_files() -> dict[str, Path]:
     """
     root, studies = Path(__file__).resolve().parents[1], studies_folder()
     files = [file for kind in ("*.py", "*.toml") for file in root.rglob(kind)]
-    sources = {file.relative_to(root).as_posix(): file for file in files}
-    found = {name: f for name, f in sources.items() if not name.startswith(WITHOUT_EFFECT)}
+    found = {file.relative_to(root).as_posix(): file for file in files}
     found |= {f"studies/{f.relative_to(studies).as_posix()}": f for f in studies.rglob("*.py")}
+    found = {name: f for name, f in found.items() if not name.startswith(WITHOUT_EFFECT)}
     found |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
     return found | {f"instances/{file.name}": file for file in example_instances().values()}
 

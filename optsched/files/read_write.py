@@ -24,7 +24,7 @@ from optsched.files.strict_json import (
     write_json,
 )
 from optsched.problem.columns import real_column, whole_column
-from optsched.problem.errors import InputError, meant
+from optsched.problem.errors import InputError, meant, named
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, TIMES, EvictMode, Schedule, check_columns
@@ -245,9 +245,7 @@ def json_schema(name: str) -> dict[str, Any]:
     """
     from optsched.files import schemas  # pydantic is only loaded where files are read
 
-    if name not in schemas.MODELS:
-        raise InputError(f"schema: {name!r} is unknown; known are {', '.join(schemas.MODELS)}")
-
+    named("schema:", name, schemas.MODELS)
     return schemas.schema(name)
 
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from optsched.policies import policy
 from optsched.policies.base import Batch, View
 from optsched.policies.helpers import admit, decode_all, kv_after
-from optsched.problem.errors import InputError
+from optsched.problem.columns import check_whole
 
 PAPER = "Feng, Yang and Zhang 2026, abstract"
 
@@ -57,9 +57,7 @@ class Geometric:
     hybrid = True
 
     def __init__(self, factor: int, staggered: bool, by_length: bool) -> None:
-        if factor < 2:
-            raise InputError(f"factor: found {factor}; expected an integer >= 2")
-
+        check_whole(factor, "factor", 2)
         self.factor, self.staggered, self.by_length = factor, staggered, by_length
         self.clairvoyant = by_length
         self._run: object = None  # the view's generator, which tells one run from the next

@@ -32,8 +32,7 @@ from optsched.costs.cost import BatchCost, CostModel
 from optsched.costs.machine import digest_of, machines_of
 from optsched.policies import policy
 from optsched.policies.base import Job, Runner
-from optsched.problem.columns import MAX_TOKENS
-from optsched.problem.errors import InputError
+from optsched.problem.columns import MAX_TOKENS, check_choice
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.prefixes import Prefixes
 from optsched.problem.schedule import Schedule, from_batches
@@ -275,8 +274,7 @@ class OneByOne(Runner):
     by: By = "horn"
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(By):
-            raise InputError(f"by: found {self.by!r}; expected one of {', '.join(get_args(By))}")
+        check_choice(self.by, "by", get_args(By))
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""

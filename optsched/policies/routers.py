@@ -24,7 +24,8 @@ from optsched.costs.machine import Pools
 from optsched.policies.base import Fleet, Job, Runner, own_work
 from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
 from optsched.policies.pools import PoolFleet
-from optsched.problem.errors import InputError, PolicyError, UsageError
+from optsched.problem.columns import check_whole
+from optsched.problem.errors import InputError, PolicyError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
 from optsched.workloads.predict import estimates
@@ -174,11 +175,7 @@ ROUTERS: dict[str, Router] = {
 
 def check_workers(workers: object) -> int:
     """Return a number of workers, checked."""
-    whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-    if not whole or not 1 <= workers <= MAX_WORKERS:  # type: ignore[operator]
-        raise InputError(f"workers: found {workers!r}; expected an integer from 1 to {MAX_WORKERS}")
-
-    return int(workers)  # type: ignore[call-overload]
+    return check_whole(workers, "workers", 1, MAX_WORKERS)
 
 
 class Routed(Runner):
@@ -199,11 +196,8 @@ class Routed(Runner):
         reserve: bool = False,
     ) -> None:
         self.inner, self.workers, self.reserve = inner, check_workers(workers), reserve
-        for name in (router, decode_router or router):
-            if name not in ROUTERS:
-                raise InputError(f"router {name!r} is unknown; known are {', '.join(ROUTERS)}")
-
-        self.router, self.decode_router = ROUTERS[router], ROUTERS[decode_router or router]
+        self.router = named("router", router, ROUTERS)
+        self.decode_router = named("router", decode_router or router, ROUTERS)
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
     def run(self, job: Job) -> Schedule:

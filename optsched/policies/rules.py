@@ -24,6 +24,7 @@ from optsched.policies.runner import (
     too_long,
     waiting_rank,
 )
+from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode
@@ -268,10 +269,7 @@ class Rules(Runner):
             if not holds:
                 raise InputError(f"{name}: found {getattr(self, name)!r}; expected {expected}")
 
-        for name in ("max_batch_tokens", "max_prefill_tokens", "max_running"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
+        check_fields(self, {"max_batch_tokens": 1, "max_prefill_tokens": 1, "max_running": 1})
 
     @property
     def running_order(self) -> Order:

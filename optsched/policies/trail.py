@@ -13,6 +13,7 @@ import numpy as np
 
 from optsched.policies import policy
 from optsched.policies.base import Batch, Fleet, Job, Runner, View
+from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
@@ -56,10 +57,7 @@ class Trail(Runner):
     def __post_init__(self) -> None:
         if not 0 <= self.c <= 1:
             raise InputError(f"c: found {self.c!r}; expected 0 <= c <= 1")
-        for name in ("max_running", "max_batch_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: found {value!r}; expected an integer >= 1")
+        check_fields(self, {"max_running": 1, "max_batch_tokens": 1})
 
     def batch(self, view: View) -> Batch:
         """Return the next batch (docs/policies/trail.md).

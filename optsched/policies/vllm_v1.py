@@ -13,6 +13,7 @@ from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
 from optsched.policies.rules import Rules
 from optsched.policies.runner import Fleet, Job, Runner, attained, order_key, waiting_rank
+from optsched.problem.columns import check_choice, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
@@ -77,17 +78,12 @@ class VllmV1(Runner):
 
     def __post_init__(self) -> None:
         for name, low in LOWEST.items():
-            if getattr(self, name) < low:
-                raise InputError(
-                    f"{name}: found {getattr(self, name)!r}; expected an integer >= {low}"
-                )
+            check_whole(getattr(self, name), name, low)
 
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark: found {self.watermark!r}; expected 0 <= watermark < 1")
         for name, names in (("policy", Queue), ("priority", Priority), ("eviction", Eviction)):
-            if (value := getattr(self, name)) not in get_args(names):
-                expected = ", ".join(get_args(names))
-                raise InputError(f"{name}: found {value!r}; expected one of {expected}")
+            check_choice(getattr(self, name), name, get_args(names))
 
         if self.policy != "priority" and self.priority != "arrival":
             raise InputError(f"priority: found {self.priority!r}; expected it with policy=priority")

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from optsched.policies.runner import Job, Runner, too_long
-from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.columns import MAX_TOKENS, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule
@@ -64,9 +64,7 @@ class Windows(Runner):
 
         largest = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
         for name, limit in largest.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise InputError(f"{name}: found {value!r}; expected an integer from 1 to {limit}")
+            check_whole(getattr(self, name), name, 1, limit)
 
         if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
             raise InputError(f"aging: found {self.aging!r}; expected a number of tokens >= 0")

@@ -1,6 +1,6 @@
 """Checks that turn numbers from files and users into read-only flat arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,30 @@ def plain_numbers(column: NDArray[Any]) -> list[int | float]:
 def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
     """Return ``value`` as an integer, checked."""
     return int(_checked(value, field_name, low, high, whole=True))
+
+
+def check_whole(value: Any, name: str, low: int, high: int | None = None) -> int:
+    """Return an option that must be an integer in a range, where no float stands for one."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        limits = f">= {low}" if high is None else f"from {low} to {high}"
+        raise InputError(f"{name}: found {value!r}; expected an integer {limits}")
+
+    return int(value)
+
+
+def check_fields(of: object, lows: Mapping[str, int]) -> None:
+    """Check that fields of options are None, or integers that are at least these."""
+    for name, low in lows.items():
+        if (value := getattr(of, name)) is not None:
+            check_whole(value, name, low)
+
+
+def check_choice(value: object, name: str, known: Iterable[str]) -> None:
+    """Check that an option is one of some names."""
+    names = list(known)
+    if value not in names:
+        raise InputError(f"{name}: found {value!r}; expected one of {', '.join(names)}")
 
 
 def whole_column(

@@ -1,10 +1,12 @@
 """The errors that optsched raises: each is one line with the place, what was found and expected."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def meant(found: str, known: Iterable[str]) -> str:
@@ -33,7 +35,8 @@ def unknown(what: str, found: str, known: Iterable[str]) -> str:
     known : iterable of str
     """
     names = list(known)
-    return f"{what} {found!r} is unknown; {meant(found, names)}known are {', '.join(names)}"
+    words = f"{meant(str(found), names)}known are {', '.join(names) or 'none'}"
+    return f"{what} {found!r} is unknown; {words}"
 
 
 def raised(error: BaseException) -> str:
@@ -87,6 +90,29 @@ class InputError(OptschedError):
 
 class UsageError(OptschedError):
     """A combination of options that has no meaning; the message names one that has."""
+
+
+def named(
+    what: str,
+    name: str,
+    values: Mapping[str, T],
+    error: Callable[[str], OptschedError] = InputError,
+) -> T:
+    """Return the value of a name, or raise an error that says which names there are.
+
+    Parameters
+    ----------
+    what : str
+        What the name is of.
+    name : str
+    values : mapping of str to value
+    error : callable, optional
+        Makes the error of its text.
+    """
+    if name not in values:
+        raise error(unknown(what, name, values))
+
+    return values[name]
 
 
 class InfeasibleError(OptschedError):

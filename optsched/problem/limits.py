@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.service import SLOS, check_slo
 
@@ -19,8 +19,7 @@ def all_limits(
     """Return every SLO as a column: that given for all requests, else the instance's, else none."""
     given = {name: value for name, value in (given or {}).items() if value is not None}
     for name in given:
-        if name not in SLOS:
-            raise UsageError(f"SLO: {name!r} is unknown; known are {', '.join(SLOS)}")
+        named("SLO:", name, SLOS, UsageError)
 
     for name, value in given.items():
         check_slo(name, value)

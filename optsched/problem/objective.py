@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optsched.problem.errors import UsageError, unknown
+from optsched.problem.errors import UsageError, named, unknown
 from optsched.problem.metrics import METRICS, TABLE, Metric, check_parameter
 from optsched.problem.service import SLOS
 from optsched.problem.specs import Parameter, convert_all, parse_spec, split_specs
@@ -26,17 +26,11 @@ class Objective:
     parameters: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in TABLE:
-            raise UsageError(f"objective: {self.name!r} is unknown; known are {', '.join(METRICS)}")
-
-        known = self.metric.parameters
+        metric = named("objective:", self.name, TABLE, UsageError)
+        known = metric.parameters
         for key, value in self.parameters:
-            if key not in known:
-                words = ", ".join(known) or "none"
-                raise UsageError(
-                    f"objective: {self.name}: parameter {key!r} is unknown; known are {words}"
-                )
-
+            place = f"objective: {self.name}: parameter"
+            named(place, key, dict.fromkeys(known), UsageError)
             expected = check_parameter(key, value)
             if expected is not None:
                 raise UsageError(

@@ -13,6 +13,7 @@ import os
 import pickle
 import queue
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,10 +22,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from importlib import import_module
 from itertools import islice
 from multiprocessing.connection import wait as readable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError, in_words
 
@@ -42,6 +44,22 @@ _LOOK_S = 0.1
 _ONE_THREAD = dict.fromkeys(
     ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
+
+
+_told = threading.Lock()
+_out: list[BinaryIO] = []
+
+
+def tell(message: object) -> None:
+    """Send the parent a message, a tuple, before the answer: for functions that processes run."""
+    with _told:
+        pickle.dump(message, _out[0])
+        _out[0].flush()
+
+
+def call_in_file(file: str, name: str, *args: Any) -> Any:
+    """Call a function of a file, without the packages that the file is in: they take seconds."""
+    return runpy.run_path(file)[name](*args)
 
 
 class DiedError(Exception):
@@ -105,7 +123,7 @@ class Processes:
         self._begin, self._limit = begin, memory_limit
         self._own = threading.local()
         self._lock = threading.Lock()
-        self._started: list[_Process] = []
+        self._started: list[Process] = []
         self._closed = False
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
@@ -128,16 +146,16 @@ class Processes:
 
         raise DiedError(f"its process {died}, {ATTEMPTS} times")
 
-    def _process(self) -> _Process:
+    def _process(self) -> Process:
         """Return the process of the calling thread, and start one if it has none."""
-        own: _Process | None = getattr(self._own, "process", None)
+        own: Process | None = getattr(self._own, "process", None)
         if own is not None and own.alive():
             return own
         with self._lock:
             if self._closed:
                 raise OptschedError("the work has ended")
 
-            own = _Process()
+            own = Process()
             self._started = [other for other in self._started if other.alive()] + [own]
 
         try:
@@ -157,45 +175,53 @@ class Processes:
                 process.end()
 
 
-class _Process:
-    """A process that answers the calls that go through its stdin, in the order of the calls."""
+class Process:
+    """A process that answers the calls that go through its stdin, in the order of the calls.
 
-    def __init__(self) -> None:
+    `quiet`: whether what it prints is lost.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Ctrl-C is for the parent. A process group of its own can be ended as a whole, with
-            # the processes of the solvers.
-            start_new_session=True,
-            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if quiet else None,
+                # Ctrl-C is for the parent. A process group of its own can be ended as a whole, with
+                # the processes of the solvers.
+                start_new_session=True,
+                env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
+            )
+        except OSError as error:
+            raise SolverError(f"found no way to start {sys.executable}: {error}") from error
+
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._calls, self._answers = self._process.stdin, self._process.stdout
 
     def alive(self) -> bool:
+        """Return whether it has not ended."""
         return self._process.poll() is None
 
-    def ask(self, limit: int | None, *call: Any) -> Any:
-        """Return the answer to a call of a function with arguments."""
-        # Pickled twice, so that only the call fails if its function cannot be imported.
-        order = pickle.dumps(pickle.dumps(call))
-        try:
-            self._calls.write(order)
-            self._calls.flush()
-            # Unlike `select`, this takes file descriptors of any number.
-            while limit is not None and not readable([self._answers.fileno()], _LOOK_S):
-                if memory_in_use(self._process.pid) > limit:
-                    self.end()
-                    raise AteError(f"more memory than the limit of {limit / 2**20:,.0f} MiB")
+    def ask(
+        self,
+        limit: int | None,
+        *call: Any,
+        hear: Callable[[tuple[Any, ...]], object] = lambda message: None,
+    ) -> Any:
+        """Return the answer to a call of a function with arguments.
 
-            answer: bytes | str = pickle.load(self._answers)
-        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-            status = self._process.wait()
-            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else ""
-            raise DiedError(how or f"ended with status {status}") from None
+        `hear` is called with what the function tells before (`tell`).
+        """
+        # Pickled twice, so that only the call fails if its function cannot be imported.
+        order = pickle.dumps(call)
+        with suppress(OSError, ValueError):  # where it has ended, there is no answer
+            pickle.dump(order, self._calls)
+            self._calls.flush()
+        while isinstance(answer := self._next(limit), tuple):
+            hear(answer)
 
         # Pickled twice as well: one that cannot be read leaves the next answers where they are.
         if isinstance(answer, str):
@@ -212,7 +238,24 @@ class _Process:
 
         return value
 
+    def _next(self, limit: int | None) -> Any:
+        """Return the next message, or the answer."""
+        try:
+            # Unlike `select`, this takes file descriptors of any number.
+            while limit is not None and not readable([self._answers.fileno()], _LOOK_S):
+                if memory_in_use(self._process.pid) > limit:
+                    self.end()
+                    raise AteError(f"more memory than the limit of {limit / 2**20:,.0f} MiB")
+
+            return pickle.load(self._answers)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            status = self._process.wait()
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else ""
+            how += " (out of memory?)" * (status == -signal.SIGKILL)
+            raise DiedError(how or f"ended with status {status}") from None
+
     def end(self) -> None:
+        """End the process and those that it has started."""
         if self.alive():
             with suppress(AttributeError, OSError):  # Windows has no groups of processes
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -232,7 +275,7 @@ def _serve(parent: int) -> None:
             return
 
     # Texts that native code prints to stdout must not get between the answers.
-    out = os.fdopen(os.dup(1), "wb")
+    _out.append(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     # The parent decides what these signals mean, and this process ends when the parent does.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -250,8 +293,7 @@ def _serve(parent: int) -> None:
         except queue.Empty:
             os._exit(0)
 
-        pickle.dump(_answer(order), out)
-        out.flush()
+        tell(_answer(order))
 
 
 def _listen(orders: queue.SimpleQueue[bytes]) -> None:
@@ -310,4 +352,5 @@ def memory_bytes(text: str) -> int:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    # The module that functions import, and not this one of the same text, has the way out.
+    import_module("optsched.problem.processes")._serve(int(sys.argv[1]))

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Generic, TypeVar
 
-from optsched.problem.errors import InputError, OptschedError, unknown
+from optsched.problem.errors import InputError, OptschedError, named
 
 T = TypeVar("T")
 
@@ -67,11 +67,7 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return a value by name."""
-        found = self.all()
-        if name not in found:
-            raise self._error(unknown(self._what, name, found))
-
-        return found[name]
+        return named(self._what, name, self.all(), self._error)
 
     def _collect(self, module: ModuleType) -> None:
         if self._kind is not None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError, OptschedError, raised
+from optsched.problem.errors import InputError, OptschedError, named, raised
 
 _FILE = re.compile(r"[^,=]*?\.py:")
 
@@ -111,11 +111,8 @@ def convert_all(
     """Return the values of parameters from their texts. `hint`: more on what is missing."""
     values = {}
     for key, text in texts.items():
-        if key not in known:
-            words = ", ".join(known) or "none"
-            raise InputError(f"{where}: parameter {key!r} is unknown; known are {words}")
-
-        values[key] = convert(text, known[key], f"{where}: parameter {key}")
+        parameter = named(f"{where}: parameter", key, known)
+        values[key] = convert(text, parameter, f"{where}: parameter {key}")
 
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in values:

@@ -21,7 +21,7 @@ except ImportError:  # without such locks, every download begins anew
     fcntl = None  # type: ignore[assignment]
 
 from optsched.files.outputs import make_folder
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, named
 
 T = TypeVar("T")
 
@@ -332,11 +332,7 @@ class _Download:
 
 
 def _dataset(name: str) -> Dataset:
-    found = datasets()
-    if name not in found:
-        raise InputError(f"dataset {name!r} is unknown; known are {', '.join(found)}")
-
-    return found[name]
+    return named("dataset", name, datasets())
 
 
 def _cache() -> Path:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from optsched.problem.columns import MAX_TOKENS
-from optsched.problem.errors import InputError
+from optsched.problem.columns import MAX_TOKENS, check_whole
+from optsched.problem.errors import InputError, named
 from optsched.problem.instance import Instance, KvAccounting
 from optsched.problem.registry import Registry
 from optsched.problem.sessions import UNKNOWN
@@ -89,13 +89,7 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
 
     label = name
     if not isinstance(seed, Generator):
-        if (
-            isinstance(seed, (bool, np.bool_))
-            or not isinstance(seed, (int, np.integer))
-            or seed < 0
-        ):
-            raise InputError(f"generate {name}: seed: found {seed!r}; expected an integer >= 0")
-
+        check_whole(seed, f"generate {name}: seed", 0)
         label = f"{name}-seed{seed}"
 
     return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
@@ -138,11 +132,7 @@ def _generator(name: str) -> Callable[[Draw], Draw]:
 
 
 def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
-    if key not in spec.parameters:
-        known = ", ".join(spec.parameters)
-        raise InputError(f"generate {spec.name}: {key}: unknown parameter; known are {known}")
-
-    return spec.parameters[key]
+    return named(f"generate {spec.name}: parameter", key, spec.parameters)
 
 
 def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:

@@ -12,6 +12,7 @@ from optsched.analysis.theory import geometric_shares, weighted_geometric_shares
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance
 
@@ -47,9 +48,7 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
     The second arrival is rounded down to whole rounds. Where M is not an even square this is not
     worse than the paper's.
     """
-    if kv_capacity < 4:
-        raise InputError(f"kv_capacity: found {kv_capacity}; expected an integer >= 4")
-
+    check_whole(kv_capacity, "kv_capacity", 4)
     start = _start_of_long(policy, kv_capacity, seed)
     short = kv_capacity // 2
     release = start + kv_capacity - math.isqrt(kv_capacity) // 2

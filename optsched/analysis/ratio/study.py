@@ -24,6 +24,7 @@ from optsched.files.read_write import write_instance, write_json
 from optsched.optimize.strategies import outside_reason, run_policy
 from optsched.policies import Named, Scheduler, labelled, make_policy
 from optsched.problem.budget import Budget
+from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.progress import LiveLine
@@ -168,10 +169,7 @@ class Study:
         policy : str
             One of ``policies``.
         """
-        if policy not in self.policies:
-            known = ", ".join(self.policies)
-            raise InputError(f"policy: found {policy!r}; expected one of {known}")
-
+        check_choice(policy, "policy", self.policies)
         return [row for row in self.rows if row.policy == policy]
 
     def mean(self, policy: str) -> Mean:
@@ -418,8 +416,7 @@ def competitive_ratio(
             f"instances, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
         )
 
-    if reference not in REFERENCES:
-        raise InputError(f"reference: found {reference!r}; expected one of {', '.join(REFERENCES)}")
+    check_choice(reference, "reference", REFERENCES)
     if seeds < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
         raise InputError(
             f"seeds, confidence, time_limit_s: found {seeds}, {confidence}, {time_limit_s}; "

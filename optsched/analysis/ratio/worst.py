@@ -18,6 +18,7 @@ from optsched.optimize.search.orders import Annealing
 from optsched.policies import Scheduler, label_of
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import work_time
+from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, LoopError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.progress import LiveLine
@@ -118,8 +119,8 @@ def worst_case(
     -------
     WorstCase
     """
-    if isinstance(family, str) and family not in FAMILIES:
-        raise InputError(f"family: found {family!r}; expected one of {', '.join(FAMILIES)}")
+    if isinstance(family, str):
+        check_choice(family, "family", FAMILIES)
     if n < 1 or kv_capacity < 4 or seeds < 1 or not budget_s > 0:
         raise InputError(
             f"n, kv_capacity, seeds, budget_s: found {n}, {kv_capacity}, {seeds}, {budget_s}; "

@@ -18,6 +18,7 @@ from optsched.costs.profiles.splitwise import read_splitwise
 from optsched.costs.profiles.steps import read_steps
 from optsched.costs.profiles.tables import Profile
 from optsched.costs.profiles.vidur import read_vidur
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError
 
 READERS = (read_llmservingsim, read_steps, read_vidur, read_splitwise, read_aiconfigurator)
@@ -51,8 +52,8 @@ def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected a folder of profiles")
-    if degree is not None and degree < 1:
-        raise InputError(f"tensor_parallel: found {degree!r}; expected an integer >= 1")
+    if degree is not None:
+        check_whole(degree, "tensor_parallel", 1)
     if model is not None:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)

@@ -3,22 +3,14 @@
 Inside presolve, a relaxation or a round of cuts HiGHS makes no callback and checks no limit. For a
 hindsight program of 33,000 nonzeros this lasts 2 seconds, for one of 355,000 nonzeros 12. So models
 of more than a few thousand nonzeros run in a process of their own
-(`optsched.optimize.solvers.highs_worker`), which can be ended from outside. `multiprocessing` is
-not used, since it would run the user's script again in that process unless the script has a guard.
+(`optsched.problem.processes`), which can be ended from outside.
 """
 
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +21,7 @@ from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions
 from optsched.optimize.solvers.highs_worker import Job, Message
 from optsched.problem.budget import work_time
 from optsched.problem.errors import SolverError
+from optsched.problem.processes import DiedError, Process, call_in_file
 
 _INTEGRAL_ABS_GAP = 0.999
 # The max nonzeros for which HiGHS checks limits often enough. Starting a process takes 0.2 s.
@@ -129,66 +122,26 @@ class _Found:
 
 def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
     """Solve a job in a process of its own, and end it at the limit or when cancelled."""
-    worker, ends = _started(), list[str]()
+    worker, ends = Process(quiet=True), list[str]()
     deadline = work_time() + options.time_limit + _GRACE_S
 
     def end() -> None:
         ends.append("kTimeLimit" if work_time() >= deadline else "kInterrupt")
-        worker.kill()
+        worker.end()
+
+    def talk() -> None:
+        try:
+            solve = call_in_file, highs_worker.__file__, "solve_apart"
+            worker.ask(None, *solve, tuple(job), hear=found.hear)
+        except DiedError as died:
+            native = f"{ends[0]}, ended from outside" if ends else f"its process {died}"
+            if found.native is None:
+                found.native, found.failed = native, not ends
 
     try:
-        talk = partial(_converse, worker, job, found)
         base.run_interruptibly(talk, cancel=end, stop=options.stop, deadline=deadline)
     finally:
-        if found.native is None and not ends:
-            with suppress(subprocess.TimeoutExpired):
-                worker.wait(_GRACE_S)
-
-        worker.kill()
-        worker.wait()
-
-    if found.native is None and ends:
-        found.native = f"{ends[0]}, ended from outside"
-    elif found.native is None:
-        found.hear(("failed", _death(worker.returncode)))
-
-
-def _started() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", str(Path(highs_worker.__file__))]
-    # It imports what this process can import.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    pipes: Any = {"stdin": pipe, "stdout": pipe, "stderr": nowhere}
-    try:  # in a session of its own it is out of reach of the terminal's Ctrl-C
-        return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
-    except OSError as error:
-        raise SolverError(f"HiGHS: found no way to start {command[0]}: {error}") from error
-
-
-def _converse(worker: subprocess.Popen[bytes], job: Job, found: _Found) -> None:
-    """Send a process its job, and record its messages until it ends."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    with suppress(OSError), worker.stdin as orders:  # it may have ended already
-        pickle.dump(tuple(job), orders, protocol=5)
-    with worker.stdout as told:
-        while found.native is None:
-            try:
-                message = pickle.load(told)
-            except Exception:  # its end, or half a message
-                return
-
-            found.hear(message)
-
-
-def _death(code: int) -> str:
-    """Return why a process ended without an answer."""
-    how = f"exit code {code}"
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-        how = f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-    return f"its process ended by {how}"
+        worker.end()
 
 
 def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> RawOutcome:

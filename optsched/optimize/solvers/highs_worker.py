@@ -1,20 +1,17 @@
 """Run HiGHS on a model given as arrays, in this process or in a process of its own.
 
-`optsched.optimize.solvers.highs` says why, and starts this file as a script. The script imports
-nothing of optsched. It reads a pickled `Job` from stdin and writes the messages of `solve` to
-stdout, pickled. It also writes a message every half second. If that fails, nobody reads any more,
-and the script ends.
+`optsched.optimize.solvers.highs` says why. A process of its own tells the messages of `solve`, and
+one every half second, so that time is told although HiGHS is silent.
 """
 
 import math
-import os
-import pickle
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from optsched.problem.errors import in_words
+from optsched.problem.processes import tell
 
 Message = tuple[Any, ...]
 """``("bounds", incumbent, bound)``, ``("found", objective, values)``, ``("beat",)``, and at the end
@@ -24,7 +21,7 @@ _BEAT_S = 0.5
 
 
 class Job(NamedTuple):
-    """A model to minimize and how. A script pickles it as a plain tuple.
+    """A model to minimize and how.
 
     ``model`` has the arguments of ``passModel`` but for layout, sense and offset: columns, rows,
     entries, cost, lower and upper bounds, row bounds, starts, indices, values, integrality.
@@ -137,22 +134,8 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) and abs(value) < 1e100 else None
 
 
-def main() -> None:
-    """Solve the job that comes through stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the parent
-    # What native code prints to stdout must not get between the messages.
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    job = Job(*pickle.load(sys.stdin.buffer))
-    one = threading.Lock()
-
-    def tell(message: Message) -> None:
-        with one:
-            try:
-                pickle.dump(message, out, protocol=5)
-                out.flush()
-            except OSError:
-                os._exit(1)
+def solve_apart(job: tuple[Any, ...]) -> None:
+    """Solve a `Job`, given as a plain tuple, in a process whose parent hears the messages."""
 
     def beat() -> None:
         while True:
@@ -161,12 +144,6 @@ def main() -> None:
 
     threading.Thread(target=beat, daemon=True).start()
     try:
-        solve(job, tell, lambda: False)
+        solve(Job(*job), tell, lambda: False)
     except BaseException as error:
-        tell(("failed", f"{type(error).__name__}: {error}".rstrip(": ")))
-
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+        tell(("failed", in_words(error)))

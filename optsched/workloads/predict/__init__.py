@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.problem.errors import InputError, OptschedError, raised
+from optsched.problem.errors import InputError, OptschedError, named, raised
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import PREDICTIONS, Instance
 from optsched.problem.registry import Registry
@@ -159,9 +159,7 @@ def _guess(spec: str) -> Guess:
 def _columns(answer: Columns) -> dict[str, Any]:
     if isinstance(answer, Mapping):
         for key in answer:
-            if key not in PREDICTIONS:
-                known = ", ".join(PREDICTIONS)
-                raise InputError(f"column {key!r} is unknown; known are {known}")
+            named("column", str(key), dict.fromkeys(PREDICTIONS))
 
         return dict(answer)
     if isinstance(answer, Forecast):

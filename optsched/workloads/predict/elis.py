@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance
@@ -47,8 +48,7 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
 
     Errors of different windows are independent here. The paper does not say whether they are.
     """
-    if window < 1:
-        raise InputError(f"window: found {window}; expected an integer >= 1")
+    check_whole(window, "window", 1)
     if not 0 <= error < float("inf"):
         raise InputError(f"error: found {error:g}; expected a factor >= 0")
     if not 0 < decay <= 1:

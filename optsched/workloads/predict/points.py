@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.text_files import read_text
@@ -49,8 +50,7 @@ def classes(*, width: int = 100) -> Guess:
     width : int
         Width w of a class in tokens, >= 1.
     """
-    if width < 1:
-        raise InputError(f"width: found {width}; expected an integer >= 1")
+    check_whole(width, "width", 1)
 
     def guess(instance: Instance, _: Generator) -> Columns:
         first = (instance.output_tokens - 1) // width * width

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.files.measured import Measured
+from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
@@ -202,8 +203,8 @@ class TraceOptions:
         return self.unit
 
     def __post_init__(self) -> None:
-        for key, low in (("offset", 0), ("seed", 0), ("limit", 1), ("sample", 1)):
-            _check_whole(getattr(self, key), key, low)
+        whole = ("limit", "sample", "kv_capacity", "ids_tokens", "prefix_block_tokens")
+        check_fields(self, {"offset": 0, "seed": 0, **dict.fromkeys(whole, 1)})
         for key in ("rate_scale", "rate", "round_seconds", "think_scale"):
             if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
                 _exact(value, key)
@@ -211,20 +212,12 @@ class TraceOptions:
         if self.round_seconds is not None and self.kv_capacity is None:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
 
-        for key in ("kv_capacity", "ids_tokens", "prefix_block_tokens"):
-            _check_whole(getattr(self, key), key, 1)
-
-        if self.outputs not in OUTPUTS:
-            raise InputError(
-                f"outputs: found {self.outputs!r}; expected one of {', '.join(OUTPUTS)}"
-            )
+        check_choice(self.outputs, "outputs", OUTPUTS)
         for name, unit in self.units.items():
             if name not in ("", *TIMES):
                 raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
 
-            known = PLACES if name in DURATIONS else UNITS
-            if unit not in known:
-                raise InputError(f"unit: found {unit!r}; expected one of {', '.join(known)}")
+            check_choice(unit, "unit", PLACES if name in DURATIONS else UNITS)
 
         if self.run is not None and (type(self.run) is not int or not self.run):
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
@@ -473,9 +466,3 @@ def _exact(value: float, name: str) -> Fraction:
         raise InputError(f"{name}: found {value!r}; expected a finite number above 0")
 
     return Fraction(str(value))
-
-
-def _check_whole(value: int | None, name: str, low: int) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if value is not None and (not whole or value < low):
-        raise InputError(f"{name}: found {value!r}; expected an integer >= {low}")
