@@ -591,10 +591,10 @@ def test_in_a_steady_stream_the_best_prices_prove_what_a_mixture_of_paths_leaves
     latency = m * fixed / slack
     number = per_s * latency
     p2, p3 = number * delta / (2 * slack), number / (2 * slack)
-    one = np.ones(1)
+    one, base = np.ones(1), 0.001  # of a prefill's batch
     tokens = Tokens(
-        0 * one, prefill * one, prefill * one, prefill * one, m * one, work * one,
-        (work + fixed) * one, 0.0, 0.0, fixed, 0.0, (work + fixed) * one,
+        0 * one, prefill * one, (prefill + base) * one, (prefill + base) * one, m * one, work * one,
+        (work + fixed) * one, 0.0, 0.0, fixed, base, (work + fixed) * one,
     )  # fmt: skip
 
     width, horizon = 0.04, 200.0  # none waits so long
@@ -604,11 +604,11 @@ def test_in_a_steady_stream_the_best_prices_prove_what_a_mixture_of_paths_leaves
     found = []
     for share in (falling, even):
         shared = Shared(np.full(cells, p3), np.array([0, cells]), share)
-        levels = np.exp(np.linspace(-3, 3, 601))
+        levels = np.exp(np.linspace(-1.5, 1.5, 1201))
         value = value_at(tokens, width, np.full(cells, p2), levels, shared)
         found.append(value + (p2 + p3) * (horizon - 1 / per_s))
 
-    mixture = 0.75 * latency + prefill
+    mixture = 0.75 * latency + prefill + base + base / slack
     assert 0.93 * mixture <= found[0] <= mixture
     assert found[1] <= found[0] - 0.1 * mixture
 
