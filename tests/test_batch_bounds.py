@@ -581,6 +581,38 @@ def test_requests_that_share_a_fixed_cost_pay_all_of_it() -> None:
         assert value <= expected
 
 
+def test_in_a_steady_stream_the_best_prices_prove_what_a_mixture_of_paths_leaves() -> None:
+    # Equal requests, 5 a second: prefills take 0.5 of the machine, own work of steps 0.45, and 0.05
+    # is left for their fixed costs. So a request that decodes in every batch takes m f / 0.05.
+    # Half of the requests at twice that speed, and the others after them, have 3/4 of it. That
+    # keeps within the charges of both prices, so no bound is above. The best prices are near it.
+    per_s, prefill, delta, slack, m, fixed = 5.0, 0.1, 0.45, 0.05, 140.0, 0.0027
+    work = delta / (per_s * m)
+    latency = m * fixed / slack
+    number = per_s * latency
+    p2, p3 = number * delta / (2 * slack), number / (2 * slack)
+    one, base = np.ones(1), 0.001  # of a prefill's batch
+    tokens = Tokens(
+        0 * one, prefill * one, (prefill + base) * one, (prefill + base) * one, m * one, work * one,
+        (work + fixed) * one, 0.0, 0.0, fixed, base, (work + fixed) * one,
+    )  # fmt: skip
+
+    width, horizon = 0.04, 200.0  # none waits so long
+    cells = int(horizon / width)
+    age = (np.arange(cells) + 0.5) * width / latency
+    falling, even = np.maximum(0.0, 1 - age) * 2 / number, np.where(age < 1, 1 / number, 0.0)
+    found = []
+    for share in (falling, even):
+        shared = Shared(np.full(cells, p3), np.array([0, cells]), share)
+        levels = np.exp(np.linspace(-1.5, 1.5, 1201))
+        value = value_at(tokens, width, np.full(cells, p2), levels, shared)
+        found.append(value + (p2 + p3) * (horizon - 1 / per_s))
+
+    mixture = 0.75 * latency + prefill + base + base / slack
+    assert 0.93 * mixture <= found[0] <= mixture
+    assert found[1] <= found[0] - 0.1 * mixture
+
+
 def test_cuts_are_where_few_are_in_the_system_and_nowhere_else() -> None:
     arrival = np.arange(10.0)
     finish = np.array([3.5, 3.6, 3.7, 3.8, 9.0, 9.1, 6.5, 9.2, 9.3, 12.0])

@@ -22,8 +22,9 @@ max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
 so high that a rise a little wrong costs more than it gains. Between the two both are tried.
 
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
-proportion to (1 - a) N^1.5, with N the number of requests in the system, and mu is 1 / N for those
-in the system and fades out after their completions. Where N is large, they are the prices of
+proportion to (1 - a) N^1.5, with N the number of requests in the system. mu falls evenly with age,
+nearly to 0 at the completion: best in a steady stream of equal requests, where steps must cost as
+much early as late, with the wait for them. Where N is large, prices are those of
 `optsched.bounds.busy_time`, of requests whose shares of fixed costs are such that all work fits
 into the time in which the machine is busy. An ascent improves all three. Where the best paths use
 more machine time than there is, under the charges of p2 or of p3, that price rises. A request's
@@ -32,8 +33,8 @@ request had to be at most those of the machine, on average over its best paths.
 
 *What no prices mend.* Each request, and each single cell of its time, is priced by itself. So the
 best paths are mixtures: a request hurries now while prefills of others come later, or the reverse,
-and for half of the requests each. Where prefills take a share beta of the machine this loses up to
-about beta / 2.
+and for half of the requests each. In a steady stream of equal requests whose steps take a share
+delta of the machine, and fixed costs little, this leaves about (1 + delta) / 2 of the latency.
 
 *Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
 is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
@@ -73,9 +74,9 @@ _APART = [0.004, 0.01, 0.02, 0.04, 0.07, 0.11, 0.17, 0.25, 0.35, 0.5, 0.7, 1, 1.
 # Multipliers tried, of the best ones for each request so far.
 _LEVELS = np.exp([0.0, *_APART, *(-one for one in _APART)])
 # Where few and where many are in the system: the part of the first prices that is p3, the cells in
-# the geometric mean of a request's latency and its time alone, and first steps of the logarithms of
-# prices and of shares.
-_WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25), (0.4, 12, 0.01, 0.15)
+# the geometric mean of a request's latency and its time alone, first steps of the logarithms of
+# prices and of shares, and after how many they are half as long.
+_WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25, 8), (0.5, 12, 0.03, 0.4, 20)
 # Mean numbers of requests in the system up to which multipliers rise, beyond which they do not and
 # first prices are those of a preemptive schedule, and beyond which the bound is not tried.
 _FEW_IN_SYSTEM, _MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 20.0, 45.0, 100.0
@@ -85,11 +86,9 @@ _LEAST_SCALE = 0.03
 # Part of the earlier gradients in their means. The long one is for squares and for shares.
 _KEPT, _KEPT_LONG = 0.6, 0.9
 _SMALL = 0.1
-# Steps after which they are half as long.
-_SLOWER = 8
 _FLOOR = 0.02
-# A share after completion, of the one before it, and how fast it fades.
-_TAIL, _FADES = 0.2, 2.0
+# What is added to a share that falls evenly, of its first value, and how fast that fades.
+_TAIL, _FADES = 0.1, 3.0
 # Steps without a better value after which the ascent goes back, and after which it ends.
 _PATIENCE, _STALE = 5, 25
 
@@ -98,7 +97,8 @@ class Start(NamedTuple):
     """First prices p2 and p3 on cells of so many seconds, and shares.
 
     ``cell`` is that of each arrival. Prices do not fall below ``floor``, and ``steps`` are the
-    first steps of the logarithms of prices, and of shares.
+    first steps of the logarithms of prices, and of shares, and after how many they are half as
+    long.
     """
 
     width: float
@@ -190,8 +190,8 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
     begin = np.concatenate([[0], np.cumsum(many)])
     place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
-    past = place / np.repeat(inside, many) - 1
-    share = np.where(past < 0, 1.0, _TAIL * np.exp(-_FADES * np.maximum(past, 0.0)))
+    age = place / np.repeat(inside, many)
+    share = np.maximum(0.0, 1 - age) + _TAIL * np.exp(-_FADES * age)
     shared = Shared(part * whole, begin, share)
     scale_to_one(shared, cell, cells)
     floor = np.where(number > 0, _FLOOR * steady, 0.0)
@@ -235,7 +235,7 @@ def ascend(
     `rises` is that of a `Grid`. Gradients are averaged and normed. Without a better value it goes
     back, with shorter steps.
     """
-    width, price, shared, cell, floor, (price_step, share_step) = start
+    width, price, shared, cell, floor, (price_step, share_step, half) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
     state = (price, shared.price, shared.share, centre, *use)
@@ -261,7 +261,7 @@ def ascend(
             price_step, share_step, mean[:] = price_step / 2, share_step * 0.7, 0.0
 
         step += 1
-        slower = 1 / (1 + step / _SLOWER)
+        slower = 1 / (1 + step / half)
         for k, (p, used) in enumerate(((price, use.machine), (shared.price, use.shared))):
             mean[k] = _KEPT * mean[k] + (1 - _KEPT) * (used - 1)
             square[k] = _KEPT_LONG * square[k] + (1 - _KEPT_LONG) * (used - 1) ** 2
