@@ -30,14 +30,14 @@ def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
     return int(_checked(value, field_name, low, high, whole=True))
 
 
-def check_whole(value: Any, name: str, low: int, high: int | None = None) -> int:
+def check_whole(value: object, name: str, low: int, high: int | None = None) -> int:
     """Return an option that must be an integer in a range, where no float stands for one."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
+    found = value if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+    if found is None or found < low or (high is not None and found > high):
         limits = f">= {low}" if high is None else f"from {low} to {high}"
         raise InputError(f"{name}: found {value!r}; expected an integer {limits}")
 
-    return int(value)
+    return int(found)
 
 
 def check_fields(of: object, lows: Mapping[str, int]) -> None:
