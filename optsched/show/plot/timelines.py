@@ -143,7 +143,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
     if len(times) > _STEPS:
         times = np.linspace(timeline.begin, timeline.end, _STEPS)
-        counts = timeline.phase_means(times)[:, [*range(_STEPS - 1), -1]]
+        counts: NDArray[Any] = timeline.phase_means(times)[:, [*range(_STEPS - 1), -1]]
     else:
         counts = timeline.phase_counts(times)
 
