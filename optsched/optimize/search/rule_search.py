@@ -55,8 +55,8 @@ _PATIENCE = 400
 # A stretch with such a share of the latency is searched by itself, too. With less, runs over all
 # find more in the same time.
 _MAIN = 0.5
-# A run of a stretch by itself takes as long as one over so many requests more.
-_RUN = 100
+# The mean window, and how many changes of each are tried.
+_WIDTH, _TRIES, _MAX_TRIES = 200, 40, 160
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -173,6 +173,10 @@ class Candidate(NamedTuple):
     factors: Floats
     finish: Floats
 
+    def of(self, part: slice) -> "Candidate":
+        """Return a copy of the columns of some requests."""
+        return Candidate(*(column[..., part].copy() for column in self))
+
 
 class RuleSearch:
     """The search: it runs the rule with the parameters of one candidate after another.
@@ -184,10 +188,11 @@ class RuleSearch:
         instance, cost = best.instance, best.cost
         self.best = best
         self._order = np.lexsort((np.arange(instance.n), instance.release))
-        self._back = np.argsort(self._order)
         prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
+        self._back = np.argsort(self._order)
         self._arrival, self._since = instance.release[self._order], float(instance.first_arrival)
         self._work = own_work(prompt, output, cost)
+        self._output = output
         self._decode_work = self._work - own_work(prompt, np.ones_like(output), cost)
         self.server = Server(instance, cost, self._order)
         # Without hybrid batches a schedule may be refused, so each is judged.
@@ -196,6 +201,7 @@ class RuleSearch:
         )
         self._generator = np.random.default_rng(seed)
         self._first = np.zeros(1, dtype=np.int64)  # request of each stretch
+        self._tries, self._due = _TRIES, 0  # the next windows, after so many candidates
         self.chosen = self._start(_STARTS[0])
 
     def run(self, budget: Budget) -> None:
@@ -207,7 +213,9 @@ class RuleSearch:
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
-                stale = 0 if self._attempt_in_one(budget) else stale
+                if tried > max(self._due, len(_STARTS)) and self._attempt_in_one(budget):
+                    stale = 0
+
                 self._attempt(self.chosen)
 
         self._attempt(self.chosen)
@@ -215,12 +223,14 @@ class RuleSearch:
     def serve(self, candidate: Candidate, enough: float) -> bool:
         """Run the rule with a candidate's parameters. Return whether it served all requests."""
         n = len(self._arrival)
-        key = (self._work + candidate.parameters[5] * self._decode_work) * candidate.factors
-        rank = np.empty(n, dtype=np.int64)
-        rank[self._order[np.lexsort((np.arange(n), key))]] = np.arange(n)
-        brakes = candidate.parameters[:5, self._back]
+        self._adjust(candidate, slice(0, n))
+        self.server.begin()
+        return bool(np.isfinite(self.server.run(n, enough)))
 
-        return bool(np.isfinite(self.server.run(rank, brakes, enough)))
+    def _adjust(self, candidate: Candidate, part: slice) -> None:
+        """Set the order and the brakes of some requests by a candidate of these."""
+        work = self._work[part] + candidate.parameters[5] * self._decode_work[part]
+        self.server.adjust(part, work * candidate.factors, candidate.parameters[:5])
 
     def _attempt_by_stretches(self, candidate: Candidate) -> bool:
         """Run a candidate, and keep it for the stretches in which its sum of latencies is less."""
@@ -252,7 +262,7 @@ class RuleSearch:
         chosen, n = self.chosen, len(self._arrival)
         latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
         k = int(latency.argmax())
-        if len(latency) == 1 or latency[k] < _MAIN * latency.sum():
+        if latency[k] < _MAIN * latency.sum():
             return False
 
         begin, end = np.append(self._first, n)[k : k + 2]
@@ -260,14 +270,66 @@ class RuleSearch:
         finish = chosen.finish[part] - self._arrival[begin]
         kept = Candidate(chosen.parameters[:, part], chosen.factors[part], finish)
         own = search_of(self.best, self._order[part], self._generator, kept)
+        if not own._attempt_windows(self._tries, budget):
+            self._tries = min(2 * self._tries, _MAX_TRIES)
 
-        for _ in range(_OFFER_EVERY * n // (_RUN + end - begin)):
-            if not budget.over:
-                own._attempt_by_stretches(own._changed())
-
+        self._due += 3 * self._tries * (end - begin) // n
         parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
         parameters[:, part], factors[part] = own.chosen[:2]
         return self._attempt_by_stretches(Candidate(parameters, factors, chosen.finish))
+
+    def _attempt_windows(self, tries: int, budget: Budget) -> bool:
+        """Choose a change for one window of arrivals after another.
+
+        A change is judged by what follows within a horizon, when no more requests come, and by the
+        work that it leaves to later ones at a price. What the horizon hides makes prices, and the
+        fixed costs in that work, uncertain, so both are drawn.
+        """
+        generator, server, n = self._generator, self.server, len(self._arrival)
+        width = int(_WIDTH * 4 ** generator.uniform(-0.5, 0.5))
+        horizon = int(width * generator.uniform(0.7, 2.0))
+        busy = self.chosen.finish.max() - self._arrival[0] - self._work.sum()
+        price, token = generator.lognormal(-1.3, 0.5), generator.uniform(0.3, 1.0) * busy
+        chosen = self.chosen.of(slice(n))
+        self._adjust(chosen, slice(0, n))
+        server.begin()
+        saved = server.save()
+
+        while (first := server.arrived) < n and not budget.over:
+            end = min(n, first + width + horizon)
+            part = slice(first, end)
+            best, pick = np.inf, chosen.of(part)
+            for k in range(tries + 1):
+                tried = chosen.of(part)
+                if k > 0:
+                    some = slice(0, int(width * generator.choice([0.5, 1.0, 2.0])))
+                    change = _changed(generator, tried.of(some), np.zeros(1, dtype=np.int64))
+                    tried.parameters[:, some], tried.factors[some] = change[:2]
+
+                server.restore(saved)
+                self._adjust(tried, part)
+                server.run(end, np.inf, end)
+                later = price * (n - end) * self._work_until(token / self._output.sum())
+                total = server.run(end, best - later) + later
+                if total < best:
+                    best, pick = total, tried
+
+            chosen.parameters[:, part], chosen.factors[part] = pick[:2]
+            server.restore(saved)
+            self._adjust(pick, part)
+            server.run(n, np.inf, first + width)
+            saved = server.save()
+
+        return self._attempt_by_stretches(chosen)
+
+    def _work_until(self, token: float) -> float:
+        """Return when the work that is present would be done, with so many seconds more a token."""
+        who, produced = self.server.present
+        output = self._output[who]
+        decodes = (output - np.maximum(produced, 1)) / np.maximum(output - 1, 1)
+        work = self._decode_work[who] * decodes + token * (output - produced)
+        prefill = (self._work - self._decode_work)[who[produced == 0]]
+        return float(self.server.now + work.sum() + prefill.sum())
 
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
@@ -301,38 +363,43 @@ class RuleSearch:
 
     def _changed(self) -> Candidate:
         """Return the best candidate so far with a random change for each stretch."""
-        generator, chosen, n = self._generator, self.chosen, len(self._arrival)
-        parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
-        m = len(self._first)
-        size = np.diff(np.append(self._first, n))
+        return _changed(self._generator, self.chosen, self._first)
 
-        def spread(values: NDArray[Any]) -> NDArray[Any]:
-            return np.repeat(values, size)
 
-        # In a stretch the change is to all requests, or to a window of arrivals.
-        width = generator.integers(1, np.maximum(2, size // 10 + 2))
-        at = self._first + (generator.random(m) * size).astype(np.int64)
-        near = np.abs(np.arange(n) - spread(at)) <= spread(width)
-        kind = generator.random(m)
-        here = near | spread(generator.random(m) < 0.5)
-        again = here & spread(kind < 0.2)
-        start = spread(generator.integers(len(_STARTS), size=m))
-        parameters[:, again] = np.array(_STARTS).T[:, start[again]]
-        row = spread(generator.integers(6, size=m))
-        scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
+def _changed(generator: np.random.Generator, chosen: Candidate, stretches: Ints) -> Candidate:
+    """Return a candidate with a random change for each stretch, given by its first request."""
+    n = len(chosen.factors)
+    parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
+    m = len(stretches)
+    size = np.diff(np.append(stretches, n))
 
-        for k in range(6):
-            of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
-            if k < 5:
-                parameters[k, of] *= scale[of]
-                parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
-            else:
-                parameters[k, of] += more[of] - 0.15
+    def spread(values: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(values, size)
 
-        moved = near & spread(kind >= 0.6)
-        moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
-        factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
-        return Candidate(parameters, factors, chosen.finish)
+    # In a stretch the change is to all requests, or to a window of arrivals.
+    width = generator.integers(1, np.maximum(2, size // 10 + 2))
+    at = stretches + (generator.random(m) * size).astype(np.int64)
+    near = np.abs(np.arange(n) - spread(at)) <= spread(width)
+    kind = generator.random(m)
+    here = near | spread(generator.random(m) < 0.5)
+    again = here & spread(kind < 0.2)
+    start = spread(generator.integers(len(_STARTS), size=m))
+    parameters[:, again] = np.array(_STARTS).T[:, start[again]]
+    row = spread(generator.integers(6, size=m))
+    scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
+
+    for k in range(6):
+        of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
+        if k < 5:
+            parameters[k, of] *= scale[of]
+            parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
+        else:
+            parameters[k, of] += more[of] - 0.15
+
+    moved = near & spread(kind >= 0.6)
+    moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
+    factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
+    return Candidate(parameters, factors, chosen.finish)
 
 
 def search_of(
