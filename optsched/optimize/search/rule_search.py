@@ -56,7 +56,7 @@ _PATIENCE = 400
 # find more in the same time.
 _MAIN = 0.5
 # The mean window, and how many changes of each are tried.
-_WIDTH, _TRIES, _MAX_TRIES = 200, 40, 160
+_WIDTH, _TRIES, _MAX_TRIES = 4, 40, 160
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -286,10 +286,12 @@ class RuleSearch:
         fixed costs in that work, uncertain, so both are drawn.
         """
         generator, server, n = self._generator, self.server, len(self._arrival)
-        width = int(_WIDTH * 4 ** generator.uniform(-0.5, 0.5))
-        horizon = int(width * generator.uniform(0.7, 2.0))
-        busy = self.chosen.finish.max() - self._arrival[0] - self._work.sum()
-        price, token = generator.lognormal(-1.3, 0.5), generator.uniform(0.3, 1.0) * busy
+        length = self.chosen.finish.max() - self._arrival[0]
+        present = (self.chosen.finish - self._arrival).sum() / length
+        width = 1 + int(_WIDTH * present)
+        horizon = width * 3 // 2
+        busy = length - self._work.sum()
+        price, token = 0.25, 0.5 * busy
         chosen = self.chosen.of(slice(n))
         self._adjust(chosen, slice(0, n))
         server.begin()
@@ -303,7 +305,7 @@ class RuleSearch:
                 tried = chosen.of(part)
                 if k > 0:
                     some = slice(0, int(width * generator.choice([0.5, 1.0, 2.0])))
-                    change = _changed(generator, tried.of(some), np.zeros(1, dtype=np.int64))
+                    change = _changed(generator, tried.of(some), np.zeros(1, dtype=np.int64), 1.0)
                     tried.parameters[:, some], tried.factors[some] = change[:2]
 
                 server.restore(saved)
@@ -366,8 +368,13 @@ class RuleSearch:
         return _changed(self._generator, self.chosen, self._first)
 
 
-def _changed(generator: np.random.Generator, chosen: Candidate, stretches: Ints) -> Candidate:
-    """Return a candidate with a random change for each stretch, given by its first request."""
+def _changed(
+    generator: np.random.Generator, chosen: Candidate, stretches: Ints, widest: float = 0.1
+) -> Candidate:
+    """Return a candidate with a random change for each stretch, given by its first request.
+
+    `widest`: the max share of a stretch that a window of arrivals has to each side.
+    """
     n = len(chosen.factors)
     parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
     m = len(stretches)
@@ -377,7 +384,7 @@ def _changed(generator: np.random.Generator, chosen: Candidate, stretches: Ints)
         return np.repeat(values, size)
 
     # In a stretch the change is to all requests, or to a window of arrivals.
-    width = generator.integers(1, np.maximum(2, size // 10 + 2))
+    width = generator.integers(1, np.maximum(2, (size * widest).astype(np.int64) + 2))
     at = stretches + (generator.random(m) * size).astype(np.int64)
     near = np.abs(np.arange(n) - spread(at)) <= spread(width)
     kind = generator.random(m)
