@@ -22,7 +22,7 @@ The brakes may differ between requests. Those of the last one that has arrived c
 Import this module lazily: it loads numba.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +61,7 @@ _FIELDS = (
     ("release", np.float64),
     ("key", np.float64),  # of the order; ties: by arrival
     ("prefill", np.float64),  # time that its prefill adds to a batch
+    ("decode", np.float64),  # and its decode steps
     ("finish", np.float64),
     *((name, np.float64) for name in BRAKES),
 )
@@ -73,14 +74,8 @@ _STATE = (
 )
 
 
-class Saved(NamedTuple):
-    """A moment of a run: the loop's state, who waits, who runs, their records, and the KV ahead."""
-
-    state: Any
-    waiting: Ints
-    running: Ints
-    requests: Any
-    usage: Ints
+Saved = tuple[Any, Ints, Ints, Any, Ints]
+"""A moment of a run: the loop's state, who waits, who runs, their records, and the KV ahead."""
 
 
 class Server:
@@ -94,6 +89,7 @@ class Server:
         self._requests = new_requests(prompt, output, _FIELDS)
         self._requests["release"] = instance.release[by_arrival]
         self._requests["prefill"] = own_work(prompt, np.ones_like(prompt), cost)
+        self._requests["decode"] = own_work(prompt, output, cost) - self._requests["prefill"]
         self._instance = instance
         self._by_arrival, self._numbers = by_arrival, np.arange(instance.n)
         self._limits = limits_of(instance, "recompute")
@@ -102,12 +98,13 @@ class Server:
         self._lists = np.empty((3, instance.n + 1), dtype=np.int64)
         self.begin()
 
-    def begin(self) -> None:
-        """Go back to the moment before the first arrival."""
+    def begin(self, first: int = 0) -> None:
+        """Go back to the moment before an arrival that finds nobody."""
         self._state = new_state(_STATE, self._instance)
         self._state["changed"] = True
+        self._state["arrived"] = self._state["done"] = first
         self._usage = np.zeros(4096, dtype=np.int64)
-        self._forget(slice(None))
+        self._forget(slice(first, None))
 
     def _forget(self, part: slice) -> None:
         for name in ("cached", "produced", "decoding"):
@@ -121,13 +118,12 @@ class Server:
         for name, values in zip(("key", *BRAKES), (key, *brakes), strict=True):
             self._requests[name][part] = values
 
-    def run(self, arrivals: int, enough: float, stop: int | None = None) -> float:
-        """Go on until the first requests are done, or until `stop` of them have arrived.
+    def run(self, arrivals: int, stop: int, enough: float) -> float:
+        """Go on until the first requests are done, or until `stop` have arrived.
 
         Return the sum of completion times, in seconds. It is infinite once it exceeds `enough`, or
         if a prompt does not fit into the limits.
         """
-        stop = arrivals + 1 if stop is None else stop
         fixed = self._numbers[:arrivals], self._limits, self._cost
         changing = self._state, self._columns, self._lists, self._usage
         state = self._state[0]
@@ -142,7 +138,7 @@ class Server:
         waiting, running = self._lists[0, : s["waiting"]], self._lists[1, : s["running"]]
         usage = self._usage[s["batches"] : s["batches"] + s["longest"] + 2]
         present = self._requests[np.append(waiting, running)]
-        return Saved(*(one.copy() for one in (self._state, waiting, running, present, usage)))
+        return self._state.copy(), waiting.copy(), running.copy(), present, usage.copy()
 
     def restore(self, saved: Saved) -> None:
         """Go back to a moment of this run."""
@@ -155,28 +151,25 @@ class Server:
         self._usage[state[0]["batches"] :][: len(usage)] = usage
 
     @property
-    def now(self) -> float:
-        """The time of the run, in seconds."""
-        return float(self._state[0]["now"])
-
-    @property
     def arrived(self) -> int:
         """How many requests have arrived."""
         return int(self._state[0]["arrived"])
 
-    @property
-    def present(self) -> tuple[Ints, Ints]:
-        """The requests in the system, and the tokens that each has produced."""
+    def work_until(self, token: float) -> float:
+        """Return when the work that is present would be done, with so many seconds more a token."""
         s = self._state[0]
-        who = np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
-        return who, self._requests["produced"][who]
+        r = self._requests[
+            np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
+        ]
+        output, produced = r["output"], r["produced"]
+        decodes = (output - np.maximum(produced, 1)) / np.maximum(output - 1, 1)
+        work = np.where(produced == 0, r["prefill"], 0.0) + r["decode"] * decodes
+        return float(s["now"] + (work + token * (output - produced)).sum())
 
     @property
     def finish(self) -> Floats:
-        """When each request of the instance completed in the last run, in seconds."""
-        finish = np.empty(len(self._numbers))
-        finish[self._by_arrival] = self._requests["finish"]
-        return finish
+        """When each request completed in the last run, in seconds."""
+        return self._requests["finish"].copy()
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
         """Return batch_offsets, request and tokens of the last run's schedule."""

@@ -55,8 +55,12 @@ _PATIENCE = 400
 # A stretch with such a share of the latency is searched by itself, too. With less, runs over all
 # find more in the same time.
 _MAIN = 0.5
-# The mean window, and how many changes of each are tried.
-_WIDTH, _TRIES, _MAX_TRIES = 4, 40, 160
+# There, windows of so many times the requests in the system, and of so many such windows what
+# follows counts. So many changes of each are tried.
+_WIDTH, _HORIZON, _TRIES = 4, 1.5, 40
+# A second of work delays this share of the requests to come. What batches take beside the work of
+# requests is shared by tokens: this share of it, since not all of it is due to them.
+_DELAYED, _SHARED, _QUIET = 0.25, 0.5, 0.2
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -188,11 +192,10 @@ class RuleSearch:
         instance, cost = best.instance, best.cost
         self.best = best
         self._order = np.lexsort((np.arange(instance.n), instance.release))
-        prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
         self._back = np.argsort(self._order)
+        prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
         self._arrival, self._since = instance.release[self._order], float(instance.first_arrival)
         self._work = own_work(prompt, output, cost)
-        self._output = output
         self._decode_work = self._work - own_work(prompt, np.ones_like(output), cost)
         self.server = Server(instance, cost, self._order)
         # Without hybrid batches a schedule may be refused, so each is judged.
@@ -201,7 +204,7 @@ class RuleSearch:
         )
         self._generator = np.random.default_rng(seed)
         self._first = np.zeros(1, dtype=np.int64)  # request of each stretch
-        self._tries, self._due = _TRIES, 0  # the next windows, after so many candidates
+        self._due = len(_STARTS)  # windows come after so many candidates
         self.chosen = self._start(_STARTS[0])
 
     def run(self, budget: Budget) -> None:
@@ -209,13 +212,15 @@ class RuleSearch:
         attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
-            candidate = self._start(_STARTS[tried]) if tried < len(_STARTS) else self._changed()
+            candidate = (
+                self._start(_STARTS[tried])
+                if tried < len(_STARTS)
+                else self._changed(self.chosen, self._first)
+            )
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
-                if tried > max(self._due, len(_STARTS)) and self._attempt_in_one(budget):
-                    stale = 0
-
+                stale = 0 if tried > self._due and self._attempt_in_one(budget) else stale
                 self._attempt(self.chosen)
 
         self._attempt(self.chosen)
@@ -223,9 +228,9 @@ class RuleSearch:
     def serve(self, candidate: Candidate, enough: float) -> bool:
         """Run the rule with a candidate's parameters. Return whether it served all requests."""
         n = len(self._arrival)
-        self._adjust(candidate, slice(0, n))
+        self._adjust(candidate, slice(n))
         self.server.begin()
-        return bool(np.isfinite(self.server.run(n, enough)))
+        return bool(np.isfinite(self.server.run(n, n + 1, enough)))
 
     def _adjust(self, candidate: Candidate, part: slice) -> None:
         """Set the order and the brakes of some requests by a candidate of these."""
@@ -240,7 +245,7 @@ class RuleSearch:
         if not self.serve(candidate, float(chosen.finish.sum()) * (1 + 1e-12) if one else np.inf):
             return False
 
-        found = candidate._replace(finish=self.server.finish[self._order])
+        found = candidate._replace(finish=self.server.finish)
         both = np.maximum(chosen.finish, found.finish)
         first = starts_of_stretches(self._arrival, both)
         better = np.add.reduceat(found.finish - chosen.finish, first) < -1e-9
@@ -255,83 +260,62 @@ class RuleSearch:
         return True
 
     def _attempt_in_one(self, budget: Budget) -> bool:
-        """Try changes in a stretch by itself if it has most of the latency.
+        """Choose changes for one window of arrivals after another in the stretch that counts most.
 
-        It takes about as long as the runs over all since the last time.
+        A change is judged by what follows within a horizon, if no more requests come, and by the
+        work that it leaves to later ones, at a price: each second of it delays a share of those
+        that are still to come.
         """
-        chosen, n = self.chosen, len(self._arrival)
-        latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
-        k = int(latency.argmax())
-        if latency[k] < _MAIN * latency.sum():
+        kept, n, server = self.chosen, len(self._arrival), self.server
+        latency = np.add.reduceat(kept.finish - self._arrival, self._first)
+        main = int(latency.argmax())
+        if latency[main] < _MAIN * latency.sum():
             return False
 
-        begin, end = np.append(self._first, n)[k : k + 2]
-        part = slice(begin, end)
-        finish = chosen.finish[part] - self._arrival[begin]
-        kept = Candidate(chosen.parameters[:, part], chosen.factors[part], finish)
-        own = search_of(self.best, self._order[part], self._generator, kept)
-        if not own._attempt_windows(self._tries, budget):
-            self._tries = min(2 * self._tries, _MAX_TRIES)
+        first, end = np.append(self._first, n)[main : main + 2].tolist()
+        length = kept.finish[first:end].max() - self._arrival[first]
+        mean = latency[main] / length
+        width = 1 + int(_WIDTH * mean)
+        gone = np.searchsorted(np.sort(kept.finish[first:end]), self._arrival[first:end])
+        quiet = first + np.flatnonzero(np.arange(end - first) - gone < _QUIET * mean)
+        quiet = np.append(quiet, end)
+        tokens = self.best.instance.output_tokens[self._order[first:end]]
+        overhead = (length - self._work[first:end].sum()) / tokens.sum()
+        self._due += 3 * _TRIES * (end - first) // n
+        chosen = kept.of(slice(n))
+        self._adjust(chosen, slice(n))
+        server.begin(first)
 
-        self._due += 3 * self._tries * (end - begin) // n
-        parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
-        parameters[:, part], factors[part] = own.chosen[:2]
-        return self._attempt_by_stretches(Candidate(parameters, factors, chosen.finish))
-
-    def _attempt_windows(self, tries: int, budget: Budget) -> bool:
-        """Choose a change for one window of arrivals after another.
-
-        A change is judged by what follows within a horizon, when no more requests come, and by the
-        work that it leaves to later ones at a price. What the horizon hides makes prices, and the
-        fixed costs in that work, uncertain, so both are drawn.
-        """
-        generator, server, n = self._generator, self.server, len(self._arrival)
-        length = self.chosen.finish.max() - self._arrival[0]
-        present = (self.chosen.finish - self._arrival).sum() / length
-        width = 1 + int(_WIDTH * present)
-        horizon = width * 3 // 2
-        busy = length - self._work.sum()
-        price, token = 0.25, 0.5 * busy
-        chosen = self.chosen.of(slice(n))
-        self._adjust(chosen, slice(0, n))
-        server.begin()
-        saved = server.save()
-
-        while (first := server.arrived) < n and not budget.over:
-            end = min(n, first + width + horizon)
-            part = slice(first, end)
+        while (first := server.arrived) < end and not budget.over:
+            saved = server.save()
+            until = min(end, first + width + int(_HORIZON * width))
+            part = slice(first, until)
             best, pick = np.inf, chosen.of(part)
-            for k in range(tries + 1):
+            for k in range(_TRIES + 1):
                 tried = chosen.of(part)
                 if k > 0:
-                    some = slice(0, int(width * generator.choice([0.5, 1.0, 2.0])))
-                    change = _changed(generator, tried.of(some), np.zeros(1, dtype=np.int64), 1.0)
+                    some = slice(int(width * self._generator.choice([0.5, 1.0, 2.0])))
+                    change = self._changed(tried.of(some), np.zeros(1, np.int64), 1.0)
                     tried.parameters[:, some], tried.factors[some] = change[:2]
 
                 server.restore(saved)
                 self._adjust(tried, part)
-                server.run(end, np.inf, end)
-                later = price * (n - end) * self._work_until(token / self._output.sum())
-                total = server.run(end, best - later) + later
+                server.run(until, until, np.inf)
+                later = (
+                    _DELAYED
+                    * (quiet[np.searchsorted(quiet, until)] - until)
+                    * server.work_until(_SHARED * overhead)
+                )
+                total = server.run(until, until + 1, best - later) + later
                 if total < best:
                     best, pick = total, tried
 
             chosen.parameters[:, part], chosen.factors[part] = pick[:2]
             server.restore(saved)
             self._adjust(pick, part)
-            server.run(n, np.inf, first + width)
-            saved = server.save()
+            server.run(end, min(end, first + width), np.inf)
 
         return self._attempt_by_stretches(chosen)
-
-    def _work_until(self, token: float) -> float:
-        """Return when the work that is present would be done, with so many seconds more a token."""
-        who, produced = self.server.present
-        output = self._output[who]
-        decodes = (output - np.maximum(produced, 1)) / np.maximum(output - 1, 1)
-        work = self._decode_work[who] * decodes + token * (output - produced)
-        prefill = (self._work - self._decode_work)[who[produced == 0]]
-        return float(self.server.now + work.sum() + prefill.sum())
 
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
@@ -363,50 +347,43 @@ class RuleSearch:
         columns = np.tile(np.array(parameters)[:, None], n)
         return Candidate(columns, np.ones(n), np.full(n, np.inf))
 
-    def _changed(self) -> Candidate:
-        """Return the best candidate so far with a random change for each stretch."""
-        return _changed(self._generator, self.chosen, self._first)
+    def _changed(self, chosen: Candidate, stretches: Ints, widest: float = 0.1) -> Candidate:
+        """Return a candidate with a random change for each stretch, given by its first request.
 
+        `widest`: the max share of a stretch that a window of arrivals has to each side.
+        """
+        generator, n = self._generator, len(chosen.factors)
+        parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
+        m = len(stretches)
+        size = np.diff(np.append(stretches, n))
 
-def _changed(
-    generator: np.random.Generator, chosen: Candidate, stretches: Ints, widest: float = 0.1
-) -> Candidate:
-    """Return a candidate with a random change for each stretch, given by its first request.
+        def spread(values: NDArray[Any]) -> NDArray[Any]:
+            return np.repeat(values, size)
 
-    `widest`: the max share of a stretch that a window of arrivals has to each side.
-    """
-    n = len(chosen.factors)
-    parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
-    m = len(stretches)
-    size = np.diff(np.append(stretches, n))
+        # In a stretch the change is to all requests, or to a window of arrivals.
+        width = generator.integers(1, np.maximum(2, (size * widest).astype(np.int64) + 2))
+        at = stretches + (generator.random(m) * size).astype(np.int64)
+        near = np.abs(np.arange(n) - spread(at)) <= spread(width)
+        kind = generator.random(m)
+        here = near | spread(generator.random(m) < 0.5)
+        again = here & spread(kind < 0.2)
+        start = spread(generator.integers(len(_STARTS), size=m))
+        parameters[:, again] = np.array(_STARTS).T[:, start[again]]
+        row = spread(generator.integers(6, size=m))
+        scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
 
-    def spread(values: NDArray[Any]) -> NDArray[Any]:
-        return np.repeat(values, size)
+        for k in range(6):
+            of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
+            if k < 5:
+                parameters[k, of] *= scale[of]
+                parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
+            else:
+                parameters[k, of] += more[of] - 0.15
 
-    # In a stretch the change is to all requests, or to a window of arrivals.
-    width = generator.integers(1, np.maximum(2, (size * widest).astype(np.int64) + 2))
-    at = stretches + (generator.random(m) * size).astype(np.int64)
-    near = np.abs(np.arange(n) - spread(at)) <= spread(width)
-    kind = generator.random(m)
-    here = near | spread(generator.random(m) < 0.5)
-    again = here & spread(kind < 0.2)
-    start = spread(generator.integers(len(_STARTS), size=m))
-    parameters[:, again] = np.array(_STARTS).T[:, start[again]]
-    row = spread(generator.integers(6, size=m))
-    scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
-
-    for k in range(6):
-        of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
-        if k < 5:
-            parameters[k, of] *= scale[of]
-            parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
-        else:
-            parameters[k, of] += more[of] - 0.15
-
-    moved = near & spread(kind >= 0.6)
-    moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
-    factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
-    return Candidate(parameters, factors, chosen.finish)
+        moved = near & spread(kind >= 0.6)
+        moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
+        factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
+        return Candidate(parameters, factors, chosen.finish)
 
 
 def search_of(
