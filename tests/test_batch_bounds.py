@@ -26,6 +26,7 @@ from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.bounds.shares import completions_of, value_at
 from optsched.bounds.shares_kernel import Shared, scale_to_one
+from optsched.bounds.timeline import Ints
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch, search_of

@@ -158,9 +158,8 @@ class Server:
     def work_until(self, token: float) -> float:
         """Return when the work that is present would be done, with so many seconds more a token."""
         s = self._state[0]
-        r = self._requests[
-            np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
-        ]
+        who = np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
+        r = self._requests[who]
         output, produced = r["output"], r["produced"]
         decodes = (output - np.maximum(produced, 1)) / np.maximum(output - 1, 1)
         work = np.where(produced == 0, r["prefill"], 0.0) + r["decode"] * decodes

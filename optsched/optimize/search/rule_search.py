@@ -9,8 +9,8 @@ share of the work of the decode steps; single requests may have a random factor.
 Where nobody is in the system, what comes later does not depend on what was before. So each stretch
 between such moments keeps the parameters that are best for it, and one run tries a change for every
 stretch. `Best` does the same with schedules of any origin: policies, rules that pause, this one.
-Where one stretch has most of the latency, half of the time goes to runs of it by itself: runs over
-all spend theirs on the others.
+Where one stretch has most of the latency, half of the time goes to windows of it one by one: many
+changes of each are judged by a short horizon, which says more than a whole run with one change.
 """
 
 import warnings
@@ -58,9 +58,10 @@ _MAIN = 0.5
 # There, windows of so many times the requests in the system, and of so many such windows what
 # follows counts. So many changes of each are tried.
 _WIDTH, _HORIZON, _TRIES = 4, 1.5, 40
-# A second of work delays this share of the requests to come. What batches take beside the work of
-# requests is shared by tokens: this share of it, since not all of it is due to them.
-_DELAYED, _SHARED, _QUIET = 0.25, 0.5, 0.2
+# A second of work delays this share of the requests to come, until so small a share of the mean
+# number is in the system. What batches take beside the work of requests is shared by tokens: this
+# share of it, since not all of it is due to them.
+_DELAYED, _QUIET, _SHARED = 0.25, 0.2, 0.5
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -264,12 +265,12 @@ class RuleSearch:
 
         A change is judged by what follows within a horizon, if no more requests come, and by the
         work that it leaves to later ones, at a price: each second of it delays a share of those
-        that are still to come.
+        that come before a moment with few requests in the system.
         """
         kept, n, server = self.chosen, len(self._arrival), self.server
         latency = np.add.reduceat(kept.finish - self._arrival, self._first)
         main = int(latency.argmax())
-        if latency[main] < _MAIN * latency.sum():
+        if not np.inf > latency[main] >= _MAIN * latency.sum():
             return False
 
         first, end = np.append(self._first, n)[main : main + 2].tolist()
@@ -277,8 +278,7 @@ class RuleSearch:
         mean = latency[main] / length
         width = 1 + int(_WIDTH * mean)
         gone = np.searchsorted(np.sort(kept.finish[first:end]), self._arrival[first:end])
-        quiet = first + np.flatnonzero(np.arange(end - first) - gone < _QUIET * mean)
-        quiet = np.append(quiet, end)
+        quiet = np.flatnonzero(np.append(np.arange(end - first) - gone, 0) < _QUIET * mean) + first
         tokens = self.best.instance.output_tokens[self._order[first:end]]
         overhead = (length - self._work[first:end].sum()) / tokens.sum()
         self._due += 3 * _TRIES * (end - first) // n
@@ -290,22 +290,22 @@ class RuleSearch:
             saved = server.save()
             until = min(end, first + width + int(_HORIZON * width))
             part = slice(first, until)
+            price = _DELAYED * (quiet[np.searchsorted(quiet, until)] - until)
             best, pick = np.inf, chosen.of(part)
             for k in range(_TRIES + 1):
+                if budget.over:
+                    break
+
                 tried = chosen.of(part)
                 if k > 0:
-                    some = slice(int(width * self._generator.choice([0.5, 1.0, 2.0])))
+                    some = slice(1 + int(width * self._generator.choice([0.5, 1.0, 2.0])))
                     change = self._changed(tried.of(some), np.zeros(1, np.int64), 1.0)
                     tried.parameters[:, some], tried.factors[some] = change[:2]
 
                 server.restore(saved)
                 self._adjust(tried, part)
                 server.run(until, until, np.inf)
-                later = (
-                    _DELAYED
-                    * (quiet[np.searchsorted(quiet, until)] - until)
-                    * server.work_until(_SHARED * overhead)
-                )
+                later = price * server.work_until(_SHARED * overhead)
                 total = server.run(until, until + 1, best - later) + later
                 if total < best:
                     best, pick = total, tried
