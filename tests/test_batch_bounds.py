@@ -823,9 +823,9 @@ def crowds(seed: int) -> Instance:
     )  # fmt: skip
 
 
-def test_what_is_found_in_a_stretch_by_itself_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Runs over all 50 requests try the first parameters alone, so that only those of a crowd by
-    # itself find others. The second crowd has most of the latency.
+def test_what_is_found_in_windows_of_a_stretch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Runs over all 50 requests try the first parameters alone, so that only windows of a crowd find
+    # others. The second crowd has most of the latency.
     changed = RuleSearch._changed
 
     def only_in_one(
@@ -837,10 +837,10 @@ def test_what_is_found_in_a_stretch_by_itself_is_put_back(monkeypatch: pytest.Mo
     gains = np.zeros((4, 2))
     for seed in range(4):
         instance, found = crowds(seed), []
-        for alone in (False, True):
+        for windows in (False, True):
             with monkeypatch.context() as patch:
-                if not alone:
-                    patch.setattr(RuleSearch, "_attempt_in_one", lambda self, budget: False)
+                if not windows:
+                    patch.setattr(RuleSearch, "_attempt_by_windows", lambda self, budget: False)
                 best = best_of(instance, PLAIN, [])
                 RuleSearch(best, seed).run(Budget())
 

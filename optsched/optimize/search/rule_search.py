@@ -9,8 +9,8 @@ share of the work of the decode steps; single requests may have a random factor.
 Where nobody is in the system, what comes later does not depend on what was before. So each stretch
 between such moments keeps the parameters that are best for it, and one run tries a change for every
 stretch. `Best` does the same with schedules of any origin: policies, rules that pause, this one.
-Where one stretch has most of the latency, half of the time goes to windows of it one by one: many
-changes of each are judged by a short horizon, which says more than a whole run with one change.
+Most of the time goes to windows of the stretches with much of the latency, one by one: many changes
+of each are judged by a short horizon, which says more than a whole run with one change.
 """
 
 import warnings
@@ -52,12 +52,13 @@ _STARTS: tuple[tuple[float, ...], ...] = (
 _OFFER_EVERY = 20
 # The search ends after so many candidates in a row without an improvement.
 _PATIENCE = 400
-# A stretch with such a share of the latency is searched by itself, too. With less, runs over all
-# find more in the same time.
-_MAIN = 0.5
-# There, windows of so many times the requests in the system, and of so many such windows what
-# follows counts. So many changes of each are tried.
-_WIDTH, _HORIZON, _TRIES = 4, 1.5, 40
+# A stretch is drawn with so many times its share of the latency as probability.
+_OFTEN = 4
+# Windows have so many times the requests in the system, and what follows counts for so many more
+# windows. So many changes of each are tried.
+_WIDTH, _HORIZON, _TRIES = 4, 1.5, 60
+# Between two times, so many changes of all, for each change of a window as long as all.
+_BETWEEN = 0.5
 # A second of work delays this share of the requests to come, until so small a share of the mean
 # number is in the system. What batches take beside the work of requests is shared by tokens: this
 # share of it, since not all of it is due to them.
@@ -205,7 +206,7 @@ class RuleSearch:
         )
         self._generator = np.random.default_rng(seed)
         self._first = np.zeros(1, dtype=np.int64)  # request of each stretch
-        self._due = len(_STARTS)  # windows come after so many candidates
+        self._due = float(len(_STARTS))  # windows come after so many candidates
         self.chosen = self._start(_STARTS[0])
 
     def run(self, budget: Budget) -> None:
@@ -221,7 +222,7 @@ class RuleSearch:
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
-                stale = 0 if tried > self._due and self._attempt_in_one(budget) else stale
+                stale = 0 if tried > self._due and self._attempt_by_windows(budget) else stale
                 self._attempt(self.chosen)
 
         self._attempt(self.chosen)
@@ -260,30 +261,38 @@ class RuleSearch:
 
         return True
 
-    def _attempt_in_one(self, budget: Budget) -> bool:
-        """Choose changes for one window of arrivals after another in the stretch that counts most.
+    def _attempt_by_windows(self, budget: Budget) -> bool:
+        """Choose changes window by window, in stretches drawn by their shares of the latency."""
+        n, chosen = len(self._arrival), self.chosen.of(slice(None))
+        if not np.isfinite(chosen.finish).all():
+            return False
+
+        latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
+        drawn = self._generator.random(len(latency)) * latency.sum() < _OFTEN * latency
+        bounds = np.append(self._first, n)
+        self._adjust(chosen, slice(n))
+        for k in np.flatnonzero(drawn):
+            first, end = bounds[k : k + 2].tolist()
+            self._choose(chosen, first, end, budget)
+            self._due += _BETWEEN * _TRIES * (end - first) / n
+
+        return self._attempt_by_stretches(chosen)
+
+    def _choose(self, chosen: Candidate, first: int, end: int, budget: Budget) -> None:
+        """Choose changes for one window of arrivals after another in a stretch.
 
         A change is judged by what follows within a horizon, if no more requests come, and by the
         work that it leaves to later ones, at a price: each second of it delays a share of those
         that come before a moment with few requests in the system.
         """
-        kept, n, server = self.chosen, len(self._arrival), self.server
-        latency = np.add.reduceat(kept.finish - self._arrival, self._first)
-        main = int(latency.argmax())
-        if not np.inf > latency[main] >= _MAIN * latency.sum():
-            return False
-
-        first, end = np.append(self._first, n)[main : main + 2].tolist()
-        length = kept.finish[first:end].max() - self._arrival[first]
-        mean = latency[main] / length
+        arrival, finish, server = self._arrival[first:end], chosen.finish[first:end], self.server
+        length = finish.max() - arrival[0]
+        mean = (finish - arrival).sum() / length
         width = 1 + int(_WIDTH * mean)
-        gone = np.searchsorted(np.sort(kept.finish[first:end]), self._arrival[first:end])
-        quiet = np.flatnonzero(np.append(np.arange(end - first) - gone, 0) < _QUIET * mean) + first
+        present = np.append(np.arange(end - first) - np.searchsorted(np.sort(finish), arrival), 0)
+        quiet = np.flatnonzero(present < _QUIET * mean) + first
         tokens = self.best.instance.output_tokens[self._order[first:end]]
         overhead = (length - self._work[first:end].sum()) / tokens.sum()
-        self._due += 3 * _TRIES * (end - first) // n
-        chosen = kept.of(slice(n))
-        self._adjust(chosen, slice(n))
         server.begin(first)
 
         while (first := server.arrived) < end and not budget.over:
@@ -314,8 +323,6 @@ class RuleSearch:
             server.restore(saved)
             self._adjust(pick, part)
             server.run(end, min(end, first + width), np.inf)
-
-        return self._attempt_by_stretches(chosen)
 
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
