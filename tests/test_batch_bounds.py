@@ -26,6 +26,7 @@ from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.bounds.shares import completions_of, value_at
 from optsched.bounds.shares_kernel import Shared, scale_to_one
+from optsched.bounds.timeline import Ints
 from optsched.costs.batch import COEFFICIENTS
 from optsched.optimize.search.offline import improve
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch, search_of
@@ -854,22 +855,24 @@ def crowds(seed: int) -> Instance:
     )  # fmt: skip
 
 
-def test_what_is_found_in_a_stretch_by_itself_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Runs over all 50 requests try the first parameters alone, so that only those of a crowd by
-    # itself find others. The second crowd has most of the latency.
+def test_what_is_found_in_windows_of_a_stretch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Runs over all 50 requests try the first parameters alone, so that only windows of a crowd find
+    # others. The second crowd has most of the latency.
     changed = RuleSearch._changed
 
-    def only_in_one(self: RuleSearch) -> Candidate:
-        return changed(self) if self.best.instance.n < 50 else self.chosen
+    def only_in_one(
+        self: RuleSearch, chosen: Candidate, stretches: Ints, widest: float = 0.1
+    ) -> Candidate:
+        return changed(self, chosen, stretches, widest) if widest == 1.0 else chosen
 
     monkeypatch.setattr(RuleSearch, "_changed", only_in_one)
     gains = np.zeros((4, 2))
     for seed in range(4):
         instance, found = crowds(seed), []
-        for alone in (False, True):
+        for windows in (False, True):
             with monkeypatch.context() as patch:
-                if not alone:
-                    patch.setattr(RuleSearch, "_attempt_in_one", lambda self, budget: False)
+                if not windows:
+                    patch.setattr(RuleSearch, "_attempt_by_windows", lambda self, budget: False)
                 best = best_of(instance, PLAIN, [])
                 RuleSearch(best, seed).run(Budget())
 
@@ -889,13 +892,49 @@ def test_a_stretch_by_itself_is_served_as_in_the_whole() -> None:
     instance = crowds(9)
     whole = RuleSearch(best_of(instance, PLAIN, []), 0)
     assert whole.serve(whole.chosen, np.inf)
-    finish = whole.server.finish
+    finish = np.empty(instance.n)
+    finish[np.argsort(instance.release_times, kind="stable")] = whole.server.finish
     for late in (False, True):
         part = np.flatnonzero((instance.release_times > 50) == late)
+        part = part[np.argsort(instance.release_times[part], kind="stable")]
         own = search_of(best_of(instance, PLAIN, []), part, 0, None)
         assert own.serve(own.chosen, np.inf)
         begin = instance.release[part].min()
         assert own.server.finish + begin == pytest.approx(finish[part])
+
+
+def test_a_run_goes_on_from_a_moment_as_it_would_have_without_a_stop() -> None:
+    generator = np.random.default_rng(3)
+    for seed in range(6):
+        instance = crowds(seed)
+        search = RuleSearch(best_of(instance, PLAIN, []), seed)
+        kept = search._changed(search.chosen, search._first, 1.0)
+        assert search.serve(kept, np.inf)
+        finish, columns = search.server.finish, search.server.columns()
+
+        for first in (0, 25):  # whoever comes 26th finds nobody
+            search._adjust(kept, slice(50))
+            search.server.begin(first)
+            stop = int(generator.integers(first, first + 25))
+            search.server.run(50, stop, np.inf)
+            saved, arrived = search.server.save(), search.server.arrived
+            assert stop <= arrived < 50
+            late = search.server.work_until(0.0)
+            for _ in range(3):
+                search.server.restore(saved)
+                assert search.server.work_until(0.0) == late
+                other = search._changed(search.chosen, search._first, 1.0)
+                search._adjust(other.of(slice(arrived, 50)), slice(arrived, 50))
+                search.server.run(int(generator.integers(arrived, 51)), 51, np.inf)
+
+            search.server.restore(saved)
+            search._adjust(kept.of(slice(arrived, 50)), slice(arrived, 50))
+            total = search.server.run(50, 51, np.inf)
+            assert search.server.finish.tolist() == finish.tolist()
+            if first == 0:
+                assert total == pytest.approx(finish.sum())
+                for again, once in zip(search.server.columns(), columns, strict=True):
+                    assert again.tolist() == once.tolist()
 
 
 def test_the_offline_search_refuses_rounds() -> None:

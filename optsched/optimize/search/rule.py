@@ -59,8 +59,9 @@ BRAKES = ("q", "r", "c", "d", "p")
 """The parameters of the rule. The module's text says what they do."""
 _FIELDS = (
     ("release", np.float64),
-    ("rank", np.int64),  # its place in the order
+    ("key", np.float64),  # of the order; ties: by arrival
     ("prefill", np.float64),  # time that its prefill adds to a batch
+    ("decode", np.float64),  # and its decode steps
     ("finish", np.float64),
     *((name, np.float64) for name in BRAKES),
 )
@@ -68,38 +69,101 @@ _STATE = (
     ("total", np.float64),  # sum of the completion times so far
     ("joined", np.int64),  # requests that the batch being formed admits
     ("changed", np.bool_),  # something has, since admission was last tried
+    ("enough", np.float64),  # the loop ends once ``total`` exceeds it, or
+    ("stop", np.int64),  # once so many have arrived
 )
 
 
+Saved = tuple[Any, Ints, Ints, Any, Ints]
+"""A moment of a run: the loop's state, who waits, who runs, their records, and the KV ahead."""
+
+
 class Server:
-    """An instance in seconds that can be served repeatedly, under different orders and brakes."""
+    """An instance in seconds that can be served repeatedly, under different orders and brakes.
+
+    Requests are numbered by arrival.
+    """
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
-        prompt = instance.prompt_tokens
-        self._requests = new_requests(prompt, instance.output_tokens, _FIELDS)
-        self._requests["release"] = instance.release
+        prompt, output = instance.prompt_tokens[by_arrival], instance.output_tokens[by_arrival]
+        self._requests = new_requests(prompt, output, _FIELDS)
+        self._requests["release"] = instance.release[by_arrival]
         self._requests["prefill"] = own_work(prompt, np.ones_like(prompt), cost)
+        self._requests["decode"] = own_work(prompt, output, cost) - self._requests["prefill"]
         self._instance = instance
-        self._by_arrival = by_arrival
+        self._by_arrival, self._numbers = by_arrival, np.arange(instance.n)
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
         self._columns = new_columns(instance)
-        self._state = new_state(_STATE, instance)
+        self._lists = np.empty((3, instance.n + 1), dtype=np.int64)
+        self.begin()
 
-    def run(self, rank: Ints, brakes: Floats, enough: float) -> float:
-        """Serve all requests. Return the sum of their completion times, in seconds.
-
-        `rank` (shape (n,)) is the order, and `brakes` (shape (5, n)) are in the order of `BRAKES`.
-        The sum is infinite once it exceeds `enough`, or if a prompt does not fit into the limits.
-        """
-        for name, values in zip(BRAKES, brakes, strict=True):
-            self._requests[name] = values
-
+    def begin(self, first: int = 0) -> None:
+        """Go back to the moment before an arrival that finds nobody."""
         self._state = new_state(_STATE, self._instance)
-        fixed = self._by_arrival, self._limits, self._cost
-        self._columns = _serve(self._requests, rank, *fixed, self._state, self._columns, enough)
+        self._state["changed"] = True
+        self._state["arrived"] = self._state["done"] = first
+        self._usage = np.zeros(4096, dtype=np.int64)
+        self._forget(slice(first, None))
+
+    def _forget(self, part: slice) -> None:
+        for name in ("cached", "produced", "decoding"):
+            self._requests[name][part] = 0
+
+    def adjust(self, part: slice, key: Floats, brakes: Floats) -> None:
+        """Set the keys of the order, ascending, of some requests that have not arrived.
+
+        `brakes` (shape (5, requests)) are in the order of `BRAKES`.
+        """
+        for name, values in zip(("key", *BRAKES), (key, *brakes), strict=True):
+            self._requests[name][part] = values
+
+    def run(self, arrivals: int, stop: int, enough: float) -> float:
+        """Go on until the first requests are done, or until `stop` have arrived.
+
+        Return the sum of completion times, in seconds. It is infinite once it exceeds `enough`, or
+        if a prompt does not fit into the limits.
+        """
+        fixed = self._numbers[:arrivals], self._limits, self._cost
+        changing = self._state, self._columns, self._lists, self._usage
         state = self._state[0]
-        return float(state["total"]) if state["done"] == len(rank) else np.inf
+        state["enough"], state["stop"] = enough, stop
+        self._columns, self._usage = _serve(self._requests, *fixed, *changing)
+        served = state["done"] == arrivals or state["arrived"] >= stop
+        return float(state["total"]) if served and state["total"] <= enough else np.inf
+
+    def save(self) -> Saved:
+        """Return the present moment."""
+        s = self._state[0]
+        waiting, running = self._lists[0, : s["waiting"]], self._lists[1, : s["running"]]
+        usage = self._usage[s["batches"] : s["batches"] + s["longest"] + 2]
+        present = self._requests[np.append(waiting, running)]
+        return self._state.copy(), waiting.copy(), running.copy(), present, usage.copy()
+
+    def restore(self, saved: Saved) -> None:
+        """Go back to a moment of this run."""
+        state, waiting, running, present, usage = saved
+        self._forget(slice(state[0]["arrived"], self._state[0]["arrived"]))
+        self._state = state.copy()
+        self._requests[np.append(waiting, running)] = present
+        self._lists[0, : len(waiting)], self._lists[1, : len(running)] = waiting, running
+        self._usage[state[0]["batches"] :] = 0
+        self._usage[state[0]["batches"] :][: len(usage)] = usage
+
+    @property
+    def arrived(self) -> int:
+        """How many requests have arrived."""
+        return int(self._state[0]["arrived"])
+
+    def work_until(self, token: float) -> float:
+        """Return when the work that is present would be done, with so many seconds more a token."""
+        s = self._state[0]
+        who = np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
+        r = self._requests[who]
+        output, produced = r["output"], r["produced"]
+        decodes = (output - np.maximum(produced, 1)) / np.maximum(output - 1, 1)
+        work = np.where(produced == 0, r["prefill"], 0.0) + r["decode"] * decodes
+        return float(s["now"] + (work + token * (output - produced)).sum())
 
     @property
     def finish(self) -> Floats:
@@ -110,29 +174,19 @@ class Server:
         """Return batch_offsets, request and tokens of the last run's schedule."""
         batches = self._columns.batches[: self._state[0]["batches"]]
         entries = self._columns.entries[:, : self._state[0]["entries"]].astype(np.int64)
-        return np.append(0, batches["entries"]), entries[REQUEST], entries[TOKENS]
-
-
-@njit
-def _reset(requests: Any, rank: Ints, s: Any) -> None:
-    """Begin anew with another order."""
-    for i in range(requests.shape[0]):
-        r = requests[i]
-        r.cached = r.produced = 0
-        r.decoding = False
-        r.rank = rank[i]
-
-    s.changed = True
+        request = self._by_arrival[entries[REQUEST]]
+        return np.append(0, batches["entries"]), request, entries[TOKENS]
 
 
 @njit
 def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
-    """Insert a request among those that wait, in order of rank. Return its place."""
-    rank = requests[i].rank
+    """Insert a request among those that wait, in order of key. Return its place."""
+    key = requests[i].key
     low, high = 0, s.waiting
     while low < high:
         middle = (low + high) // 2
-        if requests[wait[middle]].rank < rank:
+        other = requests[wait[middle]].key
+        if other < key or (other == key and wait[middle] < i):
             low = middle + 1
         else:
             high = middle
@@ -280,29 +334,31 @@ def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int
 @njit
 def _serve(
     requests: Any,
-    rank: Ints,
     by_arrival: Ints,
     limits: Limits,
     cost: Floats,
     state: Any,
     columns: Columns,
-    enough: float,
-) -> Columns:
-    """Run the rule once. Return the columns, which grow as needed."""
-    s = state[0]
-    _reset(requests, rank, s)
-    n = requests.shape[0]
-    wait = np.empty(n + 1, np.int64)
-    running, joining = np.empty(n, np.int64), np.empty(n, np.int64)
-    nobody = np.empty(0)
-    usage = np.zeros(4096, np.int64)  # KV after each batch, if all that run go on
+    lists: Ints,
+    usage: Ints,
+) -> tuple[Columns, Ints]:
+    """Go on with the rule. Return the columns, and the KV after each batch, which grow as needed.
 
-    while s.done < n and s.total <= enough:
+    `usage` is the KV if all that run go on.
+    """
+    s, n = state[0], by_arrival.shape[0]
+    wait, running, joining = lists
+    nobody = np.empty(0)
+
+    while s.done < n and s.arrived < s.stop and s.total <= s.enough:
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
         i = arriving(requests, s, by_arrival)
         while i >= 0:
             brakes = requests[i]
-            if _place(requests, wait, s, i) <= brakes.q + brakes.r * n or brakes.p > 0:
+            if (
+                _place(requests, wait, s, i) <= brakes.q + brakes.r * requests.shape[0]
+                or brakes.p > 0
+            ):
                 s.changed = True
 
             i = arriving(requests, s, by_arrival)
@@ -332,4 +388,4 @@ def _serve(
         kept = s.running if decodes == 0 else _step(requests, s, running, decodes, running, 0)
         s.running = _step(requests, s, joining, s.joined, running, kept)
 
-    return columns
+    return columns, usage

@@ -9,8 +9,8 @@ share of the work of the decode steps; single requests may have a random factor.
 Where nobody is in the system, what comes later does not depend on what was before. So each stretch
 between such moments keeps the parameters that are best for it, and one run tries a change for every
 stretch. `Best` does the same with schedules of any origin: policies, rules that pause, this one.
-Where one stretch has most of the latency, half of the time goes to runs of it by itself: runs over
-all spend theirs on the others.
+Most of the time goes to windows of the stretches with much of the latency, one by one: many changes
+of each are judged by a short horizon, which says more than a whole run with one change.
 """
 
 import warnings
@@ -52,11 +52,17 @@ _STARTS: tuple[tuple[float, ...], ...] = (
 _OFFER_EVERY = 20
 # The search ends after so many candidates in a row without an improvement.
 _PATIENCE = 400
-# A stretch with such a share of the latency is searched by itself, too. With less, runs over all
-# find more in the same time.
-_MAIN = 0.5
-# A run of a stretch by itself takes as long as one over so many requests more.
-_RUN = 100
+# A stretch is drawn with so many times its share of the latency as probability.
+_OFTEN = 4
+# Windows have so many times the requests in the system, and what follows counts for so many more
+# windows. So many changes of each are tried.
+_WIDTH, _HORIZON, _TRIES = 4, 1.5, 60
+# Between two times, so many changes of all, for each change of a window as long as all.
+_BETWEEN = 0.5
+# A second of work delays this share of the requests to come, until so small a share of the mean
+# number is in the system. What batches take beside the work of requests is shared by tokens: this
+# share of it, since not all of it is due to them.
+_DELAYED, _QUIET, _SHARED = 0.25, 0.2, 0.5
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -173,6 +179,10 @@ class Candidate(NamedTuple):
     factors: Floats
     finish: Floats
 
+    def of(self, part: slice) -> "Candidate":
+        """Return a copy of the columns of some requests."""
+        return Candidate(*(column[..., part].copy() for column in self))
+
 
 class RuleSearch:
     """The search: it runs the rule with the parameters of one candidate after another.
@@ -196,6 +206,7 @@ class RuleSearch:
         )
         self._generator = np.random.default_rng(seed)
         self._first = np.zeros(1, dtype=np.int64)  # request of each stretch
+        self._due = float(len(_STARTS))  # windows come after so many candidates
         self.chosen = self._start(_STARTS[0])
 
     def run(self, budget: Budget) -> None:
@@ -203,11 +214,15 @@ class RuleSearch:
         attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
-            candidate = self._start(_STARTS[tried]) if tried < len(_STARTS) else self._changed()
+            candidate = (
+                self._start(_STARTS[tried])
+                if tried < len(_STARTS)
+                else self._changed(self.chosen, self._first)
+            )
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
-                stale = 0 if self._attempt_in_one(budget) else stale
+                stale = 0 if tried > self._due and self._attempt_by_windows(budget) else stale
                 self._attempt(self.chosen)
 
         self._attempt(self.chosen)
@@ -215,12 +230,14 @@ class RuleSearch:
     def serve(self, candidate: Candidate, enough: float) -> bool:
         """Run the rule with a candidate's parameters. Return whether it served all requests."""
         n = len(self._arrival)
-        key = (self._work + candidate.parameters[5] * self._decode_work) * candidate.factors
-        rank = np.empty(n, dtype=np.int64)
-        rank[self._order[np.lexsort((np.arange(n), key))]] = np.arange(n)
-        brakes = candidate.parameters[:5, self._back]
+        self._adjust(candidate, slice(n))
+        self.server.begin()
+        return bool(np.isfinite(self.server.run(n, n + 1, enough)))
 
-        return bool(np.isfinite(self.server.run(rank, brakes, enough)))
+    def _adjust(self, candidate: Candidate, part: slice) -> None:
+        """Set the order and the brakes of some requests by a candidate of these."""
+        work = self._work[part] + candidate.parameters[5] * self._decode_work[part]
+        self.server.adjust(part, work * candidate.factors, candidate.parameters[:5])
 
     def _attempt_by_stretches(self, candidate: Candidate) -> bool:
         """Run a candidate, and keep it for the stretches in which its sum of latencies is less."""
@@ -230,7 +247,7 @@ class RuleSearch:
         if not self.serve(candidate, float(chosen.finish.sum()) * (1 + 1e-12) if one else np.inf):
             return False
 
-        found = candidate._replace(finish=self.server.finish[self._order])
+        found = candidate._replace(finish=self.server.finish)
         both = np.maximum(chosen.finish, found.finish)
         first = starts_of_stretches(self._arrival, both)
         better = np.add.reduceat(found.finish - chosen.finish, first) < -1e-9
@@ -244,30 +261,68 @@ class RuleSearch:
 
         return True
 
-    def _attempt_in_one(self, budget: Budget) -> bool:
-        """Try changes in a stretch by itself if it has most of the latency.
-
-        It takes about as long as the runs over all since the last time.
-        """
-        chosen, n = self.chosen, len(self._arrival)
-        latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
-        k = int(latency.argmax())
-        if len(latency) == 1 or latency[k] < _MAIN * latency.sum():
+    def _attempt_by_windows(self, budget: Budget) -> bool:
+        """Choose changes window by window, in stretches drawn by their shares of the latency."""
+        n, chosen = len(self._arrival), self.chosen.of(slice(None))
+        if not np.isfinite(chosen.finish).all():
             return False
 
-        begin, end = np.append(self._first, n)[k : k + 2]
-        part = slice(begin, end)
-        finish = chosen.finish[part] - self._arrival[begin]
-        kept = Candidate(chosen.parameters[:, part], chosen.factors[part], finish)
-        own = search_of(self.best, self._order[part], self._generator, kept)
+        latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
+        drawn = self._generator.random(len(latency)) * latency.sum() < _OFTEN * latency
+        bounds = np.append(self._first, n)
+        self._adjust(chosen, slice(n))
+        for k in np.flatnonzero(drawn):
+            first, end = bounds[k : k + 2].tolist()
+            self._choose(chosen, first, end, budget)
+            self._due += _BETWEEN * _TRIES * (end - first) / n
 
-        for _ in range(_OFFER_EVERY * n // (_RUN + end - begin)):
-            if not budget.over:
-                own._attempt_by_stretches(own._changed())
+        return self._attempt_by_stretches(chosen)
 
-        parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
-        parameters[:, part], factors[part] = own.chosen[:2]
-        return self._attempt_by_stretches(Candidate(parameters, factors, chosen.finish))
+    def _choose(self, chosen: Candidate, first: int, end: int, budget: Budget) -> None:
+        """Choose changes for one window of arrivals after another in a stretch.
+
+        A change is judged by what follows within a horizon, if no more requests come, and by the
+        work that it leaves to later ones, at a price: each second of it delays a share of those
+        that come before a moment with few requests in the system.
+        """
+        arrival, finish, server = self._arrival[first:end], chosen.finish[first:end], self.server
+        length = finish.max() - arrival[0]
+        mean = (finish - arrival).sum() / length
+        width = 1 + int(_WIDTH * mean)
+        present = np.append(np.arange(end - first) - np.searchsorted(np.sort(finish), arrival), 0)
+        quiet = np.flatnonzero(present < _QUIET * mean) + first
+        tokens = self.best.instance.output_tokens[self._order[first:end]]
+        overhead = (length - self._work[first:end].sum()) / tokens.sum()
+        server.begin(first)
+
+        while (first := server.arrived) < end and not budget.over:
+            saved = server.save()
+            until = min(end, first + width + int(_HORIZON * width))
+            part = slice(first, until)
+            price = _DELAYED * (quiet[np.searchsorted(quiet, until)] - until)
+            best, pick = np.inf, chosen.of(part)
+            for k in range(_TRIES + 1):
+                if budget.over:
+                    break
+
+                tried = chosen.of(part)
+                if k > 0:
+                    some = slice(1 + int(width * self._generator.choice([0.5, 1.0, 2.0])))
+                    change = self._changed(tried.of(some), np.zeros(1, np.int64), 1.0)
+                    tried.parameters[:, some], tried.factors[some] = change[:2]
+
+                server.restore(saved)
+                self._adjust(tried, part)
+                server.run(until, until, np.inf)
+                later = price * server.work_until(_SHARED * overhead)
+                total = server.run(until, until + 1, best - later) + later
+                if total < best:
+                    best, pick = total, tried
+
+            chosen.parameters[:, part], chosen.factors[part] = pick[:2]
+            server.restore(saved)
+            self._adjust(pick, part)
+            server.run(end, min(end, first + width), np.inf)
 
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
@@ -299,19 +354,22 @@ class RuleSearch:
         columns = np.tile(np.array(parameters)[:, None], n)
         return Candidate(columns, np.ones(n), np.full(n, np.inf))
 
-    def _changed(self) -> Candidate:
-        """Return the best candidate so far with a random change for each stretch."""
-        generator, chosen, n = self._generator, self.chosen, len(self._arrival)
+    def _changed(self, chosen: Candidate, stretches: Ints, widest: float = 0.1) -> Candidate:
+        """Return a candidate with a random change for each stretch, given by its first request.
+
+        `widest`: the max share of a stretch that a window of arrivals has to each side.
+        """
+        generator, n = self._generator, len(chosen.factors)
         parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
-        m = len(self._first)
-        size = np.diff(np.append(self._first, n))
+        m = len(stretches)
+        size = np.diff(np.append(stretches, n))
 
         def spread(values: NDArray[Any]) -> NDArray[Any]:
             return np.repeat(values, size)
 
         # In a stretch the change is to all requests, or to a window of arrivals.
-        width = generator.integers(1, np.maximum(2, size // 10 + 2))
-        at = self._first + (generator.random(m) * size).astype(np.int64)
+        width = generator.integers(1, np.maximum(2, (size * widest).astype(np.int64) + 2))
+        at = stretches + (generator.random(m) * size).astype(np.int64)
         near = np.abs(np.arange(n) - spread(at)) <= spread(width)
         kind = generator.random(m)
         here = near | spread(generator.random(m) < 0.5)
