@@ -32,7 +32,7 @@ _ROUTED = 0.3
 _POLICY_SHARE = 0.5
 # The share of the time for rules with pauses, without and with a prefix cache (`RuleSearch` claims
 # nothing), and how many in a row may bring nothing.
-_VARIED, _CLAIMING, _PATIENCE = 0.3, 0.9, 60
+_VARIED, _CLAIMING, _PATIENCE = 0.1, 0.9, 60
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
 # The time in seconds if no budget is given.
