@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.policies.base import Batch, View
+from optsched.policies.engine.prefills import EXACT
 from optsched.policies.rules import Rules
 from optsched.policies.runner import Order, latest_start, own_work, waiting_rank
 from optsched.problem.instance import Instance
@@ -145,7 +146,8 @@ class Readable:
 
         told: Any = (running, waiting, evicted, generated, allocated)
         if rules.paced and self._holds(view, running, waiting, generated, allocated):
-            ahead = {i for i in running if self._slack(view, i) > rules.hold * self._pace(i)}
+            hold = rules.hold + EXACT
+            ahead = {i for i in running if self._slack(view, i) > hold * self._pace(i)}
             held = {i for i in ahead if view.decoding[i]}
             batch = self._form(view, held, *map(copy, told))
             if batch.tokens:

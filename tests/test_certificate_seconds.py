@@ -92,6 +92,7 @@ def wild_leaf(
 ) -> dict[str, Any]:
     """Prices, shares at random, and multipliers that are best or far from it."""
     tokens = busy.tokens_of(instance.subset(np.argsort(instance.arrival, kind="stable")), cost)
+    width = max(width, 1e-6 * float(tokens.chain.max()))  # a path has no more than 2**30 cells
     shared, centre = wild_shares(rng, tokens, width, len(price))
     use = Use(np.zeros(len(price)), np.zeros(len(price)), np.zeros(len(shared.share)))
     value_at(tokens, width, price, LEVELS, shared, use=use, centre=centre)

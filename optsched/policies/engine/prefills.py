@@ -119,6 +119,10 @@ class Settings(NamedTuple):
     gather: int  # waiting requests that are admitted together
 
 
+EXACT = 1e-6
+"""Tokens' time by which requests are ahead of their pace at least, so that no rounding decides."""
+
+
 @njit(allocates=False, forceinline=True)
 def alone(r: np.record, cost: Floats) -> float:
     """Return the time of what is left of a request's prefill, in a batch of its own."""
@@ -134,8 +138,11 @@ def _slack(r: np.record, s: np.record, settings: Settings) -> float:
 
 @njit
 def is_ahead(r: np.record, s: np.record, settings: Settings) -> bool:
-    """Whether a request that decodes waits for prefills, since it is ahead of its pace."""
-    return bool(s.holding and _slack(r, s, settings) > settings.hold * r.pace)
+    """Whether a request that decodes waits for prefills, since it is ahead of its pace.
+
+    Just after its first token it is ahead by a token's time, in exact numbers.
+    """
+    return bool(s.holding and _slack(r, s, settings) > (settings.hold + EXACT) * r.pace)
 
 
 @njit
