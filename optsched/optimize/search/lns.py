@@ -28,6 +28,8 @@ from optsched.problem.kernel import njit
 
 CHUNK = 2000
 """The number of steps between two checks of the clock. They take about 10 ms."""
+# The max rounds of outputs in these steps, so that long ones take no longer.
+_CHUNK_ROUNDS = 20_000_000
 _MAX_OUT = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
 _RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
@@ -296,7 +298,7 @@ class Search:
         before, starts = self.value, self.starts % self._length
         order = np.argsort(starts, kind="stable")
         late = np.flatnonzero((starts > self.data.arrival)[order])
-        steps = min(steps, CHUNK)
+        steps = min(steps, CHUNK, 1 + _CHUNK_ROUNDS // int(self.data.output.max()))
         self.value -= _steps(self._machine, order, late, self._kinds, self._state, steps, heat)
         self.steps += steps
         # Forget slowly, since the best kind of step changes as the schedule gets better.
@@ -319,7 +321,7 @@ class Search:
         while not over() and self.steps < max_steps:
             share = max(self.steps / max_steps, (budget.spent_s - begin) / time_s)
             heat = _HOT * scale * max(0.0, 1.0 - share)
-            self.run(min(CHUNK, max_steps - self.steps), heat)
+            self.run(max_steps - self.steps, heat)
             tell()
 
     def compact(self, order: Ints | None = None) -> None:

@@ -22,6 +22,8 @@ from optsched.workloads.predict import Predictor, predict
 
 MAX_ENTRIES = 1 << 28
 """Max output tokens of an instance that is simulated. Each is an entry of the schedule."""
+# The seconds for completions that nobody asked for: 10,000 requests take one.
+_COMPLETIONS_S = 5.0
 
 
 def simulate(
@@ -116,7 +118,8 @@ def simulate(
 def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | None:
     """Return when requests end under ``least-work``, in seconds from the first arrival.
 
-    None where it cannot run: a prompt is beyond a hard limit that it does not split.
+    None where it cannot run, since a prompt is beyond a hard limit that it does not split, or where
+    that takes many seconds.
 
     Parameters
     ----------
@@ -127,6 +130,7 @@ def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | No
     try:
         with warnings.catch_warnings():  # about the cost model's range, since no claim is made here
             warnings.simplefilter("ignore")
-            return evaluate(instance, simulate(instance, "least-work", cost), cost).clock.finish
+            schedule = simulate(instance, "least-work", cost, budget=Budget(_COMPLETIONS_S))
+            return evaluate(instance, schedule, cost).clock.finish
     except OptschedError:
         return None
