@@ -540,7 +540,7 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
     assert found.bound_origin == "the library"
     assert not [note for note in found.notes if "beats the library" in note]
     calm = next(note for note in found.notes if "nothing queues" in note)
-    assert "best known is 28." in calm
+    assert "best known is 29.9" in calm
     assert "higher rate" not in calm
 
     for other, model in (

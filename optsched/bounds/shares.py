@@ -71,8 +71,8 @@ from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 _APART = [0.004, 0.01, 0.02, 0.04, 0.07, 0.11, 0.17, 0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 3]
-# Multipliers tried, of the best ones for each request so far.
-_LEVELS = np.exp([0.0, *_APART, *(-one for one in _APART)])
+# Multipliers tried, of the best ones for each request so far, with the digits of certificates.
+_LEVELS: Floats = np.exp([0.0, *_APART, *(-one for one in _APART)]).round(3)
 # Where few and where many are in the system: the part of the first prices that is p3, the cells in
 # the geometric mean of a request's latency and its time alone, first steps of the logarithms of
 # prices and of shares, and after how many they are half as long.

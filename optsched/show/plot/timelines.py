@@ -112,7 +112,8 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
         boxes = list(corners.reshape(-1, 4, 2))
         # At least so wide, and of two that are hardly wider the prefill lies on top.
-        look: dict[str, Any] = {"color": PHASE_COLOURS[name], "linewidth": 1.0}
+        # Two widths: of one box and one width SVG would have no path of its own.
+        look: dict[str, Any] = {"color": PHASE_COLOURS[name], "linewidths": (1.0, 1.0)}
         look["zorder"] = 2.5 if phase in (PREFILL, REFILL) else 2.0
         ax.add_collection(PolyCollection(boxes, **look, label=name, gid=name))
 
