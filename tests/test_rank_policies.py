@@ -14,7 +14,7 @@ from optsched.policies import make_policy, policies
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import boosted
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance
 
 MODEL = "llama2-7b-a100-infermax-paper"
@@ -48,6 +48,26 @@ def test_where_prefills_are_free_a_boost_leaves_them_in_order_of_arrival() -> No
     order = boosted(instance, np.zeros(3), gamma=1.0)
     assert np.isfinite(order).all()
     assert np.argsort(order).tolist() == [0, 2, 1]
+
+
+def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
+    rng, served = np.random.default_rng(0), 0
+    rules = Rules(overflow="clear", promote=True, lengths="lower", beta=0.5, admission="present")
+    for _ in range(60):
+        prompt, output = rng.integers(1, 8, 8), rng.integers(2, 9, 8)
+        instance = Instance(
+            np.sort(np.round(rng.random(8) * 4, 2)), prompt, output,
+            int((prompt + output).max() * 1.7), time_unit="second", kv_accounting="cached",
+            predicted_lower=np.maximum(1, output - 3), predicted_upper=output + 2,
+        )  # fmt: skip
+        try:
+            schedule = simulate(instance, rules, MODEL)
+        except LoopError:
+            continue
+
+        served += evaluate(instance, schedule, MODEL).evictions.sum() > 0
+
+    assert served >= 5
 
 
 def test_every_scheduler_of_the_paper_takes_the_same_parameters() -> None:

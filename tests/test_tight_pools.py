@@ -119,6 +119,7 @@ def test_no_policy_breaks_a_rule_on_three_thousand_tight_pools(seed: int) -> Non
         ("a-l", 28),
         ("gsa", 2),
         ("gsa", 33),
+        ("gsa", 9002),  # those who decode make room for one whose last prompt token is recomputed
     ],
 )
 def test_nobody_is_evicted_for_kv_while_no_batch_begins(name: str, seed: int) -> None:

@@ -227,7 +227,7 @@ def settings_beside(path: str | Path) -> dict[str, int]:
     """
     try:
         meta = read_object(Path(path).with_name("meta.json"), "a measured run")
-        given = {**meta["engine_kwargs"], **meta.get("kv_cache", {})}
+        given = {**meta["engine_kwargs"], **(meta.get("kv_cache") or {})}
     except (InputError, LookupError, TypeError, ValueError):
         return {}
 

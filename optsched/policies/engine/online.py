@@ -22,7 +22,7 @@ from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common
 from optsched.policies.engine.common import REUSED, Columns
 from optsched.policies.fleet import Fleet, Job, MixedFleet
-from optsched.policies.helpers import decode_all, evict_until_fits
+from optsched.policies.helpers import decode_all, evict_until_fits, kv_after
 from optsched.policies.runner import Runner, beyond_limits, endless
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError, OutOfTimeError, PolicyError, raised
@@ -239,6 +239,10 @@ class _Loop:
         going = [i for i in self.running if self.ready[i] == 0]
         tokens = {i: 1 for i in decode_all(view, last=True) or going[:1] if self.ready[i] == 0}
         tokens, evicted = evict_until_fits(view, tokens, going)
+        if not tokens and going:  # the first alone, and a prefill if nobody decodes
+            tokens, evicted = evict_until_fits(view, {going[0]: 1}, going[1:])
+            tokens = {} if kv_after(view, tokens, evicted) > view.kv_capacity else tokens
+
         return Batch(tokens, evicted if tokens else [])
 
     def begin(self, requests: Sequence[int]) -> None:

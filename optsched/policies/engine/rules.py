@@ -256,7 +256,7 @@ def _leave(
     clearing = settings.overflow == prefills.CLEAR and next_kv > limits.kv_capacity
     if clearing:
         for k in range(s.running):
-            if requests[running[k]].ready > 0.0:
+            if requests[running[k]].gone or requests[running[k]].ready > 0.0:
                 continue
             if settings.beta >= 1.0 or random.random() < settings.beta:
                 requests[running[k]].gone = True
