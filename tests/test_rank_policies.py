@@ -56,7 +56,7 @@ def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
     for _ in range(60):
         prompt, output = rng.integers(1, 8, 8), rng.integers(2, 9, 8)
         instance = Instance(
-            np.sort(np.round(rng.random(8) * 4, 2)), prompt, output,
+            np.sort(np.round(rng.random(8) * 0.1, 3)), prompt, output,
             int((prompt + output).max() * 1.7), time_unit="second", kv_accounting="cached",
             predicted_lower=np.maximum(1, output - 3), predicted_upper=output + 2,
         )  # fmt: skip
