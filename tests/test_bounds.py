@@ -231,27 +231,6 @@ def test_no_bound_is_given_for_a_cost_that_it_is_not_proved_for(monkeypatch) -> 
     assert lower_bound(seconds, cost_model=free)[1] == "work"
 
 
-def test_tokens_found_in_a_cache_lower_a_bound_by_what_they_cost_or_are_refused() -> None:
-    seconds = Instance([0.0, 0.0], [3, 5], [2, 2], 20, time_unit="second")
-    squares = BatchCost("s", 2, {"token": "1", "base": "10", "prefill_square": "0.5"})
-    whole, name = lower_bound(seconds, cost_model=squares)
-    less, _ = lower_bound(seconds, cost_model=squares, found_tokens=4)
-    # A token found adds at most 1 + 2 * 5 * 0.5 = 6 ms on each of 2 layers, to both requests.
-    assert name == "work"
-    assert less == pytest.approx(whole - 2 * (2 * 6 * 4 / 1000))
-
-    # The allowance is proved for total latency on one worker in seconds, and for nothing else.
-    for instance, others in (
-        (Instance(**PAIR), {}),
-        (seconds, {"objective": "makespan"}),
-        (seconds, {"workers": 2}),
-    ):
-        for method in ("srpt", "work", "work-makespan"):
-            with pytest.raises(UsageError, match=r"not proved for prefix_cache|does not apply"):
-                lower_bound(instance, cost_model=squares, method=method, found_tokens=4, **others)
-        assert lower_bound(instance, cost_model=squares, found_tokens=4, **others) == (None, None)
-
-
 def test_features_are_what_an_instance_has() -> None:
     everything = Instance(
         [0.0, 1.0], [1, 1], [2, 2], 8, time_unit="second", kv_accounting="cached",

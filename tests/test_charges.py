@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 price = njit(batch_time)
 
 
-def machine(rng: np.random.Generator) -> tuple[Instance, int]:
-    """Return an instance on a tiny machine, and the prompt tokens that a cache may hold."""
+def machine(rng: np.random.Generator) -> Instance:
+    """Return an instance on a tiny machine."""
     block = int(rng.choice([1, 1, 2, 4]))
     limits = Limits(
         max_batch_tokens=int(rng.integers(2, 7)) if rng.random() < 0.7 else None,
@@ -39,7 +39,7 @@ def machine(rng: np.random.Generator) -> tuple[Instance, int]:
     )
     prompts = rng.integers(1, 5, 3)
     accounting = "generated" if rng.random() < 0.5 else "cached"
-    instance = Instance(
+    return Instance(
         arrival=[0.0, 0.0, 1.0],
         prompt_tokens=prompts,
         output_tokens=rng.integers(1, 4, 3),
@@ -51,7 +51,6 @@ def machine(rng: np.random.Generator) -> tuple[Instance, int]:
         chunked_prefill=bool(rng.random() < 0.7 or set(limits.as_dict()) - {"max_running"}),
         hybrid_batching=bool(rng.random() < 0.8),
     )
-    return instance, 0 if rng.random() < 0.6 else int(rng.integers(1, 5))
 
 
 def table(rng: np.random.Generator) -> CostTable:
@@ -83,11 +82,8 @@ def linear(rng: np.random.Generator) -> BatchCost:
     return BatchCost("linear", 1, shares | {"base": "0.5"})
 
 
-def batches(instance: Instance, found: int) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Yield every batch that fits: KV cached by decodes, and prefills' tokens and KV cached.
-
-    The cache holds ``found`` tokens, which take no room.
-    """
+def batches(instance: Instance) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """Yield every batch that fits: KV cached by decodes, and prefills' tokens and KV cached."""
     longest = int((instance.prompt_tokens + instance.output_tokens).max()) - 1
     chunks = [
         (c, m)
@@ -98,7 +94,7 @@ def batches(instance: Instance, found: int) -> Iterator[tuple[list[int], list[tu
     for prefills in (p for k in range(3) for p in combinations_with_replacement(chunks, k)):
         taken = sum(whole_blocks(c + m + offset, block) for c, m in prefills)
         new = sum(c for c, _ in prefills)
-        if new > (limits.max_prefill_tokens or new) or taken > instance.kv_capacity + found:
+        if new > (limits.max_prefill_tokens or new) or taken > instance.kv_capacity:
             continue
 
         for n in range(1 if not prefills else 0, 4):
@@ -110,14 +106,14 @@ def batches(instance: Instance, found: int) -> Iterator[tuple[list[int], list[tu
                 continue
             for decodes in combinations_with_replacement(range(1, longest), n):
                 kv = sum(whole_blocks(m + 1 + offset, block) for m in decodes)
-                if kv + taken <= instance.kv_capacity + found:
+                if kv + taken <= instance.kv_capacity:
                     yield list(decodes), list(prefills)
 
 
-def rows(instance: Instance, cost: BatchCost, found: int) -> Floats:
+def rows(instance: Instance, cost: BatchCost) -> Floats:
     """Return contents n, K, D, C, Q and time of every batch, by the judge's formula."""
     made = []
-    for decodes, prefills in batches(instance, found):
+    for decodes, prefills in batches(instance):
         sums = EMPTY
         for m in decodes:
             sums = add_decode(sums, m)
@@ -127,7 +123,7 @@ def rows(instance: Instance, cost: BatchCost, found: int) -> Floats:
         after = [m + 1 + instance.kv_offset for m in decodes]
         held = sum(int(whole_blocks(m, instance.kv_block_tokens)) for m in after)
         positions = sum(c * m + c * (c - 1) // 2 for c, m in prefills)
-        content = len(decodes), sum(decodes), min(held, instance.kv_capacity)
+        content = len(decodes), sum(decodes), held
         made.append((*content, sum(c for c, _ in prefills), positions, price(cost.array, sums)))
 
     return np.array(made, np.float64)
@@ -146,14 +142,13 @@ def random_vectors(rng: np.random.Generator, count: int) -> Floats:
 def hold_against_all(seed: int) -> tuple[Floats, Floats]:
     """Return proved and true ratios of random vectors on a random machine."""
     rng = np.random.default_rng(seed)
-    instance, found = machine(rng)
-    cost = linear(rng)
+    instance, cost = machine(rng), linear(rng)
     if rng.random() < 0.7:
         cost = BatchCost("table", 1, {"base": "1"}, table=table(rng))
 
     vectors = random_vectors(rng, 8)
-    proved = witnesses(batches_of(instance, cost, found), vectors)[0]
-    return proved, largest(vectors, rows(instance, cost, found))
+    proved = witnesses(batches_of(instance, cost), vectors)[0]
+    return proved, largest(vectors, rows(instance, cost))
 
 
 def test_no_batch_of_a_tiny_machine_is_shorter_than_what_is_proved() -> None:

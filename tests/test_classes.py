@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -24,7 +23,7 @@ from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
 from optsched.bounds.charges import Charges, class_charges
 from optsched.bounds.checker.batches import batches_of
-from optsched.bounds.checker.charges import TERMS, refuse, witnesses
+from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.classes import (
     ONE,
     UNIT,
@@ -51,24 +50,11 @@ ULP = 2.0**-52
 
 
 class Served(Exhaustive):
-    """Every schedule of an instance, by `batch_time`; requests find the first tokens of prompts."""
+    """Every schedule of an instance, by `batch_time`."""
 
-    def __init__(self, instance: Instance, cost: BatchCost, found: list[int], **rest: Any) -> None:
+    def __init__(self, instance: Instance, cost: BatchCost, **rest: Any) -> None:
         super().__init__(instance, BatchCost("any", 1, {"base": "1"}), **rest)
-        self.cost, self.found = cost, found
-
-    def options(self, i: int, state: Any) -> Iterator[tuple]:
-        """Let a request begin behind what it finds, or not, and share the KV of that."""
-        yield from super().options(i, state)
-        if state == (0, 0, False) and self.found[i]:
-            need = self.prompt[i] - self.found[i]
-            for tokens in range(1, need + 1) if self.split else [need]:
-                after = (int(tokens == need), self.found[i] + tokens, tokens == need)
-                yield tokens, ("prefill", self.found[i]), False, after
-
-    def in_blocks(self, cached: int) -> int:
-        """Return what a request holds beside the tokens that all requests may find."""
-        return max(0, super().in_blocks(cached) - max(self.found))
+        self.cost = cost
 
     def time(self, decode: list[int], prefill: list[tuple[int, int]]) -> Fraction:
         """Return the time of a batch as the judge prices it."""
@@ -95,7 +81,7 @@ def some_table(rng: np.random.Generator, instance: Instance) -> BatchCost:
     """A random table that does not fall to 0 beyond its end."""
     while True:
         cost = BatchCost("tables", 1, {"base": "1"}, table=table(rng))
-        if np.isfinite(witnesses(batches_of(instance, cost, 9), np.eye(1, TERMS))[0]).all():
+        if np.isfinite(witnesses(batches_of(instance, cost), np.eye(1, TERMS))[0]).all():
             return cost
 
 
@@ -104,9 +90,7 @@ def part_of(instance: Instance, cost: BatchCost) -> Part:
     return next(parts_of(instance, cost_model_dict(cost), TICKS_PER_SECOND, [order]))[1]
 
 
-def wild(
-    rng: np.random.Generator, instance: Instance, cost: BatchCost, charges: Charges, found: int
-) -> dict[str, Any]:
+def wild(rng: np.random.Generator, instance: Instance, charges: Charges) -> dict[str, Any]:
     """A leaf of random prices, mixtures and weights, with a few cells or many."""
     minorants = charges.minorants
     weights = rng.random(minorants.shape[:2]) ** 3 + 1e-9
@@ -122,7 +106,7 @@ def wild(
     lengths = (charges.lo, charges.hi, mixed)
     reference = int(rng.integers(len(charges.lo)))
     first = rng.random(instance.n)
-    return classes_leaf(end / cells, price, first, reference, lengths, found)
+    return classes_leaf(end / cells, price, first, reference, lengths)
 
 
 def check_tiny(seed: int, count: int) -> float:
@@ -131,18 +115,15 @@ def check_tiny(seed: int, count: int) -> float:
     largest, refused = 0.0, 0
     for k in range(count):
         instance, cost = question(rng)
-        share = [0] * instance.n
-        if rng.random() < 0.3:
-            share = [int(rng.integers(0, s)) for s in instance.prompt_tokens]
-        task = BoundTask(instance, cost, found_tokens=sum(share))
+        task = BoundTask(instance, cost)
         try:
             charges = class_charges(task)
         except Rejected:  # the table falls to 0 beyond its end
             refused += 1
             assert classes(task, Budget(0.3)).value == 0
             continue
-        optimum = Served(instance, cost, share).best("tel")[0]
-        leaves = [wild(rng, instance, cost, charges, sum(share)) for _ in range(6)]
+        optimum = Served(instance, cost).best("tel")[0]
+        leaves = [wild(rng, instance, charges) for _ in range(6)]
         if k % 8 == 0:
             proof = classes(task, Budget(0.3))
             assert proof.value <= optimum
@@ -151,7 +132,7 @@ def check_tiny(seed: int, count: int) -> float:
             certificate = json.loads(json.dumps(certify(instance, cost, "tel", leaf)))
             verify_certificate(instance, certificate, cost)
             value = exact(instance, certificate)
-            assert value <= optimum * (1 + ULP), f"{instance.to_dict()} {share}"
+            assert value <= optimum * (1 + ULP), instance.to_dict()
             largest = max(largest, float(value) / optimum)
     assert refused <= count / 20
     return largest
@@ -171,7 +152,7 @@ def test_the_same_by_the_thousand(seed: int) -> None:
 
 
 def by_definition(part: Part, leaf: dict[str, Any]) -> float:
-    """What a leaf proves without found tokens, by the theorem: every token on its own."""
+    """What a leaf proves, by the theorem: every token on its own."""
     width, price = leaf["width"] / TICKS_PER_SECOND, np.array(leaf["price"]) / leaf["denominator"]
     rows = exact_charges(leaf)
     lo = [one.lo / UNIT for one in rows]
@@ -219,7 +200,7 @@ def test_the_checker_finds_what_the_definition_says() -> None:
         instance = replace(instance, prompt_tokens=np.minimum(instance.prompt_tokens, 2))
         charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
         for _ in range(5):
-            leaf = wild(rng, instance, cost, charges, 0)
+            leaf = wild(rng, instance, charges)
             value = proved_by(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
             expected = by_definition(part, leaf)
             assert value <= expected + 1e-12
@@ -237,7 +218,7 @@ def test_a_request_beyond_the_last_cell_pays_for_its_time_alone() -> None:
     charges = class_charges(BoundTask(instance, cost))
     part = part_of(instance, cost)
     rows = (charges.lo, charges.hi, np.zeros((len(charges.lo), 6)))
-    leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5, 0.5]), 0, rows, 0)
+    leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5, 0.5]), 0, rows)
     value = proved_by(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
     assert value == pytest.approx(2 * 0.015, rel=2e-4)  # lengths are proved within 1e-4
 
@@ -253,7 +234,7 @@ def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> N
     for _ in range(4):
         instance, cost = question(rng)
         charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
-        leaf = wild(rng, instance, cost, charges, 0)
+        leaf = wild(rng, instance, charges)
         rows = exact_charges(leaf)
         mixed = np.array([one[3:] for one in rows]) / UNIT
         lo = np.array([one.lo for one in rows]) / UNIT
@@ -268,7 +249,7 @@ def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> N
         steps = [
             r.steps * (1 - f) / max(r.steps, 1) for r, f in zip(part.requests, first, strict=True)
         ]
-        before = [prefilled(part, i, rows[0].lo * part.ticks // UNIT, 0) for i in range(len(first))]
+        before = [prefilled(part, i, rows[0].lo * part.ticks // UNIT) for i in range(len(first))]
         waits = sum(
             each * (at / part.ticks + lo[0] * (r.steps - 1) / 2)
             for each, at, r in zip(steps, before, part.requests, strict=True)
@@ -291,23 +272,6 @@ def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> N
             assert (up - down) / (2 * eps) == pytest.approx(
                 float((gain * by_charge).sum()), rel=0.02
             )
-
-
-def test_found_tokens_lower_the_bound_by_no_more_than_they_are_worth() -> None:
-    rng = np.random.default_rng(5)
-    lower = 0
-    for _ in range(6):
-        instance, cost = question(rng)
-        charges = class_charges(BoundTask(instance, cost, found_tokens=2))
-        part = part_of(instance, cost)
-        leaf = wild(rng, instance, cost, charges, 2)
-        values = [
-            proved_by(part, {**leaf, "found": found}, exact_charges(leaf), Unlimited())
-            for found in (0, 1, 2, 10**6)
-        ]
-        assert values == sorted(values, reverse=True)
-        lower += int(values[2] < values[0])
-    assert lower > 3
 
 
 # --- schedules of policies ----------------------------------------------------------------------
@@ -389,7 +353,7 @@ def test_charges_that_are_one_percent_too_large_are_refused() -> None:
     wrong = [inflated(leaf, 0, 1.01)]  # the length of the shortest batch
     for v in (0, 3, 5):  # vertices are tight, as mixtures need not be
         rows = (charges.lo, charges.hi, charges.minorants[:, v])
-        one = classes_leaf(0.1, np.ones(5), np.full(instance.n, 0.3), 0, rows, 0)
+        one = classes_leaf(0.1, np.ones(5), np.full(instance.n, 0.3), 0, rows)
         certify(instance, cost, "tel", one)
         for at in range(len(charges.lo)):
             if charges.fixed[at, v] < 0.9 * charges.hi[at]:
@@ -418,31 +382,14 @@ def test_classes_that_do_not_cover_all_lengths_are_refused() -> None:
     assert exact_charges(leaf)[0] == ExactCharges(*rows[0])
 
 
-@pytest.mark.parametrize("found", [-1, 7, 2**60, 2**1020, 2**1023 + 5, 2**1024 - 2])
-def test_more_found_tokens_than_the_prompts_have_prove_no_more(found: int) -> None:
-    # Two prompts of 3 tokens. With 2^1023 products would overflow, and 10,000 s a token would pass.
-    instance = Instance([0, 0], [3, 3], [5, 5], kv_capacity=100, time_unit="second")
-    vectors = np.array([[0.0, 1e4, 0.0, 0.0, 1e4, 0.0]])
-    cost = BatchCost("linear", 1, {"base": "1", "token": "0.1"})
-    with pytest.raises(Rejected):
-        refuse(batches_of(instance, cost, found), vectors, Unlimited())
-
-
-def test_whole_prompts_are_computed_over_what_is_found() -> None:
-    # Of a prompt of 1,000 tokens 500 are found. The others then take 0.25 s, and pay for
-    # positions 500 to 999: 1.9e-6 * (500 * 500 + 500 * 499 / 2) = 0.712 s, which is too much.
-    axis = [0, 250, 500, 750, 1000, 2000]
-    grid = {"axes": {"prefill_tokens": axis}, "values": [0.001 * x * x for x in axis]}
-    table = table_from_dict({"minorants": [{"base": "0.000001"}], "grids": [grid]})
-    cost = BatchCost("square", 1, {"base": "1"}, table=table)
-    for chunked in (True, False):
-        instance = Instance(
-            [0], [1000], [1], kv_capacity=5000, time_unit="second", chunked_prefill=chunked
-        )
-        with pytest.raises(Rejected):
-            refuse(
-                batches_of(instance, cost, 500), np.array([[0, 0, 0, 0, 0, 1.9e-6]]), Unlimited()
-            )
+@pytest.mark.parametrize("found", [-1, 1, 2**60, "0", None, False])
+def test_an_allowance_for_tokens_of_a_cache_is_refused(found: Any) -> None:
+    # Leaves have always had this place, and every one that a command made has 0 there.
+    instance, cost, leaf = crowded()
+    assert leaf["found"] == 0
+    certify(instance, cost, "tel", leaf)
+    with pytest.raises(OptschedError, match="classes: found"):
+        certify(instance, cost, "tel", {**leaf, "found": found})
 
 
 def test_a_machine_that_the_checker_refuses_is_no_error_of_the_bound() -> None:
@@ -463,9 +410,9 @@ def forge(seed: int, count: int) -> None:
     tried = passed = 0
     while tried < count:
         instance, cost = question(rng)
-        optimum = Served(instance, cost, [0] * instance.n).best("tel")[0]
+        optimum = Served(instance, cost).best("tel")[0]
         charges = class_charges(BoundTask(instance, cost))
-        leaf = wild(rng, instance, cost, charges, 0)
+        leaf = wild(rng, instance, charges)
         good = json.loads(json.dumps(certify(instance, cost, "tel", leaf)))
         more = forgeries(rng, instance, cost, good, optimum, 25)
         tried, passed = tried + more[0], passed + more[1]

@@ -331,8 +331,6 @@ def test_bounds_that_are_not_proved_refuse_by_the_columns():
     for method in ("clock", "classes"):
         with pytest.raises(UsageError, match="prefix_parent"):
             lower_bound(instance, cost_model=cost, method=method)
-    with pytest.raises(UsageError, match="prefix_cache"):
-        lower_bound(instance, cost_model=cost, method="work", found_tokens=3)
 
 
 def test_pieces_are_cut_after_charging():

@@ -4,7 +4,7 @@ The runs are those of LLMServingSim (Cho et al. 2026), and the cost models are f
 the same GPUs alone. vLLM's prefix cache was on. The published runs do not say which request found
 what in the cache, only what share of all prompt tokens could be found.
 
-The bound allows for the cache as `optsched.bounds.checker.classes` proves.
+The bound and the twin are those of an engine that finds nothing there.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def run(trial: Row) -> Row:
     if scheduler == "measured":
         return of_measured(instance, times)
     if scheduler == "bound":
-        value, origin = _bound(instance, cost, trial["found"], trial["bound_s"])
+        value, origin = _bound(instance, cost, trial["bound_s"])
         return {"mean_latency": value, "origin": origin}
 
     if scheduler == SHORTER:
@@ -156,13 +156,10 @@ def of_measured(instance: Instance, times: Measured) -> Row:
     }
 
 
-def _bound(
-    instance: Instance, cost: BatchCost, found: float, limit_s: float
-) -> tuple[float | None, str | None]:
-    """Return the bound on mean latency with a prefix cache."""
-    free = int(np.ceil(found * instance.prompt_tokens.sum()))
+def _bound(instance: Instance, cost: BatchCost, limit_s: float) -> tuple[float | None, str | None]:
+    """Return the bound on mean latency."""
     total, origin = lower_bound(
-        instance, cost_model=cost, time_limit_s=limit_s, found_tokens=free, completions=completions
+        instance, cost_model=cost, time_limit_s=limit_s, completions=completions
     )
     return max(0.0, (total or 0.0) / instance.n), origin
 
@@ -236,7 +233,7 @@ EXPERIMENT = Experiment(
         "run": "folder of the run, named after its GPU and its model",
         "scheduler": "measured, a policy, the offline search, or a bound that no schedule beats",
         "folder": "where the runs are; empty: llmservingsim in OPTSCHED_DATA",
-        "found": "share of all prompt tokens that the prefix cache may hold when they come",
+        "found": "share of all prompt tokens by which the twin's prompts are shorter in one row",
         "link_gb_s": "bandwidth between GPUs that share every layer, in GB/s; 0: its peak",
         "search_s": "seconds of the offline search",
         "bound_s": "seconds of the bounds",

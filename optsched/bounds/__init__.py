@@ -114,7 +114,6 @@ def lower_bound(
     progress: Callable[[str, float], None] | None = None,
     stop: threading.Event | None = None,
     workers: int = 1,
-    found_tokens: int = 0,
     completions: Completions | None = None,
     pools: Pools | None = None,
 ) -> tuple[float | None, str | None]:
@@ -143,8 +142,6 @@ def lower_bound(
         When set, no further bound starts.
     workers : int
         Number of equal workers; each request is on one of them.
-    found_tokens : int
-        Prompt tokens that requests may find in a prefix cache, as in `BoundTask`.
     completions : callable, optional
         Where some bounds start, as in `BoundTask`.
     pools : Pools, optional
@@ -168,8 +165,7 @@ def lower_bound(
 
     goal = parse_objective(objective)
     cost_model = cost_model or (UnitCost() if pools is None else pools.machines[0].cost)
-    further = completions, found_tokens
-    task = BoundTask(instance, cost_model, goal, None, 0, workers, *further, pools=pools)
+    task = BoundTask(instance, cost_model, goal, None, 0, workers, completions, pools=pools)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

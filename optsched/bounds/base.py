@@ -43,9 +43,6 @@ class BoundTask:
         ``completions(instance, cost_model)`` returns when requests end in a schedule that is
         quickly made, in seconds from the first arrival, or None if there is none. Prices start from
         it. Without one, requests are taken to be alone.
-    found_tokens : int
-        Prompt tokens that requests may find in a prefix cache, of all prompts together, so that no
-        schedule has to hold or process them.
     charged : list of Charge, optional
         What requests pay of shared prefills (`optsched.bounds.relaxations`). The instance is then
         without prefixes, and requests arrive when they are released.
@@ -62,7 +59,6 @@ class BoundTask:
     seed: int = 0
     workers: int = 1
     completions: Completions | None = None
-    found_tokens: int = 0
     charged: Sequence[Charge] | None = None
     within_s: int = 0
     pools: Pools | None = None
@@ -71,7 +67,6 @@ class BoundTask:
     def features(self) -> frozenset[str]:
         """The features that a proof must allow for, see `features_of`."""
         found = features_of(self.instance, self.cost_model, self.workers)
-        found |= PREFIX_CACHE if self.found_tokens else frozenset()
         for one in () if self.pools is None else self.pools.machines:
             found |= features_of(self.instance, one.cost) | POOLS
 
@@ -216,11 +211,8 @@ WORKERS = frozenset({"workers"})
 """The feature of several workers."""
 
 MINORANTS = frozenset({"cost.table"})
-"""The feature of a tabulated cost model."""
-
-PREFIX_CACHE = frozenset({"prefix_cache"})
-"""The feature of prompt tokens that are found in a cache (`BoundTask.found_tokens`). No bound needs
-these three: `optsched.bounds.relaxations` asks without them, workers in seconds excepted."""
+"""The feature of a tabulated cost model. No bound needs these two: `optsched.bounds.relaxations`
+asks without them, workers in seconds excepted."""
 
 CHARGES = frozenset({"charges"})
 """The feature of work that is paid once (`BoundTask.charged`). A bound that is proved for it gets

@@ -95,7 +95,7 @@ def class_charges(
     Parameters
     ----------
     task : BoundTask
-        Its instance, its cost model, which may be tabulated, and its found tokens are used.
+        Its instance and its cost model, which may be tabulated, are used.
     targets : array_like, shape (targets, 5), optional
         Mixes of tokens, each with a vertex per class that charges it most: decodes, tokens that
         they have cached, tokens that they hold, prefill tokens, and positions of these. By default
@@ -116,7 +116,7 @@ def class_charges(
         The edges do not ascend, or one is not clearly longer than the shortest batch.
     """
     budget = budget or Budget()
-    batches = batches_of(task.instance, task.cost_model, task.found_tokens)
+    batches = batches_of(task.instance, task.cost_model)
     mixes = np.asarray(targets_of(task.instance) if targets is None else targets, np.float64)
     ratio, found = witnesses(batches, np.eye(1, TERMS), check=partial(budget.check, _DOING))
     if not np.isfinite(ratio[0]):

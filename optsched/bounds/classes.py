@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.ascent import climb
-from optsched.bounds.base import MINORANTS, PREFIX_CACHE, Bound, BoundTask, Proof
+from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
@@ -188,9 +188,7 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
     return total
 
 
-def ends_of(
-    part: Part, top: Floats, shortest: float, first: Floats, chords: int, found: int = 0
-) -> Ends:
+def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int) -> Ends:
     """Return the ends of all requests' chords.
 
     `top` is the vector of the last class, `shortest` the length of the shortest batch, and `first`
@@ -211,7 +209,7 @@ def ends_of(
         each = (1 - theta) / m
         for block in range(chords):
             low, high = m * block // chords, m * (block + 1) // chords
-            before = prefilled(part, i, round(shortest * part.ticks), found)
+            before = prefilled(part, i, round(shortest * part.ticks))
             earliest = arrival + before * second + low * shortest
             for j in (low, high - 1) if high > low else ():
                 later = theta + each * (j + 0.5)
@@ -228,8 +226,8 @@ class _Ascent:
     `vertices` has charges by class, vertex and (decode, context, memory, prefill, position).
     """
 
-    def __init__(self, part: Part, charges: Charges, found: int, stop: Callable[[], bool]) -> None:
-        self.part, self.charges, self.found, self.stop = part, charges, found, stop
+    def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:
+        self.part, self.charges, self.stop = part, charges, stop
         self.vertices = charges.vectors
         classes, each = self.vertices.shape[:2]
         self.mixture = np.full((classes, each), 1 / each)
@@ -274,9 +272,7 @@ class _Ascent:
 
     def _set_ends(self, reference: int) -> None:
         shortest = float(self.charges.lo[0])
-        self.ends = ends_of(
-            self.part, self.mixed[reference], shortest, self.first, _COARSE, self.found
-        )
+        self.ends = ends_of(self.part, self.mixed[reference], shortest, self.first, _COARSE)
 
     def smooth(self, price: Floats, tau: float) -> tuple[float, Floats, Floats]:
         """Return the smoothed bound and its derivatives by prices and by charges."""
@@ -328,7 +324,7 @@ class _Ascent:
             fixed = np.where(np.isinf(charges.hi), 0.0, base)
         minorants = np.column_stack([fixed, self.mixed / more[:, None]])
         rows = charges.lo, charges.hi, minorants
-        return classes_leaf(self.width, self.price, self.first, self.reference, rows, self.found)
+        return classes_leaf(self.width, self.price, self.first, self.reference, rows)
 
 
 def classes(task: BoundTask, budget: Budget) -> Proof:
@@ -345,7 +341,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
         prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
         targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
-        ascent = _Ascent(part, charges, task.found_tokens, lambda: budget.left_s <= proving_s)
+        ascent = _Ascent(part, charges, lambda: budget.left_s <= proving_s)
 
         def take() -> None:
             nonlocal best, proving_s
@@ -369,9 +365,9 @@ CLASSES = Bound(
     "second",
     ("tel",),
     classes,
-    PROVED_FOR | MINORANTS | PREFIX_CACHE,
+    PROVED_FOR | MINORANTS,
     searches=True,
-    suits=lambda task: bool((MINORANTS | PREFIX_CACHE) & task.features),
+    suits=lambda task: bool(MINORANTS & task.features),
     weight=8.0,
     certifies=True,
 )

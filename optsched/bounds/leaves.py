@@ -62,7 +62,6 @@ def classes_leaf(
     first: Floats,
     reference: int,
     classes: tuple[Floats, Floats, Floats],
-    found_tokens: int,
 ) -> dict[str, Any]:
     """Return the leaf of prices on cells of so many seconds, and of charges by batch length.
 
@@ -86,7 +85,7 @@ def classes_leaf(
         "denominator": unit,
         "price": _whole(price * unit),
         "first": _whole(np.clip(first, 0, 1) * ONE),
-        "found": found_tokens,
+        "found": 0,  # the format has this place for tokens of a prefix cache
         "reference": reference,
         "classes": rows,
     }

@@ -9,17 +9,6 @@ it, so every schedule on them is one on it, with the same times.
 *A tabulated cost model* becomes each of its minorants, see `optsched.costs.table`. Pools, whose
 machines may have several, have each choice of minorants.
 
-*A prefix cache*, for bounds that do not allow for it themselves. Let H be the prompt tokens that
-requests may find in it, of all prompts together, so that no schedule has to hold or process them.
-Take any schedule with the cache, on one worker in seconds under a linear cost model. Let every
-request process what it found in its first batch, and let there be room for H more tokens, in whole
-blocks, and no maximum of tokens per batch. The batches are then those of a schedule without the
-cache. Each token found adds at most ``token + prefill_token`` and, with a prompt of s tokens, ``2 s
-prefill_square`` to one batch. So no token comes later by more than the sum D of that over H tokens
-with the longest prompt, and a bound on the total latency of this schedule, less D for each request,
-is one for the first. Terms with KV cached before only become smaller. What a cache still holds of a
-preempted request is not free: a schedule that evicts must recompute the whole input.
-
 *Shared prefixes*, for bounds that are proved for charges (`optsched.bounds.checker.prefixes`).
 Requests arrive when they are released, so what their releases are earlier is subtracted. Of some
 numbers of seconds within which users share what they pay, that with the largest bound from work
@@ -30,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from optsched.bounds.base import CHARGES, MINORANTS, PREFIX_CACHE, WORKERS, BoundTask, Proof
+from optsched.bounds.base import CHARGES, MINORANTS, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
 from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.bounds.checker.prefixes import charges_of
@@ -122,28 +111,10 @@ def _minorants(task: BoundTask) -> list[BoundTask]:
     return [replace(task, cost_model=one) for one in cost.minorants]
 
 
-def _all_held(task: BoundTask) -> list[BoundTask]:
-    instance, block = task.instance, task.instance.kv_block_tokens
-    shared = task.features & PREFIX_FIELDS
-    if instance.in_rounds or shared or task.workers > 1 or task.objective != TOTAL_LATENCY:
-        return []
-
-    capacity = instance.kv_capacity + -(-task.found_tokens // block) * block
-    limits = replace(instance.limits, max_batch_tokens=None, max_prefill_tokens=None)
-    roomier = replace(instance, kv_capacity=capacity, limits=limits, known=None)
-    return [replace(task, instance=roomier, known=None, found_tokens=0)]
-
-
-def _less_their_time(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
-    cost, longest = task.batch_cost, int(task.instance.prompt_tokens.max())
-    each = cost["token"] + cost["prefill_token"] + 2 * longest * cost["prefill_square"]
-    return Proof(proof.value - task.instance.n * (cost.layers * each * task.found_tokens / 1000))
-
-
 @lru_cache(16)
 def _charged(task: BoundTask) -> list[BoundTask]:
     instance, work = task.instance, _FROM_WORK.get(task.objective.name)
-    if instance.in_rounds or task.found_tokens or instance.sessions is not None:
+    if instance.in_rounds or instance.sessions is not None:
         return []
 
     def within(seconds: int) -> BoundTask:
@@ -184,7 +155,6 @@ def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
 RELAXATIONS = (
     Relaxation(WORKERS, _on_one, lambda task, simpler, proof: Proof(proof.value)),
     Relaxation(MINORANTS, _minorants, lambda task, simpler, proof: proof),
-    Relaxation(PREFIX_CACHE, _all_held, _less_their_time),
     Relaxation(PREFIX_FIELDS, _charged, _since_arrival, CHARGES),
 )
 """In the order in which they are tried. A certificate under a minorant names it."""

@@ -4,10 +4,9 @@ docs/formulations.md, "Charges by batch length", has the notation. A batch has C
 H cached tokens before them, and n decodes of mean KV kv, K = n kv in all. It holds D tokens after.
 
 *What is known of a batch.* D <= K + n (offset + block), since a decode holds one token more in
-whole blocks. With the capacity M, and F tokens that a prefix cache may hold of all prompts, what
-the requests hold is at most M + F, and what they hold beside those tokens at most M. So
-K + n (1 + offset) + H + C <= M + F and D <= min(M, M + F - H - C). No request has more than L
-tokens, so kv <= L, and Q <= C min(H, L) + C (C - 1) / 2. Every prefill takes a seat.
+whole blocks. What the requests hold is at most the capacity M, so K + n (1 + offset) + H + C <= M
+and D <= M - H - C. No request has more than L tokens, so kv <= L, and
+Q <= C min(H, L) + C (C - 1) / 2. Every prefill takes a seat.
 
 *Time.* A tabulated batch lasts at least the sum of its grids. Each grid is extended to the largest
 content that fits, by the rule of the judge beyond its last value, so it is multilinear in every
@@ -38,15 +37,14 @@ _NODES = 300_000
 class Batches(NamedTuple):
     """The batches that fit a machine, and the least time that they take.
 
-    ``room`` is M + F, ``held`` M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond
-    what it had cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by
-    the ``axes`` (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
+    ``room`` is M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond what it had
+    cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by the ``axes``
+    (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
     and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
     of a linear model, and ``size`` bounds the time of every node.
     """
 
     room: float
-    held: float
     min_extra: float
     max_extra: float
     seats: float
@@ -71,30 +69,26 @@ class Batches(NamedTuple):
         return self.chunk, self.cached, self.decodes, self.kv
 
 
-def batches_of(instance: Any, cost: Any, found_tokens: int = 0) -> Batches:
+def batches_of(instance: Any, cost: Any) -> Batches:
     """Return the batches that fit an instance's machine, under a linear or tabulated cost model.
 
-    No request has more tokens than the longest one of the instance. `found_tokens` is how many
-    prompt tokens a prefix cache may hold for all requests together.
+    No request has more tokens than the longest one of the instance.
     """
     expect(instance.time_unit == "second", "instance: found rounds; expected one in seconds")
     expect_known(instance)
-    expect(found_tokens >= 0, f"found {found_tokens} found tokens; expected an integer >= 0")
-    found_tokens = min(found_tokens, int(instance.prompt_tokens.sum()))
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
-    capacity = int(instance.kv_capacity)
-    room = capacity + found_tokens
+    room = int(instance.kv_capacity)
     longest = min(int((instance.prompt_tokens + instance.output_tokens).max()), room)
     tokens = min(limits.max_batch_tokens or room, 2 * room)
     seats = min(limits.max_running or room, room)
     decodes = max(1, min(seats, tokens, room // (2 + offset)))
     chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
-    whole_prefills = instance.chunked_prefill is False and not found_tokens
+    whole_prefills = instance.chunked_prefill is False
     cached = 0 if whole_prefills else min(room, min(chunk, seats) * longest)
     reach = (chunk, cached, decodes, longest)
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
     unit = cost.layers / 1000.0
-    sizes = (room, capacity, *extra, seats, tokens, longest)
+    sizes = (room, *extra, seats, tokens, longest)
     limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
 
     if cost.table is None:

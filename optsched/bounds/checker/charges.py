@@ -15,10 +15,10 @@ letters.
 *A box* lies in one cell. For a ratio r, with time below its value by lines below the grids of
 tokens and of requests, phi + ... + d Q - r T is linear in H, n and kv one by one, and convex in C.
 So its maximum over the box is at a corner. The two constraints that cut the box at a slant, D <= y
-with y = M + F - H - C (or M), and K + n (1 + offset) <= M + F - H - C, come in with multipliers:
+with y = M - H - C, and K + n (1 + offset) <= M - H - C, come in with multipliers:
 
     k D <= (k - lambda) (K + n (offset + block)) + lambda y,    0 <= lambda <= k,
-    0 <= mu (M + F - H - C - K - n (1 + offset)),               mu >= 0.
+    0 <= mu (M - H - C - K - n (1 + offset)),                   mu >= 0.
 
 Both are linear one by one, too, so the corners decide. A box in which no multiplier will do is
 split, and the gap falls with the square of its size. Nothing is sampled: a box is left only when
@@ -208,7 +208,6 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
     )
     requests = batches.beside if box[0] > 0 else batches.alone
     begin, rise, under = _line_below(requests, box[4], box[5])
-    whole = box[0] + box[2] < batches.room - batches.held
 
     for j in range(16):
         chunk, cached = box[j & 1], box[2 + ((j >> 1) & 1)]
@@ -216,7 +215,7 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
         free = batches.room - chunk - cached
         corners[j, 0], corners[j, 1] = chunk, min(cached, batches.longest)
         corners[j, 2], corners[j, 3] = n, n * kv
-        corners[j, 4], corners[j, 5] = n * (kv + batches.max_extra), batches.held if whole else free
+        corners[j, 4], corners[j, 5] = n * (kv + batches.max_extra), free
         corners[j, 6] = free - n * (kv + batches.min_extra)
         corners[j, 7] = time[j] + start + slope * (chunk + n - first) + begin + rise * (n - box[4])
         corners[j, 8] = time[j]

@@ -24,16 +24,6 @@ smaller charge is used. Token k comes after the prefill and k - 2 further batche
 each no shorter than the shortest batch. Of a request that restarts the last run counts, and what
 evictions lose is left out.
 
-*Found tokens.* Let a prefix cache hold some prompt tokens, of all prompts together at most the
-leaf's ``found``, so that requests need not process h' and share the KV of h of their tokens. A
-refill is computed in full: what a preempted request finds at it is not allowed for. Batches then
-hold up to ``found`` tokens more, and k is paid for m + 1 - h only. The tokens found are the first
-of a prompt; one is processed, at the least. Their weight goes to the first chunk. So what a request
-pays falls by the costs of its first h' tokens, by at most h' times the larger of the first one and
-of their mean. What its steps pay is concave in h, so it falls by at most h / s of what it falls by
-at h = s. The earliest moments use only one batch for the prefill. The worst choice of all h', and
-of all h, is a fractional knapsack.
-
 *Chords.* F is affine in p and concave in k at each moment and class, so its min is concave, too,
 for one earliest moment. Consecutive tokens cost at least their number times the mean of the two at
 the ends, with the earliest moment of the first of them.
@@ -144,23 +134,17 @@ class _Ends:
 
     def __init__(self, ticks: int, prices: Prices, classes: Sequence[ExactCharges]) -> None:
         self.ticks, self.prices = ticks, prices
-        self.sums: dict[tuple[int, str], int] = {}
+        self.total = 0
         self.lengths = [one.lo for one in classes]
         self.rows: list[tuple[int, int, int]] = []
         self.paid: list[list[int]] = []
         self.fixed: list[list[int]] = []
-        self.weights: list[tuple[tuple[int, str], int, int]] = []
+        self.weights: list[tuple[int, int]] = []
 
     def add(
-        self,
-        kind: tuple[int, str],
-        count: int,
-        earliest: int,
-        theta: tuple[int, int],
-        later: int,
-        charges: list[int],
+        self, count: int, earliest: int, theta: tuple[int, int], later: int, charges: list[int]
     ) -> None:
-        """Add half of ``count`` tokens to a sum, which no moment before ``earliest`` has.
+        """Add half of ``count`` tokens, which come no earlier than ``earliest``.
 
         Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``.
         """
@@ -179,12 +163,12 @@ class _Ends:
         self.rows.append((min(cell, _CELLS), min(ceiling, lead), min(ceiling, every)))
         self.paid.append([c * share // scale for c in charges] if highest else [0] * len(charges))
         self.fixed.append([rest * length // size for length in self.lengths])
-        self.weights.append((kind, count, bits + 1 - _COST))
+        self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
             self.find()
 
     def find(self) -> None:
-        """Find the least costs of the ends at hand, and add them to their sums."""
+        """Find the least costs of the ends at hand, and add them to the total."""
         from optsched.bounds.checker.kernel import least_class_costs
 
         if self.rows:
@@ -192,39 +176,30 @@ class _Ends:
                 np.array(x, dtype=np.int64) for x in (self.rows, self.paid, self.fixed)
             )
             found = least_class_costs(rows, paid, fixed, self.prices.price).tolist()
-            for (kind, count, bits), cost in zip(self.weights, found, strict=True):
-                more = count * cost >> bits if bits >= 0 else count * cost << -bits
-                self.sums[kind] = self.sums.get(kind, 0) + more
+            for (count, bits), cost in zip(self.weights, found, strict=True):
+                self.total += count * cost >> bits if bits >= 0 else count * cost << -bits
 
         self.rows, self.paid, self.fixed, self.weights = [], [], [], []
 
 
-def least_paid(one: ExactCharges, cached: int, found: int = 0) -> int:
+def least_paid(one: ExactCharges, cached: int) -> int:
     """Return the least charge of a token after the first, by a decode step or a refill."""
-    decode = one.decode + one.context * cached + one.memory * (cached + 1 - found)
+    decode = one.decode + one.context * cached + one.memory * (cached + 1)
     return min(decode, one.prefill * (cached + 1))
-
-
-def _most_found(rates: list[int], sizes: list[int], budget: int) -> int:
-    """Return the most that so many tokens are worth, each with its request's rate."""
-    total = 0
-    for rate, size in sorted(zip(rates, sizes, strict=True), reverse=True):
-        taken = min(size, budget)
-        total, budget = total + taken * rate, budget - taken
-
-    return total
 
 
 def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
     """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
     expect_fields(leaf, "classes", sorted(_FIELDS))
     expect(objective == "tel", f"classes: found the objective {objective!r}; expected 'tel'")
+    # Nothing has ever written another number here: an allowance for a prefix cache.
+    found = integer(leaf["found"], "classes: found")
+    expect(found == 0, f"classes: found: found {found}; expected 0")
     classes = exact_charges(leaf)
     instance, model = part.machine
     # The first vector says that no batch is shorter than the first class.
     vectors = [[classes[0].lo / UNIT, 0.0, 0.0, 0.0, 0.0, 0.0], *(one.minorant for one in classes)]
-    batches = batches_of(instance, cost_of(model), integer(leaf["found"], "classes: found"))
-    refuse(batches, np.array(vectors), budget)
+    refuse(batches_of(instance, cost_of(model)), np.array(vectors), budget)
 
     return proved_by(part, leaf, classes, budget)
 
@@ -246,10 +221,9 @@ def proved_by(
     prices, n = _read(leaf), len(part.requests)
     budget.spend(2 * CHORDS * n * len(classes) * (1 + len(prices.price) // 1000))
     first = integers(leaf["first"], "classes: first", count=n, highest=ONE)
-    reference, found = (integer(leaf[name], f"classes: {name}") for name in ("reference", "found"))
+    reference = integer(leaf["reference"], "classes: reference")
     right = 0 <= reference < len(classes)
     expect(right, f"classes: reference: found {reference}; expected 0 to {len(classes) - 1}")
-    expect(found >= 0, f"classes: found: found {found}; expected an integer >= 0")
     ends, top = _Ends(part.ticks, prices, classes), classes[reference]
     shortest = classes[0].lo * part.ticks // UNIT
     waits = 0  # sum of theta_k pre_k
@@ -259,15 +233,14 @@ def proved_by(
     ):
         m, s = request.steps, request.prompt
         theta = theta if m > 0 else ONE
-        earliest = prefilled(part, i, shortest, found)
+        earliest = prefilled(part, i, shortest)
         whole = top.prefill * s + top.position * (s * (s - 1) // 2)
 
         for p in {0, s - 1}:
             share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
             weight = 2 * theta * share[0], 2 * ONE * share[1]
             charges = [one.prefill + one.position * p for one in classes]
-            kind = i, "last" if p > 0 else "begin"
-            ends.add(kind, s if s > 1 else 2, arrival, weight, theta * share[0], charges)
+            ends.add(s if s > 1 else 2, arrival, weight, theta * share[0], charges)
 
         for block in range(CHORDS):
             low, high = m * block // CHORDS, m * (block + 1) // CHORDS
@@ -280,37 +253,17 @@ def proved_by(
                 later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
                 weight = 2 * (ONE - theta), 2 * m * ONE
                 count = high - low if high - low > 1 else 2
-                for shared, name in ((0, "steps"), (s, "shared")) if found else ((0, "steps"),):
-                    charges = [least_paid(one, s + j, shared) for one in classes]
-                    ends.add((i, name), count, arrival + before, weight, later, charges)
+                charges = [least_paid(one, s + j) for one in classes]
+                ends.add(count, arrival + before, weight, later, charges)
 
     ends.find()
-    total = sum(cost for (_, name), cost in ends.sums.items() if name != "shared")
-    total -= _least_allowed(ends.sums, [request.prompt for request in part.requests], found)
-    total = (total + (waits << _COST) // ONE) >> _COST
+    total = (ends.total + (waits << _COST) // ONE) >> _COST
     spent = int(prices.price.sum()) * prices.width
 
     return total - n + (-spent // prices.unit)
 
 
-def prefilled(part: Part, i: int, shortest: int, found: int) -> int:
-    """Return the least ticks until a request's first token: one batch if tokens may be found."""
-    if found:
-        return shortest
-
+def prefilled(part: Part, i: int, shortest: int) -> int:
+    """Return the least ticks until a request's first token."""
     chunks = 1 if part.rates.whole else -(-part.requests[i].prompt // part.rates.cap)
     return max(part.first[i], chunks * shortest)
-
-
-def _least_allowed(sums: dict[tuple[int, str], int], prompts: list[int], found: int) -> int:
-    """Return what must be allowed for tokens that are found (module's text)."""
-    if found == 0:
-        return 0
-
-    processed, held = [], []
-    for i, s in enumerate(prompts):
-        begin, last = sums.get((i, "begin"), 0), sums.get((i, "last"), 0)
-        processed.append(-(-max(2 * begin, begin + last) // s))
-        held.append(-((sums.get((i, "shared"), 0) - sums.get((i, "steps"), 0)) // s))
-
-    return _most_found(processed, prompts, found) + _most_found(held, prompts, found)
