@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -19,7 +18,7 @@ from optsched import BatchCost, Instance, Limits, Schedule, evaluate, load_cost_
 from optsched.bounds import bounds, busy_time as busy, lower_bound, pieces as pieces_module
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import part_of, unavoidable_work
-from optsched.bounds.busy_time import Tokens, cell_at, prices_of, schedule_prices, tokens_of
+from optsched.bounds.busy_time import Tokens, cell_at, schedule_prices, tokens_of
 from optsched.bounds.checker.clock import BITS, table_of
 from optsched.bounds.clock import search, searched
 from optsched.bounds.cuts import cut_where_quiet
@@ -55,7 +54,6 @@ OBJECTIVE = {
 NEVER_BEATEN = ("clock", "shares", "busy-time")
 """The bounds of which each is the best at some load."""
 
-JOINT = ("work", "busy-time", "shares", "pieces")
 """The bounds on a weighted sum of mean latency and mean TTFT."""
 
 
@@ -360,78 +358,6 @@ def test_the_same_by_the_thousand(seed: int) -> None:
     check_tiny(seed, 400)
 
 
-def check_joint(seed: int, count: int) -> None:
-    """Check the bounds on (1 - a) latency + a TTFT against all schedules that one a makes best."""
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
-        instance, cost = tiny(generator)
-        n, schedules = instance.n, Exhaustive(instance, cost).values("tel", "mean_ttft")
-        tokens = tokens_of(instance, cost)
-        about = f"{instance.to_dict()} {dict(cost.coefficients)}"
-        for a in (generator.choice([0.0, 0.05, 0.5, 0.95, 1.0]), generator.random()):
-            weight = {"ttft_weight": float(a)}
-            best = min(float(tel + Fraction(a) * (n * ttft - tel)) for tel, ttft in schedules)
-            most = best * (1 + 1e-12)
-            for name in JOINT:
-                text = f"latency_and_ttft:ttft_weight={a}"
-                limit = 1.0 if name == "busy-time" else 0.02
-                bound = n * value_of(name, instance, cost, limit, text)
-                assert bound <= most, f"{name} {a} {bound} > {best}: {about}"
-            wild = list(prices(generator, instance, cost))
-            chosen, end = prices_of(tokens, 50, float(a))
-            part = np.minimum(chosen, generator.random() * 3)
-            wild += [(end, chosen - part, part), (end, 0 * part, part)]
-            for width, p1, p2 in wild:
-                assert busy.value_at(tokens, width, p1, p2, **weight) <= most, f"{a}: {about}"
-                if not p1.any():
-                    levels = generator.choice([0.01, 0.3, 1, 3, 50], 3)
-                    shared, centre = wild_shares(generator, tokens, width, len(p2))
-                    for given in ((nothing_shared(tokens, p2),), (shared, centre)):
-                        way = dict(zip(("shared", "centre"), given, strict=False))
-                        for way["rises"] in (False, True):
-                            found = value_at(tokens, width, p2, levels, **weight, **way)
-                            assert found <= most, f"{a}: {about}"
-
-
-def test_no_joint_bound_exceeds_the_optimum() -> None:
-    check_joint(1, 15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 7))
-def test_no_joint_bound_exceeds_the_optimum_of_thousands(seed: int) -> None:
-    check_joint(seed, 400)
-
-
-def test_no_policy_beats_a_joint_bound_in_either_mode_of_eviction() -> None:
-    cost = load_cost_model("llama2-7b-a100-infermax")
-    evicted = {"restart": 0, "recompute": 0}
-    for seed in range(2):
-        small = replace(poisson(30.0, n=40, seed=seed), kv_capacity=6000)
-        instance = predict(small, "noisy:mae=60")
-        for weight in (0.3, 0.9):
-            objective = f"latency_and_ttft:ttft_weight={weight}"
-            bound, _ = lower_bound(
-                instance,
-                cost_model=cost,
-                objective=objective,
-                time_limit_s=2.0,
-                completions=completions,
-            )
-            assert bound is not None
-            for policy in allowed_policies(instance):
-                try:
-                    schedule = simulate(instance, policy, cost)
-                except OptschedError:
-                    continue
-                judged = evaluate(instance, schedule, cost, ttft_weight=weight)
-                if judged.workers == 1:
-                    assert bound <= (judged.metrics["latency_and_ttft"] or 0), policy
-                if schedule.evict_mode is not None:
-                    evicted[schedule.evict_mode] += int(judged.evictions.sum())
-    assert min(evicted.values()) > 0
-
-
 # --- the bounds that search ---------------------------------------------------------------------
 
 
@@ -486,8 +412,6 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
         assert value_of("shares", instance, cost, limit) == pytest.approx(
             work.chain.sum(), rel=1e-6
         )
-        half = value_of("shares", instance, cost, limit, "latency_and_ttft:ttft_weight=0.5")
-        assert half == pytest.approx((work.chain + work.first).mean() / 2, rel=1e-6)
 
 
 def test_the_clock_of_two_requests_by_hand() -> None:

@@ -127,9 +127,7 @@ def test_coefficients_that_are_left_out_are_0() -> None:
 
 
 def parameters(name: str) -> str:
-    if not TABLE[name].parameters:
-        return name
-    return f"{name}:ttft_weight=0.5" if name == "latency_and_ttft" else f"{name}:slo_ttft=1"
+    return f"{name}:slo_ttft=1" if TABLE[name].parameters else name
 
 
 FEATURES = [None, "kv_block_tokens", "slo_gap", "limits", "hybrid_batching", "chunked_prefill"]

@@ -274,7 +274,7 @@ def test_metrics_by_hand_in_rounds() -> None:
     instance = Instance([0, 1, 1], [3, 2, 1], [2, 3, 1], kv_capacity=40)
     found = evaluate(
         instance, batches(instance, {0: 3}, {0: 1, 1: 2}, {2: 1}, {1: 1}, {1: 1}),
-        slo_ttft=2, slo_tpot=1, ttft_weight=0.25,
+        slo_ttft=2, slo_tpot=1,
     )  # fmt: skip
     assert found.first_token.tolist() == [1, 2, 3]
     assert found.finish.tolist() == [2, 5, 3]
@@ -301,7 +301,6 @@ def test_metrics_by_hand_in_rounds() -> None:
             "max_tpot": 1.5,
             "p99_gap": 1.99,  # A: 1; B: tokens at 2, 4, 5, so 2
             "max_gap": 2,
-            "latency_and_ttft": 0.75 * 8 / 3 + 0.25 * 4 / 3,
             "mean_queuing_delay": 1 / 3,  # C begins at 2
             "p99_queuing_delay": 0.98,  # 0, 0, 1: at place 1.98
             "mean_waiting": 2 / 3,  # C once, B once while C runs

@@ -24,7 +24,7 @@ OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "pe
     name for name in METRICS if "session" in name or "chain" in name
 }
 """What only instances with shared prefixes or sessions have."""
-EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0, ttft_weight=0.25)
+EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0)
 
 
 def test_the_judge_derives_every_metric_in_the_order_of_the_table() -> None:
@@ -37,8 +37,6 @@ def test_whole_metrics_are_integers_and_the_others_are_not() -> None:
     # Latencies 3 and 2; TTFT 1 and 2: one of two requests meets 1 round.
     assert EVALUATION.metrics["tel"] == 5
     assert EVALUATION.metrics["slo_attainment"] == 0.5
-    # Means 2.5 and 1.5, the latter with a quarter of the weight.
-    assert EVALUATION.metrics["latency_and_ttft"] == 0.75 * 2.5 + 0.25 * 1.5
     for name, value in EVALUATION.metrics.items():
         assert type(value) is (int if TABLE[name].is_whole(INSTANCE) else float), name
 
@@ -46,7 +44,7 @@ def test_whole_metrics_are_integers_and_the_others_are_not() -> None:
 def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
     latency = np.array([3, 2])  # from arrivals at 0 and 2: the last completion is at 4
     ttft, tpot = np.array([1, 2]), np.array([1.0, np.nan])
-    times = derive(Times(INSTANCE, latency, ttft, tpot, slo_ttft=1.0, ttft_weight=0.25))
+    times = derive(Times(INSTANCE, latency, ttft, tpot, slo_ttft=1.0))
     known = {name for name, value in times.items() if value is not None}
     assert set(times) - known == {
         "mean_queuing_delay", "p99_queuing_delay", "mean_waiting", "peak_kv", "mean_kv", "batches",
@@ -107,7 +105,7 @@ def test_units_follow_the_unit_of_time(name: str, rounds: str, seconds: str) -> 
 
 
 def test_the_command_line_shows_words_and_units_of_the_table() -> None:
-    words = ["simulate", "tiny", "--policy", "mc-sf", "--slo-ttft", "5", "--ttft-weight", "0.5"]
+    words = ["simulate", "tiny", "--policy", "mc-sf", "--slo-ttft", "5"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     lines = [line.strip() for line in result.stdout.splitlines()]

@@ -54,11 +54,6 @@ def test_parameters_belong_to_the_objective_before_them() -> None:
         ("tel,tel", "objective: found 'tel' twice"),
         ([], "objective: found none; expected one or more of tel,"),
         ("slo_goodput:slo_ttft=0", "slo_ttft: found 0.0; expected a time > 0"),
-        ("latency_and_ttft", "latency_and_ttft: found no parameter; expected ttft_weight"),
-        (
-            "latency_and_ttft:ttft_weight=1.5",
-            "ttft_weight: found 1.5; expected a weight from 0 to 1",
-        ),
         (
             "slo_goodput:slo_ttft=1,slo_attainment:slo_ttft=2",
             "slo_ttft: found both 1 and 2; expected one value",

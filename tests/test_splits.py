@@ -135,7 +135,7 @@ def test_a_bound_of_pools_without_a_certificate_says_so() -> None:
         stream(),
         cost_model=MODEL,
         pools=make_pools("1p1d", stream(), MODEL, LINK),
-        objective="latency_and_ttft:ttft_weight=0.5",
+        objective="slo_attainment:slo_ttft=1",
         time_limit_s=1,
     )
     assert found.value is not None

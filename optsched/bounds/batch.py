@@ -54,15 +54,12 @@ from optsched.bounds.leaves import TICKS_PER_SECOND, work_leaf
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
 _SAFETY = 1e-9
 
 PROVED_FOR = ANY_INSTANCE | WHOLE_BLOCKS | {f"cost.{name}" for name in COST_TERMS}
 """Features that the bounds in seconds are proved for."""
-SUMS = ("tel", "latency_and_ttft")
-"""Objectives of most of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,21 +144,10 @@ def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] |
     return ticks / TICKS_PER_SECOND * (1 - _SAFETY), leaf
 
 
-def scale_of(task: BoundTask) -> int:
-    """Return by how much a sum over requests is larger than the task's objective."""
-    return 1 if task.objective == TOTAL_LATENCY else task.instance.n
-
-
 def work_tel(task: BoundTask, budget: Budget) -> Proof:
-    """Return the SRPT bound on total latency in seconds, or its weighted sum with that on TTFT."""
-    weight = task.objective.ttft_weight
+    """Return the SRPT bound on total latency in seconds."""
     total, leaf = _from_work(task, "tel")
-    if task.objective == TOTAL_LATENCY:
-        return Proof(total, tree=leaf)
-    if weight > 0:
-        total = (1 - weight) * total + weight * _from_work(task, "mean_ttft")[0]
-
-    return Proof(total / task.instance.n)
+    return Proof(total, tree=leaf)
 
 
 def work_ttft(task: BoundTask, budget: Budget) -> Proof:
@@ -183,7 +169,7 @@ _WORK = "unavoidable GPU work on one preemptive machine"
 _PREFILLS = "unavoidable prefill work on one machine"
 _LATEST = "work that arrives from t on, and chains"
 _PROVED = PROVED_FOR | WORKERS | CHARGES
-WORK_TEL = Bound("work", _WORK, "second", SUMS, work_tel, _PROVED, certifies=True)
+WORK_TEL = Bound("work", _WORK, "second", ("tel",), work_tel, _PROVED, certifies=True)
 WORK_TTFT = Bound(
     "prefill-work", _PREFILLS, "second", ("mean_ttft",), work_ttft, _PROVED, certifies=True
 )

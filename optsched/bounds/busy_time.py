@@ -1,40 +1,26 @@
 r"""Prices of machine time, and what each token pays at its best moment: the bound under load.
 
 docs/formulations.md, "Prices of machine time", has the notation and the proof. This module finds
-prices in floating point, and evaluates them for first tokens, too.
-
-*First tokens.* Let F_i be the end of the batch that produces the first token of request i. Where a
-weight a of it counts beside 1 - a of C_i, the sum over requests is of
-
-    (1 - a) (C_i - a_i) + a (F_i - a_i),
-
-and the weights theta_k have the sum 1 - a for C_i. The first token pays a more, for
-a F_i >= a (tau_1 + T_1 / 2). So its weight is theta_1 + a and its Theta is (theta_1 + a) / 2,
-while later tokens keep Theta_k = sum_{l < k} theta_l + theta_k / 2. With a = 0 nothing changes.
-Below theta_1 stands for the whole weight of the first token, which is at least a.
+prices in floating point.
 
 *The minimum.* A prefill has 2 `_PIECES` pieces for each chord of the steps; a step's moment is no
 earlier than the chain of the steps before its chord. A batch lasts f + w or more, with w that of
 the first step of the chord. So at price 0 a request costs nearly all of its chain.
 
 *Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
-of a request that restarts counts, and the judge takes F_i from it. Where a request keeps its output
-tokens, F_i may belong to an earlier run than C_i. Then token 1 is that of the earlier run. Its
-prefill is whole and ends at F_i, and each later token comes from a refill or a decode step in a
-batch of its own after F_i. Nothing else is used above. (So the bound would also hold if a restarted
-request's first token of all counted: it has that prefill, and the steps of its last run.)
+of a request that restarts counts. Where a request keeps its output tokens, token 1 is that of the
+first run: its prefill is whole, and each later token comes from a refill or a decode step in a
+batch of its own after it.
 
-*Weights used.* theta is proportional to w + sigma, but theta_1 is at least a.
+*Weights used.* theta is proportional to w + sigma.
 
 *Prices used.* The dual of the preemptive weighted-shortest-processing-time schedule in which
 request i needs L_i = sum (w + sigma) of the machine. Going back in time, the price rises with
 slope 1 / L_j while j runs, and it is continuous where j completes or another job is taken up. At
 the end of a preempted piece it is the price at which j resumes plus (resume - end) / L_j. It is 0
-before idle time. Where a is more than the prefill's share of L_i, the request is two jobs, its
-prefill of weight a and its steps of weight 1 - a, and slopes are weight over length. (The prefill
-has the larger slope, so it comes first by itself.) This price is optimal where p2 = 0 and theta is
-the one used. Then p2 = min(pi, cap), with the cap that gives the best bound. Prices are constant on
-cells of time. Any prices are valid.
+before idle time. This price is optimal where p2 = 0 and theta is the one used. Then p2 = min(pi,
+cap), with the cap that gives the best bound. Prices are constant on cells of time. Any prices are
+valid.
 
 *Rounding.* Costs and the integral are sums of N <= 18 n + (cells) non-negative terms, each with a
 relative error below 1e-12; summation adds at most N 2^-53. Both sums are moved by the safe
@@ -51,10 +37,8 @@ from numpy.typing import NDArray
 from optsched.bounds.base import CHARGES, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import (
     PROVED_FOR,
-    SUMS,
     in_seconds,
     requests_of,
-    scale_of,
 )
 from optsched.bounds.checker.busy_time import alone_of, chunk_share, line_of
 from optsched.bounds.checker.prefixes import Charge
@@ -64,7 +48,6 @@ from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
-from optsched.problem.objective import TOTAL_LATENCY
 
 Floats = NDArray[np.float64]
 
@@ -237,7 +220,6 @@ def costs_at_prices(
     prices: tuple[Prices, Prices],
     weights: Floats,
     moved: Floats,
-    ttft_weight: float,
 ) -> float:
     """Return sum_i sum_k min F_k by chords over the decode steps (module's text).
 
@@ -260,10 +242,9 @@ def costs_at_prices(
             total += value / (_PIECES * chords)
 
         each = (1 - theta) / m if m > 0 else 0.0
-        before = theta - ttft_weight
-        total += before * moved[i]
+        total += theta * moved[i]
         if each == 0:
-            total += before * (m * alone[i] + work_slope * m * (m - 1) / 2)
+            total += theta * (m * alone[i] + work_slope * m * (m - 1) / 2)
             continue
 
         low = 0.0
@@ -275,7 +256,7 @@ def costs_at_prices(
             least = work[i] + work_slope * low
             ahead = first[i] + moved[i] + low * alone[i] + work_slope * low * (low - 1) / 2
             for k in (low, high - 1):
-                later = before + each * (k + 0.5)
+                later = theta + each * (k + 0.5)
                 w = work[i] + work_slope * k
                 token = token_of(paid[i] + paid_slope * k, w, decode, later, least)
                 value = each * ahead + later * decode + _least(each, a + ahead, token, prices[1])
@@ -286,34 +267,20 @@ def costs_at_prices(
     return total
 
 
-def prices_of(
-    tokens: Tokens, cells: int, ttft_weight: float = 0.0, machines: int = 1
-) -> tuple[Floats, float]:
-    """Return the prices of the schedule in which the first token of each request has a weight.
+def prices_of(tokens: Tokens, cells: int, machines: int = 1) -> tuple[Floats, float]:
+    """Return the prices of the schedule (module's text, Prices used).
 
     Of several machines each has the price over their number of one machine that is as fast as all.
     """
-    whole, prefill = tokens.machine, tokens.prefill_paid
-    first = np.flatnonzero((tokens.steps > 0) & (prefill < ttft_weight * whole))
-    length, weight = whole.copy(), np.ones(len(whole))
-    length[first], weight[first] = prefill[first], ttft_weight
-    release = tokens.arrival
-
-    if ttft_weight < 1:
-        release = np.concatenate([release, release[first]])
-        length = np.concatenate([length, whole[first] - prefill[first]])
-        weight = np.concatenate([weight, np.full(len(first), 1 - ttft_weight)])
-
-    price, width = schedule_prices(release, length / machines, cells, weight)
+    price, width = schedule_prices(tokens.arrival, tokens.machine / machines, cells)
     return price / machines, width
 
 
-def first_weights(tokens: Tokens, ttft_weight: float) -> Floats:
+def first_weights(tokens: Tokens) -> Floats:
     """Return theta_1 of each request (module's text, Weights used)."""
     whole, alone = tokens.machine, np.ones(len(tokens.steps))
     some = (tokens.steps > 0) & (whole > 0)
-    theta = np.divide(tokens.prefill_paid, whole, out=alone, where=some)
-    return np.maximum(theta, ttft_weight)
+    return np.divide(tokens.prefill_paid, whole, out=alone, where=some)
 
 
 def value_at(
@@ -323,13 +290,11 @@ def value_at(
     p2: Floats,
     *,
     chords: int = _FINE,
-    ttft_weight: float = 0.0,
     machines: int = 1,
 ) -> float:
-    """Return the bound on total latency, or on its weighted sum, that prices prove."""
-    stage = Prices(width, p1, p2, np.sqrt(p2)), machines
-    weights = first_weights(tokens, ttft_weight)
-    return value_of(tokens, [stage], weights, np.zeros(len(weights)), chords, ttft_weight)
+    """Return the bound on total latency that prices prove."""
+    stage, weights = (Prices(width, p1, p2, np.sqrt(p2)), machines), first_weights(tokens)
+    return value_of(tokens, [stage], weights, np.zeros(len(weights)), chords)
 
 
 def value_of(
@@ -338,7 +303,6 @@ def value_of(
     weights: Floats,
     moved: Floats,
     chords: int,
-    ttft_weight: float,
 ) -> float:
     """Return the bound where some machines make first tokens, and others perhaps all later ones.
 
@@ -347,7 +311,7 @@ def value_of(
     """
     paid = sum(m * (float(one.p1.sum()) + float(one.p2.sum())) * one.width for one, m in stages)
     cells, prices = sum(len(one.p1) for one, _ in stages), (stages[0][0], stages[-1][0])
-    total = float(costs_at_prices(tokens, chords, prices, weights, moved, ttft_weight))
+    total = float(costs_at_prices(tokens, chords, prices, weights, moved))
     safe = margin(((2 + _PIECES) * chords + 2) * len(tokens.arrival) + cells)
 
     return total * (1 - safe) - paid * (1 + safe)
@@ -377,29 +341,27 @@ def best_caps(
 
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
+    """Return the bound on total latency, in seconds."""
     tokens = tokens_of(task.instance, task.batch_cost, task.charged)
-    weight, per, machines = task.objective.ttft_weight, scale_of(task), task.workers
-    price, width = prices_of(tokens, _CELLS, weight, machines)
+    machines = task.workers
+    price, width = prices_of(tokens, _CELLS, machines)
 
     def at(cap: float, chords: int = _COARSE) -> float:
         p2 = np.minimum(price, cap)
-        return value_at(
-            tokens, width, price - p2, p2, chords=chords, ttft_weight=weight, machines=machines
-        )
+        return value_at(tokens, width, price - p2, p2, chords=chords, machines=machines)
 
     best = best_caps(at, lambda: has_time(budget))
     value = max(0.0, at(best), at(best, _FINE) if has_time(budget) else 0.0)
     cells = min(_FINER * task.instance.n, _MOST // task.instance.n)
     if cells > _CELLS and has_time(budget):
-        finer, narrow = prices_of(tokens, cells, weight, machines)
+        finer, narrow = prices_of(tokens, cells, machines)
         p2 = np.minimum(finer, best)
-        found_fine = value_at(tokens, narrow, finer - p2, p2, ttft_weight=weight, machines=machines)
+        found_fine = value_at(tokens, narrow, finer - p2, p2, machines=machines)
         if found_fine > value:
             value, price, width = found_fine, finer, narrow
 
-    if task.objective != TOTAL_LATENCY or machines > 1:
-        return Proof(value / per)
+    if machines > 1:
+        return Proof(value)
 
     p2 = np.minimum(price, best)
     return Proof(value, tree=busy_time_leaf(width, price - p2, p2))
@@ -409,7 +371,7 @@ BUSY_TIME = Bound(
     "busy-time",
     "prices of machine time along a preemptive schedule",
     "second",
-    SUMS,
+    ("tel",),
     busy_time,
     PROVED_FOR | CHARGES | WORKERS,
     searches=True,

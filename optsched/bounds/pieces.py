@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof
-from optsched.bounds.batch import PROVED_FOR, SUMS, work_tel
+from optsched.bounds.batch import PROVED_FOR, work_tel
 from optsched.bounds.busy_time import busy_time, tokens_of
 from optsched.bounds.clock import clock
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.leaves import parts
 from optsched.bounds.shares import completions_of, shares
 from optsched.problem.budget import Budget
-from optsched.problem.objective import TOTAL_LATENCY
 
 # Requests of a piece, unless it is never quiet.
 _FEWEST, _MOST = 60, 180
@@ -36,8 +35,8 @@ _SAFETY = 1e-9
 
 
 def pieces(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds."""
-    instance, joint = task.instance, task.objective != TOTAL_LATENCY
+    """Return the bound on total latency, in seconds."""
+    instance = task.instance
     order = np.argsort(instance.release_times, kind="stable")
     chain = tokens_of(instance, task.batch_cost, task.charged).chain
     arrived = np.sort(instance.release)
@@ -51,7 +50,7 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
         if not budget.over:
             part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
-            if not joint and task.charged is None:
+            if task.charged is None:
                 proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
 
             proofs.append(shares(piece, part))
@@ -66,18 +65,17 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
         # Each piece's requests alone cost no more than they do in any schedule of all.
         for (first, last), proofs in zip(cuts, threads.map(prove, cuts), strict=True):
             best = max(proofs, key=lambda one: one.value)
-            total += best.value * (last - first if joint else 1)
+            total += best.value
             trees.append((first, last - 1, best.tree))
 
-    total *= 1 - _SAFETY
-    return Proof(total / instance.n) if joint else Proof(total, tree=parts("tel", trees))
+    return Proof(total * (1 - _SAFETY), tree=parts("tel", trees))
 
 
 PIECES = Bound(
     "pieces",
     "the trace cut where it is quiet, each piece with the bound that suits it",
     "second",
-    SUMS,
+    ("tel",),
     pieces,
     PROVED_FOR | CHARGES,
     searches=True,

@@ -33,8 +33,8 @@ pi, and later ones at rho, each as there. The chain has the move of time h_i:
 
 as C_i >= tau_1 + T_1 / 2 + h_i + sum_{l > 1} T_l, and a later token begins no earlier than a_i plus
 the prefill, the move and the batches before it, alone. Nothing else changes. theta_1 is any number
-from 0 to 1: 1 where prefills are scarce, 0 where decodes are. A first token counts in the mean TTFT
-or with weight a as in `optsched.bounds.busy_time`, after h_i under ``recompute_last``.
+from 0 to 1: 1 where prefills are scarce, 0 where decodes are. The sum of TTFTs is the total latency
+of the same requests with one output token, whose h_i counts under ``recompute_last`` only.
 
 *Pooled.* For any mixture of roles, deflection included, one price of time on all N machines and the
 numbers of one of them give the bounds for N equal workers, without moves: N int pi is what
@@ -162,12 +162,19 @@ def _equal(machines: Sequence[Machine]) -> Machine:
     return machines[0]
 
 
-def _from_work(stages: Stages, weight: float) -> float:
-    """Return the bound on the weighted sum of latencies and TTFTs from work (module's text)."""
+def _first_tokens(stages: Stages) -> Stages:
+    """Return what the requests cost if each had one output token."""
+    none = np.zeros(len(stages.moved))
+    tokens = stages.tokens._replace(steps=none)
+    return replace(stages, tokens=tokens, moved=stages.before_first, later=none, rest=none)
+
+
+def _from_work(stages: Stages) -> float:
+    """Return the bound on the sum of latencies from work (module's text)."""
     arrival, first = stages.tokens.arrival, stages.tokens.first
     work, later, moved = stages.work / stages.prefill, stages.later / stages.decode, stages.moved
-    firsts = max(sum_on_machine(arrival, work, first), float(first.sum()))
     if stages.split:
+        firsts = max(sum_on_machine(arrival, work, first), float(first.sum()))
         total = firsts + float((moved + stages.rest).sum())
         decoded = sum_on_machine(arrival + stages.since, later, stages.rest)
         total = max(total, decoded + float(stages.since.sum()))
@@ -175,8 +182,7 @@ def _from_work(stages: Stages, weight: float) -> float:
         whole = sum_on_machine(arrival, work + later, first + stages.rest)
         total = max(whole, float((first + stages.rest).sum()))
 
-    firsts += float(stages.before_first.sum())
-    return ((1 - weight) * total + weight * firsts) * (1 - _SAFETY)
+    return total * (1 - _SAFETY)
 
 
 Curve = tuple[Floats, float]
@@ -185,12 +191,12 @@ Way = tuple[Floats, list[Curve]]
 """The weights of first tokens, and the prices of each stage, or of all machines in one."""
 
 
-def _way(stages: Stages, weight: float, share: float, cells: int) -> Way:
+def _way(stages: Stages, share: float, cells: int) -> Way:
     tokens = stages.tokens
     if not stages.split:
-        return first_weights(tokens, weight), [prices_of(tokens, cells, weight, stages.decode)]
+        return first_weights(tokens), [prices_of(tokens, cells, stages.decode)]
 
-    theta = np.where(tokens.steps > 0, weight + (1 - weight) * share, 1.0)
+    theta = np.where(tokens.steps > 0, share, 1.0)
 
     def prices(release: Floats, length: Floats, of: Floats, machines: int) -> Curve:
         some = (of > 0) & (length > 0)
@@ -215,38 +221,37 @@ def _cut(curves: list[Curve], caps: Sequence[float]) -> list[Prices]:
     return found
 
 
-def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, dict[str, Any]]:
-    """Return the bound of prices on the weighted sum (module's text), and its leaf."""
-    late = weight * float(stages.before_first.sum()) * (1 - _SAFETY)
+def _from_prices(stages: Stages, budget: Budget) -> tuple[float, dict[str, Any]]:
+    """Return the bound of prices on the sum of latencies (module's text), and its leaf."""
     machines = [stages.prefill, stages.decode][: 1 + stages.split]
 
     def value(way: Way, caps: Sequence[float], chords: int = _COARSE) -> float:
         weights, curves = way
         priced = list(zip(_cut(curves, caps), machines, strict=True))
-        return late + value_of(stages.tokens, priced, weights, stages.moved, chords, weight)
+        return value_of(stages.tokens, priced, weights, stages.moved, chords)
 
     def at(k: int, cap: float) -> float:
         return value(best, [*caps[:k], cap, *caps[k + 1 :]])
 
-    share, *others = _SHARES if stages.split and weight < 1 else (1.0,)
-    best, caps = _way(stages, weight, share, _CELLS), [_FIRST_CAP] * len(machines)
+    share, *others = _SHARES if stages.split and stages.tokens.steps.any() else (1.0,)
+    best, caps = _way(stages, share, _CELLS), [_FIRST_CAP] * len(machines)
     for other in others:
         if not has_time(budget):
             break
 
-        way = _way(stages, weight, other, _CELLS)
+        way = _way(stages, other, _CELLS)
         if value(way, caps) > value(best, caps):
             share, best = other, way
 
     # A stage whose tokens have no weight has no prices to be cut.
-    for k, some in enumerate((share > 0 or weight > 0, share < 1)[: len(machines)]):
+    for k, some in enumerate((share > 0, share < 1)[: len(machines)]):
         if some:
             caps[k] = best_caps(partial(at, k), lambda: has_time(budget), _CAPS)
 
     chords = _FINE if has_time(budget) else _COARSE
     cells = min(_FINE_CELLS, _MOST // len(stages.moved))
     if cells > _CELLS and has_time(budget):
-        finer = _way(stages, weight, share, cells)
+        finer = _way(stages, share, cells)
         best = max((best, finer), key=lambda way: value(way, caps, chords))
 
     leaf, *later = (busy_time_leaf(one.width, one.p1, one.p2) for one in _cut(best[1], caps))
@@ -258,18 +263,16 @@ def _from_prices(stages: Stages, weight: float, budget: Budget) -> tuple[float, 
 
 
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, on mean TTFT or on a weighted mean of both, in seconds."""
+    """Return the bound on total latency or on mean TTFT, in seconds."""
     assert task.pools is not None
     name, stages = task.objective.name, stages_of(task.instance, task.pools)
-    weight = 1.0 if name == "mean_ttft" else task.objective.ttft_weight
-    value, leaf = _from_prices(stages, weight, budget)
-    if (other := _from_work(stages, weight)) >= value:
+    stages = _first_tokens(stages) if name == "mean_ttft" else stages
+    value, leaf = _from_prices(stages, budget)
+    if (other := _from_work(stages)) >= value:
         value, leaf = other, work_leaf()
 
     per = 1 if name == "tel" else task.instance.n
-    certified = name in ("tel", "mean_ttft")
-    tree = {"leaf": leaf, "pools": task.pools} if certified else None
-    return Proof(max(value, 0.0) / per, tree=tree)
+    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "pools": task.pools})
 
 
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
@@ -360,7 +363,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
 
 _WORDS = "work, and prices of machine time, of pools that prefill and that decode"
 _IN_TIME = "work of pools in the windows of SLOs"
-_METRICS = ("tel", "latency_and_ttft", "mean_ttft")
+_METRICS = ("tel", "mean_ttft")
 _PROVED = PROVED_FOR | POOLS
 _SERVED = ("slo_attainment", "slo_goodput")
 POOLED = Bound(

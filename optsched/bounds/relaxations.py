@@ -34,7 +34,6 @@ _SAFETY = 1e-9
 _WITHIN_S = (0, 1, 10, 100, 300, 1000)
 _FROM_WORK = {
     "tel": work_tel,
-    "latency_and_ttft": work_tel,
     "mean_ttft": work_ttft,
     "makespan": work_makespan,
 }

@@ -4,25 +4,15 @@ r"""Paths that share the fixed costs of batches: the bound where requests slow e
 bound when requests wait long and run briefly. When they run at once, their latency is that of a
 path: the prefill, then o - 1 steps one after another, each slower the more requests share its
 batch. `optsched.bounds.checker.shares` has the notation and the proof. This module finds prices,
-shares and multipliers in floating point, and evaluates them for first tokens, too.
-
-*First tokens.* Where the end F of the prefill has a weight a and C the rest, as in that module, the
-path pays a (F - a_i) at the end of its prefill and (1 - a) (C - a_i) at its end. The payments above
-do not change, since they hold for any a_i <= F <= C. The path is that of the prefill which produces
-the first token, and of the batches of later tokens. These follow it even where the request loses
-its KV in between. A request of one token has F = C.
-
-*Cells.* With a weight a, V(j) of the prefill is larger by a (end of the cell - a_i), and s(j) is
-smaller by a. It may then be negative, so a prefill in cell j costs at least V(j) - [-s(j)]_+ d, and
-steps that pay nothing begin after the cheapest prefill so far. There d is cut to the part of the
-cell that is later than a_i plus the prefill's own time. The end of the steps counts with 1 - a, as
-max((1 - a) chain, (1 - a) (begin - a_i) + min(1 - a, s) d).
+shares and multipliers in floating point. The path is that of the prefill which produces the first
+token, and of the batches of later tokens. These follow it even where the request loses its KV in
+between.
 
 *Multipliers used* rise from step to step where few are in the system. Where many are, prices are
 so high that a rise a little wrong costs more than it gains. Between the two both are tried.
 
 *Prices and shares used.* Any are valid. They start from an online schedule: p2 and p3 are in
-proportion to (1 - a) N^1.5, with N the number of requests in the system. mu falls evenly with age,
+proportion to N^1.5, with N the number of requests in the system. mu falls evenly with age,
 nearly to 0 at the completion: best in a steady stream of equal requests, where steps must cost as
 much early as late, with the wait for them. Where N is large, prices are those of
 `optsched.bounds.busy_time`, of requests whose shares of fixed costs are such that all work fits
@@ -51,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR, SUMS, scale_of
+from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
 from optsched.bounds.leaves import shares_leaf, work_leaf
 from optsched.bounds.shares_kernel import (
@@ -67,7 +57,6 @@ from optsched.bounds.shares_kernel import (
 )
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY
 
 _FIRST_LEVELS = np.array([0.1, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0])
 _APART = [0.004, 0.01, 0.02, 0.04, 0.07, 0.11, 0.17, 0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 3]
@@ -81,8 +70,6 @@ _WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25, 8), (0.5, 12, 0.03, 0.4, 20)
 # first prices are those of a preemptive schedule, and beyond which the bound is not tried.
 _FEW_IN_SYSTEM, _MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 20.0, 45.0, 100.0
 _MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
-# The first prices are in proportion to the weight of latency, but at least this.
-_LEAST_SCALE = 0.03
 # Part of the earlier gradients in their means. The long one is for squares and for shares.
 _KEPT, _KEPT_LONG = 0.6, 0.9
 _SMALL = 0.1
@@ -128,12 +115,11 @@ def value_at(
     price: Floats,
     levels: Floats,
     shared: Shared,
-    ttft_weight: float = 0.0,
     use: Use = NO_USE,
     centre: Floats | None = None,
     rises: bool = False,
 ) -> float:
-    """Return the bound on total latency, or on its weighted sum, that prices prove, rounded down.
+    """Return the bound on total latency that prices prove, rounded down.
 
     `levels`: which multipliers are tried. They are best for steady prices of these times the mean
     price after the arrival, or times those of `centre` (`costs_of_paths`), which is changed. What
@@ -141,7 +127,7 @@ def value_at(
     """
     centre = np.zeros((0, 2)) if centre is None else centre
     grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain
-    total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use, ttft_weight)
+    total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use)
     paid = float(price.sum() + shared.price.sum()) * width
     safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
 
@@ -161,7 +147,7 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
     )
 
 
-def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
+def start_from(tokens: Tokens, finish: Floats) -> Start:
     """Return prices and shares that follow from completions (module's text, Prices used)."""
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
@@ -172,12 +158,11 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
     cells = int(finish.max() / width) + 2
     number = in_system(arrival, finish, width, cells)
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
-    steady *= max(1 - weight, _LEAST_SCALE)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
     if many:
         busy_s = float((number > 0).sum() * width)
-        dual, apart = prices_of(in_batches(tokens, busy_s), cells, weight)
+        dual, apart = prices_of(in_batches(tokens, busy_s), cells)
         upto = np.interp(
             np.arange(cells + 1) * width,
             np.arange(len(dual) + 1) * apart,
@@ -201,16 +186,14 @@ def start_from(tokens: Tokens, finish: Floats, weight: float = 0.0) -> Start:
 
 
 def shares(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, or on its mean with that of TTFT, in seconds.
+    """Return the bound on total latency, in seconds.
 
     Where very many requests are in the system it is the sum of chains: `busy-time` is better there.
     """
-    weight, per = task.objective.ttft_weight, scale_of(task)
     task = task.part(np.argsort(task.instance.release_times, kind="stable"))
     instance, tokens = task.instance, tokens_of(task.instance, task.batch_cost, task.charged)
     chain = tokens.chain * (1 - margin(3))
     floor = float(chain.sum()) * (1 - margin(instance.n))
-    floor = (1 - weight) * floor + weight * float(tokens.first.sum()) * (1 - margin(instance.n))
     finish = completions_of(task, instance, chain)
     latency = finish - tokens.arrival
     best, tree = floor, work_leaf()
@@ -220,15 +203,15 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
         many = latency.sum() > _MANY_IN_SYSTEM * finish.max()
         forms = [True] if few else [False] if many else [True, False]
         for rises, share in zip(forms, (1 / len(forms), 1.0), strict=False):
-            start, part = start_from(tokens, finish, weight), budget.part(share)
-            found, leaf = ascend(tokens, start, weight, part, rises)
+            start, part = start_from(tokens, finish), budget.part(share)
+            found, leaf = ascend(tokens, start, part, rises)
             best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
 
-    return Proof(best / per, tree=tree if task.objective == TOTAL_LATENCY else None)
+    return Proof(best, tree=tree)
 
 
 def ascend(
-    tokens: Tokens, start: Start, weight: float, budget: Budget, rises: bool = False
+    tokens: Tokens, start: Start, budget: Budget, rises: bool = False
 ) -> tuple[float, dict[str, Any]]:
     """Return the best value that an ascent on prices and shares finds, and its leaf.
 
@@ -248,7 +231,7 @@ def ascend(
             one[:] = 0.0
 
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
-        value = value_at(tokens, width, price, levels, shared, weight, use, centre, rises)
+        value = value_at(tokens, width, price, levels, shared, use, centre, rises)
         stale += 1
 
         if value > reached:
@@ -282,7 +265,7 @@ SHARES = Bound(
     "shares",
     "prices of machine time along paths that share fixed costs; best below saturation",
     "second",
-    SUMS,
+    ("tel",),
     shares,
     PROVED_FOR | CHARGES,
     searches=True,

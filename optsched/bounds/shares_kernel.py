@@ -85,7 +85,7 @@ class Window(NamedTuple):
 
     V and s of the prefill and of the steps for an end in each cell (``ahead``, ``slope``,
     ``after``, ``slope_after``), and the numbers of the multipliers that gave them; the min cost of
-    a prefill that ends in or before each cell, with the weight of the first token (``soonest``);
+    a prefill that ends in or before each cell (``soonest``);
     the cell where the steps begin, or -1 - cell if they pay nothing; the min price since the
     arrival (``cheapest``); g of one multiplier and its integral; starts of the steps that may be
     best and what they cost (``queue``, ``key``); price p2, and for the first and the last batch of
@@ -123,8 +123,8 @@ class Phase(NamedTuple):
 
     ``c0`` is the cell of the arrival and ``lead`` its length from there on; ``first`` and ``alone``
     are the times of the prefill's batches and of all batches, if the request were alone. ``nu`` and
-    ``own`` are multipliers and own work of the first and of the last batch. ``weight`` is that of
-    the first token, and ``number`` that of the request.
+    ``own`` are multipliers and own work of the first and of the last batch. ``number`` is that of
+    the request.
     """
 
     arrival: float
@@ -136,20 +136,19 @@ class Phase(NamedTuple):
     own: tuple[float, float]
     fixed: float
     batches: float
-    weight: float
     number: int
 
 
 @njit
-def _last_multiplier(nu: float, fixed: float, own: float, own_last: float, rest: float) -> float:
+def _last_multiplier(nu: float, fixed: float, own: float, own_last: float) -> float:
     """Return the multiplier of the last step, at the steady price at which ``nu`` is the first's.
 
-    It is a square: nu = rest (root(fixed) + root(price own / rest))^2.
+    It is a square: nu = (root(fixed) + root(price own))^2.
     """
-    if own <= 0 or own_last <= own or nu <= rest * fixed:
+    if own <= 0 or own_last <= own or nu <= fixed:
         return nu
 
-    root = np.sqrt(rest * fixed)
+    root = np.sqrt(fixed)
     return (root + (np.sqrt(nu) - root) * np.sqrt(own_last / own)) ** 2
 
 
@@ -221,27 +220,12 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
 
 
 @njit(forceinline=True)
-def _delay_prefill(window: Window, width: float, phase: Phase, span: int) -> None:
-    """Add the weight of the first token to V and s of the prefill."""
-    ahead, slope, soonest = window.ahead, window.slope, window.soonest
+def _find_soonest(window: Window, span: int) -> None:
+    """Fill in the min cost of a prefill that ends in or before each cell."""
     cheapest = np.inf
     for j in range(span):
-        if phase.weight > 0:
-            ahead[j] += phase.weight * ((phase.c0 + j + 1) * width - phase.arrival)
-            slope[j] -= phase.weight
-
-        cheapest = min(cheapest, ahead[j] + min(0.0, slope[j]) * _reach(phase, width, j))
-        soonest[j] = cheapest
-
-
-@njit(forceinline=True)
-def _reach(phase: Phase, width: float, j: int) -> float:
-    """Return how long before the end of the j-th cell the prefill may end in that cell."""
-    d = width if j > 0 else phase.lead
-    if phase.weight > 0:
-        d = min(d, max(0.0, (phase.c0 + j + 1) * width - phase.arrival - phase.first))
-
-    return d
+        cheapest = min(cheapest, window.ahead[j])
+        window.soonest[j] = cheapest
 
 
 @njit(forceinline=True)
@@ -259,7 +243,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
         while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
             last += 1
             value = ahead[last] + area[last + 1]
-            value -= max(0.0, gains[last] - window.slope[last]) * _reach(phase, width, last)
+            value -= max(0.0, gains[last] - window.slope[last]) * (width if last > 0 else lead)
             while tail > head and key[tail - 1] >= value:
                 tail -= 1
 
@@ -295,17 +279,17 @@ def _best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
-    a, c0, rest = phase.arrival, phase.c0, 1 - phase.weight
+    a, c0 = phase.arrival, phase.c0
     after, ahead = (window.after, window.slope_after), (window.ahead, window.slope)
     pays, slopes = after if steps > 0 else ahead
     best, at = np.inf, -1
     for j in range(span):
-        early = rest * max(0.0, (c0 + j) * width - a)
+        early = max(0.0, (c0 + j) * width - a)
         if early >= best:
             break
 
         d = width if j > 0 else phase.lead
-        value = pays[j] + max(rest * phase.alone, early + min(rest, slopes[j]) * d)
+        value = pays[j] + max(phase.alone, early + min(1.0, slopes[j]) * d)
         if value < best:
             best, at = value, j
 
@@ -321,7 +305,6 @@ def costs_of_paths(
     levels: Floats,
     centre: Floats,
     use: Use,
-    ttft_weight: float,
 ) -> float:
     """Return the sum of the min costs of all requests.
 
@@ -344,18 +327,16 @@ def costs_of_paths(
         own = (tokens.prefill[i], tokens.prefill[i]), (work, last)
         c0 = cell_at(a, width)
         lead = (c0 + 1) * width - a  # length of the first cell
-        early = ttft_weight if m > 0 else 0.0  # a single token is the first and the last
-        rest = 1 - early
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _worth(own[0][0], fixed[0], mean * levels[k])
-            nus[1, k] = rest * _worth(work, fixed[1], mean * levels[k] / rest) if rest > 0 else 0.0
-            nus[2, k] = _last_multiplier(nus[1, k], fixed[1], work, last, rest)
+            nus[1, k] = _worth(work, fixed[1], mean * levels[k])
+            nus[2, k] = _last_multiplier(nus[1, k], fixed[1], work, last)
 
         if centre.shape[0] > 0 and centre[i, 0] > 0:
             nus[0], nus[1] = centre[i, 0] * levels, centre[i, 1] * levels
-            nus[2] = _last_multiplier(centre[i, 1], fixed[1], work, last, rest) * levels
+            nus[2] = _last_multiplier(centre[i, 1], fixed[1], work, last) * levels
 
         while True:
             low = np.inf
@@ -365,17 +346,17 @@ def costs_of_paths(
 
             for k in range(levels.shape[0]):
                 nu = nus[0, k], nus[0, k]
-                phase = Phase(a, c0, lead, first, alone, nu, own[0], fixed[0], 1.0, early, i)
+                phase = Phase(a, c0, lead, first, alone, nu, own[0], fixed[0], 1.0, i)
                 if k == 0:
                     _charge(window, grid, phase, span)
 
                 _integrate(window, grid, phase, span)
                 _end_prefill(window, width, phase, span, k)
 
-            _delay_prefill(window, width, phase, span)
+            _find_soonest(window, span)
             for k in range(levels.shape[0] if m > 0 else 0):
                 nu = nus[1, k], nus[2, k]
-                phase = Phase(a, c0, lead, first, alone, nu, own[1], fixed[1], m, early, i)
+                phase = Phase(a, c0, lead, first, alone, nu, own[1], fixed[1], m, i)
                 if k == 0:
                     _charge(window, grid, phase, span)
 
@@ -383,9 +364,7 @@ def costs_of_paths(
                 _end_steps(window, width, phase, extra, span, k)
 
             best, at = _best_end(window, width, phase, m, span)
-            beyond = rest * ((c0 + span) * width - a)
-            if early > 0:
-                beyond += min(window.soonest[span - 1], early * ((c0 + span) * width - a))
+            beyond = (c0 + span) * width - a
             if beyond >= best or span == WINDOW:
                 break
 

@@ -47,7 +47,6 @@ def simulate(
     machines: Given = UNSET,
     seed: Seed = 0,
     slos: Given = UNSET,
-    ttft_weight: float | None = None,
     schedule_out: str | None = None,
     requests_out: str | None = None,
     json_out: str | None = None,
@@ -64,8 +63,7 @@ def simulate(
     made, info = make_policy(policy)
     instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
     hardware = hardware_of(instance, cost, machines)
-    limits = {**slos, "ttft_weight": ttft_weight}
-    schedule, evaluation, wall_s = run_policy(instance, policy, hardware, seed=seed, **limits)
+    schedule, evaluation, wall_s = run_policy(instance, policy, hardware, seed=seed, **slos)
     if schedule_out is not None:
         output.save_schedule(schedule, schedule_out)
 
@@ -94,7 +92,6 @@ def evaluate(
     cost_model: str | None = None,
     machines: Given = UNSET,
     slos: Given = UNSET,
-    ttft_weight: float | None = None,
     requests_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
@@ -104,7 +101,7 @@ def evaluate(
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     hardware = hardware_of(instance, cost, machines)
     schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, hardware, **slos, ttft_weight=ttft_weight)
+    evaluation = judge(instance, schedule, hardware, **slos)
     output.write_requests(evaluation, requests_out)
     _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
 

@@ -96,7 +96,6 @@ _SHARED = """
   json_out --json FILE|-: Write the result as JSON. With - nothing else is printed.
   schedule_out FILE: Write the schedule to this file.
   requests_out FILE: Write a row per request to this .csv or .parquet file.
-  ttft_weight A: The weight of TTFT beside latency, from 0 to 1.
   settings --set KEY=VALUE: An argument of vllm.LLM (repeatable).
   slo_ttft S: The SLO on the time to first token, in the instance's time unit.
   slo_tpot S: The SLO on the mean time per further token.

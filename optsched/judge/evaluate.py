@@ -23,7 +23,6 @@ def evaluate(
     slo_tpot: float | None = None,
     slo_gap: float | None = None,
     slo_latency: float | None = None,
-    ttft_weight: float | None = None,
 ) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
 
@@ -58,8 +57,6 @@ def evaluate(
         Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
         gap between two output tokens, and latency of a request that is served well. Each that is
         given replaces the instance's column of its name.
-    ttft_weight : float, optional
-        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
 
     Returns
     -------
@@ -77,7 +74,7 @@ def evaluate(
         value and limit.
     InputError
         Columns do not fit together, the schedule was made for another instance or cost model, or
-        an SLO is not a time > 0, or the weight is not in its range.
+        an SLO is not a time > 0.
     UsageError
         An instance in seconds without a cost model, or one in rounds with one.
     """
@@ -95,9 +92,9 @@ def evaluate(
         )
 
     given: dict[str, Any] = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap}
-    given |= {"slo_latency": slo_latency, "ttft_weight": ttft_weight}
+    given["slo_latency"] = slo_latency
     for name, value in given.items():
-        expected = None if value is None else check_parameter(name, value)
+        expected = None if value is None else check_parameter(value)
         if expected is not None:
             raise InputError(f"{name}: found {value!r}; expected {expected}")
 

@@ -107,8 +107,6 @@ class Evaluation:
         discards do not count. NaN for a single output token.
     slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
         SLOs of every request, in place of those of the instance (`evaluate`).
-    ttft_weight : float, optional
-        The weight of TTFT beside latency in the metric ``latency_and_ttft``, from 0 to 1.
     reuse : Reuse, optional
         What is reused; None if the instance has no shared prefixes.
     pools : Pools, optional
@@ -134,7 +132,6 @@ class Evaluation:
     slo_tpot: float | None = None
     slo_gap: float | None = None
     slo_latency: float | None = None
-    ttft_weight: float | None = None
     reuse: Reuse | None = None
     pools: Pools | None = None
     moves: Moved | None = None

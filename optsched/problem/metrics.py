@@ -87,8 +87,7 @@ class Times:
     """Times of an instance's requests without a schedule, such as those of a real server.
 
     Columns have the shape (n,). TPOT and gap are NaN for requests of one output token. SLOs are
-    those of every request, in place of the instance's, and `ttft_weight` is as for
-    `optsched.evaluate`.
+    those of every request, in place of the instance's.
     """
 
     instance: Instance
@@ -99,7 +98,6 @@ class Times:
     slo_tpot: float | None = None
     slo_gap: float | None = None
     slo_latency: float | None = None
-    ttft_weight: float | None = None
     gap: NDArray[np.float64] | None = None
     released: NDArray[Any] | None = None
 
@@ -172,14 +170,6 @@ def _goodput(judged: Any) -> float | None:
     return None if good is None else good.sum() / float(judged.span)
 
 
-def _latency_and_ttft(judged: Any) -> float | None:
-    weight = judged.ttft_weight
-    if weight is None:
-        return None
-
-    return (1 - weight) * judged.latency.mean() + weight * judged.ttft.mean()
-
-
 _SLO = tuple(SLOS)
 
 _ROWS = (
@@ -192,9 +182,6 @@ _ROWS = (
            "mean p99 max"),
     *_over("gap", "gap", "time",
            "largest time between two output tokens of a request in succession", "p99 max"),
-    Metric("latency_and_ttft", "latency and TTFT", "time",
-           "mean TTFT times ttft_weight, from 0 to 1, plus mean latency times the rest",
-           ("latency", "ttft"), _latency_and_ttft, parameters=("ttft_weight",)),
     *_over("queuing_delay", "queuing delay", "time", "arrival to first batch", "mean p99"),
     *_over("waiting", "waiting", "time", "latency less the time in batches", "mean"),
     Metric("makespan", "makespan", "time", "the last completion",
@@ -249,12 +236,10 @@ METRICS = tuple(TABLE)
 """Names of `Evaluation.metrics`, in the order of tables."""
 
 
-def check_parameter(name: str, value: float) -> str | None:
+def check_parameter(value: float) -> str | None:
     """Return what is expected of a parameter of a metric, or None if the value is that."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         return "a number"
-    if name == "ttft_weight":
-        return None if 0 <= value <= 1 else "a weight from 0 to 1"
 
     return None if 0 < value < float("inf") else "a time > 0"
 

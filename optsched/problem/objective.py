@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.problem.errors import UsageError, named, unknown
 from optsched.problem.metrics import METRICS, TABLE, Metric, check_parameter
-from optsched.problem.service import SLOS
 from optsched.problem.specs import Parameter, convert_all, parse_spec, split_specs
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 class Objective:
     """A metric of `optsched.problem.metrics.TABLE` to minimize, or maximize where more is better.
 
-    `parameters` are limits, times > 0 in the instance's unit, and weights from 0 to 1, by name.
+    `parameters` are limits, times > 0 in the instance's unit, by name.
     """
 
     name: str
@@ -31,17 +30,11 @@ class Objective:
         for key, value in self.parameters:
             place = f"objective: {self.name}: parameter"
             named(place, key, dict.fromkeys(known), UsageError)
-            expected = check_parameter(key, value)
+            expected = check_parameter(value)
             if expected is not None:
                 raise UsageError(
                     f"objective: {self.name}: {key}: found {value!r}; expected {expected}"
                 )
-
-        if known and not self.parameters and not set(known) <= set(SLOS):
-            raise UsageError(
-                f"objective: {self.name}: found no parameter; expected {' or '.join(known)}, as in "
-                f"{self.name}:{known[0]}=0.5"
-            )
 
     def __str__(self) -> str:
         texts = (f"{k}={int(v) if float(v).is_integer() else v}" for k, v in self.parameters)
@@ -51,11 +44,6 @@ class Objective:
     def metric(self) -> Metric:
         """The metric's row in the table of metrics."""
         return TABLE[self.name]
-
-    @property
-    def ttft_weight(self) -> float:
-        """The weight of TTFT beside latency, from 0 to 1; 0 where the metric has none."""
-        return dict(self.parameters).get("ttft_weight", 0.0)
 
     @property
     def maximized(self) -> bool:
