@@ -43,7 +43,7 @@ SPECS = (
     "mc-sf:predictor=noisy,predictor.mae=4",
     "a-min:make_room=true",
 )
-BOUNDS = ("srpt", "mean-busy-time", "work", "prefill-work", "work-makespan")
+BOUNDS = ("srpt", "work", "prefill-work", "work-makespan")
 SMALL, SHORT = 6, 200
 """Requests, and output tokens of all of them, up to which every exact method proves its optimum."""
 

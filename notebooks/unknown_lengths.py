@@ -266,7 +266,16 @@ for tokens in (10, 50, 200):
 
 # %%
 from optsched.analysis.ratio.families import two_point
-from optsched.analysis.theory import a_l_bound, a_min_two_point_bound
+
+
+def a_min_two_point_bound(alpha: float) -> float:
+    """Return the bound of A_min on outputs l or u, alpha = l / u (Chen et al., Theorem 5.1)."""
+    return (3 - alpha) / 2
+
+
+def a_l_bound(alpha: float) -> float:
+    """Return the bound of A_l there (Theorem 5.2)."""
+    return 1 + alpha / (2 * (1 - alpha)) if alpha <= 0.5 else 1 + 2 * alpha**2
 
 
 def total(policy: str, instance: optsched.Instance) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched.bounds import lower_bound, shadow_prices
+from optsched.bounds import shadow_prices
 from optsched.bounds.dual import Prices, dual_fraction, dual_value, prices_in_rounds
 from optsched.bounds.shadow import best_prices
 from optsched.bounds.timeline import busy_prices, model_of
@@ -213,11 +213,3 @@ def test_plot_of_shadow_prices_returns_its_axes() -> None:
     ax = plot_shadow_prices([[1, 0.5], [9, 0.0]])
     assert "KV token" in ax.get_ylabel()
     assert plot_shadow_prices(np.array([[1, 0.0]]), ax=ax) is ax
-
-
-@pytest.mark.slow
-def test_dual_is_at_least_the_mean_busy_time_bound_at_trace_scale() -> None:
-    for rate in (1.0, 2.0, 4.0):
-        instance = generate("lognormal", n=10_000, rate=rate, time_unit="round")
-        found = explore(instance, Budget(60), search=False)
-        assert found.proved >= lower_bound(instance)[0]

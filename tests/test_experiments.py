@@ -289,7 +289,7 @@ def test_an_interrupted_trial_says_what_its_certificate_proves() -> None:
     settings = {"time_limit": 0.01, "certificate_every": 1}
     (row,) = run_experiment("jaillet-model-1", settings, trials=1).rows
     assert row["error"] is None
-    # The bound is the mean-busy-time bound at least, the certificate that of the relaxation.
+    # The bound is that from sorting at least, the certificate that of the relaxation.
     assert 0 < row["certified"] <= row["bound"] < row["best_known"]
 
 

@@ -207,7 +207,7 @@ def test_bounds_without_blocks_hold_with_them() -> None:
         instance = in_blocks(rng, plain)
         with_blocks = brute_force_tel(instance)[0]
         larger += with_blocks > brute_force_tel(replace(instance, kv_block_tokens=1))[0]
-        for method in ("srpt", "mean-busy-time", "dual"):
+        for method in ("srpt", "dual"):
             value, _ = lower_bound(instance, method=method, time_limit_s=0.05)
             assert value <= with_blocks, (method, instance.to_dict())
     assert larger >= 2

@@ -7,19 +7,18 @@ import math
 import numpy as np
 import pytest
 from optsched_studies.chen import largest_quotient, rayleigh_matrices
-
-from optsched.analysis.ratio import against, geometric, two_point, weighted_geometric
-from optsched.analysis.ratio.worst import quick_optimum
-from optsched.analysis.theory import (
+from optsched_studies.chen_ratios import (
     ALPHA_STAR,
     a_l_bound,
     a_l_two_point,
     a_max_bounds,
     a_min_ratio,
     a_min_two_point_bound,
-    geometric_shares,
-    weighted_geometric_shares,
 )
+
+from optsched.analysis.ratio import against, geometric, two_point, weighted_geometric
+from optsched.analysis.ratio.families import geometric_shares, weighted_geometric_shares
+from optsched.analysis.ratio.worst import quick_optimum
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies.engine.simulate import simulate

@@ -9,13 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.analysis import theory
-from optsched.analysis.ratio.families import from_shares, two_point
+from optsched.analysis.ratio.families import (
+    from_shares,
+    geometric_shares,
+    two_point,
+    weighted_geometric_shares,
+)
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
+from .chen_ratios import (
+    a_l_bound,
+    a_l_two_point,
+    a_max_bounds,
+    a_min_ratio,
+    a_min_two_point_bound,
+)
 from .drawing import Figure
 from .parts import (
     Count,
@@ -191,16 +202,16 @@ def _two_point(trial: Row) -> tuple[Instance, float | None, float]:
     alpha = short / long
 
     if trial["policy"] == "a-l":
-        closed = theory.a_l_two_point(alpha, share / (1 - share))
-        return instance, closed, theory.a_l_bound(alpha)
+        closed = a_l_two_point(alpha, share / (1 - share))
+        return instance, closed, a_l_bound(alpha)
 
     if trial["policy"] == "a-max":
-        return instance, None, theory.a_max_bounds(alpha)[1]
+        return instance, None, a_max_bounds(alpha)[1]
 
     shares = np.zeros(long - short + 1)
     shares[0], shares[-1] = share, 1 - share
-    closed = theory.a_min_ratio(shares, first=short, prompt=1)
-    return instance, closed, theory.a_min_two_point_bound(alpha)
+    closed = a_min_ratio(shares, first=short, prompt=1)
+    return instance, closed, a_min_two_point_bound(alpha)
 
 
 def rayleigh_matrices(u: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -252,14 +263,14 @@ def _shares(trial: Row) -> tuple[Instance, float, float]:
     if trial["family"] == "worst":
         bound, shares = largest_quotient(longest)
     elif trial["family"] == "geometric":
-        bound, shares = 1.7, theory.geometric_shares(trial["q"], longest)
+        bound, shares = 1.7, geometric_shares(trial["q"], longest)
     else:
-        bound, shares = 14 / 9, theory.weighted_geometric_shares(trial["q"], longest)
+        bound, shares = 14 / 9, weighted_geometric_shares(trial["q"], longest)
 
     shares = np.maximum(shares, 0.0)
     capacity = max(trial["kv_capacity"], longest + 1)
     instance = from_shares(shares, trial["requests"], kv_capacity=capacity)
-    return instance, theory.a_min_ratio(shares, prompt=1), bound
+    return instance, a_min_ratio(shares, prompt=1), bound
 
 
 def _tel(instance: Instance, policy: str, seed: int) -> float:

@@ -184,7 +184,7 @@ MODEL_1, MODEL_2 = (
             "ratio_to_best_known": "mc_sf / best_known, a lower bound of the ratio to the optimum",
             "ratio_to_bound": "mc_sf / bound, an upper bound of the ratio to the optimum",
             "certified": "the bound that the certificate proves. Where an interrupted run has not "
-            "got beyond the mean-busy-time bound, it is less than the bound",
+            "got beyond the bound from sorting, it is less than the bound",
             "refused": "why the certificate is too large to check",
             "certificate": "the certificate that was checked, as JSON",
         },

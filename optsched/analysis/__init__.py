@@ -1,1 +1,1 @@
-"""Analysis of policies: comparison with the optimum, competitive ratios and theory."""
+"""Analysis of policies: comparison with the optimum, and competitive ratios."""

@@ -35,7 +35,7 @@ _CUT = 25.0
 def raise_dual(
     model: Model, *, over: Callable[[], bool], report: Callable[[Prices], None]
 ) -> Floats:
-    """Raise the dual, starting from the prices of the mean-busy-time bound."""
+    """Raise the dual, starting from the prices of a preemptive schedule."""
     prices = busy_prices(model)
     report(prices_in_rounds(model, prices))
     # A schedule ends later than the machine of the volume bound would: prices may go on.

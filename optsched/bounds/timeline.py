@@ -55,10 +55,9 @@ def model_of(instance: Instance) -> Model:
 
 
 def busy_prices(model: Model) -> Floats:
-    """Return the prices that prove the mean-busy-time bound, one per unit of time.
+    """Return the prices of the preemptive list schedule by least volume, one per unit of time.
 
-    They are the dual of its linear program (docs/formulations.md, "Prices of memory"), of the
-    preemptive list schedule of `optsched.bounds.simple.mean_busy_time`.
+    They are the dual of the mean-busy-time problem (docs/formulations.md, "Prices of memory").
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
     per_token = model.unit / model.instance.kv_capacity

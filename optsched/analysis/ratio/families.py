@@ -6,9 +6,8 @@ from contextlib import suppress
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from optsched.analysis.theory import geometric_shares, weighted_geometric_shares
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate
@@ -139,6 +138,14 @@ def two_point(short: int, long: int, share: float, n: int, *, kv_capacity: int) 
     return from_shares(x, n, kv_capacity=kv_capacity, first=short, name=name)
 
 
+def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
+    """Return P(o = k) of G(1 - q), up to a factor, for k = 1, ..., u (Chen et al., section 5.2)."""
+    if not 0 <= q <= 1:
+        raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")
+
+    return np.asarray(q ** np.arange(u, dtype=np.float64))
+
+
 def geometric(
     q: float, n: int, *, kv_capacity: int, longest: int, rng: Generator | None = None
 ) -> Instance:
@@ -157,6 +164,11 @@ def geometric(
     """
     shares, name = geometric_shares(q, longest), f"geometric-{q:g}"
     return from_shares(shares, n, kv_capacity=kv_capacity, rng=rng, name=name)
+
+
+def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
+    """Return k q^(k - 1), P(o = k) of LG(1 - q) up to a factor, for k = 1, ..., u (section 5.3)."""
+    return np.arange(1, u + 1) * geometric_shares(q, u)
 
 
 def weighted_geometric(

@@ -112,16 +112,3 @@ def a_l_two_point(alpha: float, t: float) -> float:
 def _check_alpha(alpha: float) -> None:
     if not 0 < alpha <= 1:
         raise InputError(f"alpha: found {alpha!r}; expected 0 < alpha <= 1")
-
-
-def geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return P(o = k) of G(1 - q), up to a factor, for k = 1, ..., u (Chen et al., section 5.2)."""
-    if not 0 <= q <= 1:
-        raise InputError(f"q: found {q!r}; expected 0 <= q <= 1")
-
-    return np.asarray(q ** np.arange(u, dtype=np.float64))
-
-
-def weighted_geometric_shares(q: float, u: int) -> NDArray[np.float64]:
-    """Return k q^(k - 1), P(o = k) of LG(1 - q) up to a factor, for k = 1, ..., u (section 5.3)."""
-    return np.arange(1, u + 1) * geometric_shares(q, u)
