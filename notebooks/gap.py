@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.analysis.ratio import competitive_ratio, gap_breakdown
+from optsched.analysis.ratio import competitive_ratio
 from optsched.show.plot import plot_comparison, plot_gantt
 
 # %% [markdown]
@@ -135,30 +135,32 @@ for name, lower, upper in intervals:
 #
 # ## What the gap is made of
 #
-# `gap_breakdown` splits what a policy loses against the optimum into three parts.
+# `why` says what stood in each request's way, batch by batch, and what of it an optimum does
+# otherwise. Two causes are left here:
 #
-# - **predictions**: what wrong predictions cost. It is nothing here, since lengths are known.
-# - **foresight**: what it costs not to know who will come. It is the latency less that in the same
-#   *order* when all arrivals are known.
-# - **order**: the rest. It is due to the order itself, and to when requests are admitted in it.
+# - **memory**: the request did not fit beside those that were running.
+# - **order**: it would have fitted, and another was served, or nobody.
 
 # %%
-parts = ("predictions", "foresight", "order")
+parts = ("memory", "order")
 shares = {}
 for label, instances in (("all at once", at_once), ("Poisson", arriving)):
+    optima = [optsched.solve(instance) for instance in instances]
+    best = sum(optimum.objective for optimum in optima)
     for policy in ("mc-sf", "mc-benchmark"):
-        gaps = [gap_breakdown(instance, policy) for instance in instances]
-        best = sum(gap.best for gap in gaps)
-        shares[f"{policy}, {label}"] = {
-            part: 100 * sum(gap.parts()[part] for gap in gaps) / best for part in parts
-        }
+        lost = dict.fromkeys(parts, 0.0)
+        for instance, optimum in zip(instances, optima, strict=True):
+            plan = optsched.simulate(instance, policy)
+            totals = optsched.why(instance, plan, against=optimum.schedule).totals()
+            for part in parts:
+                lost[part] += 100 * totals[part] / best
+        shares[f"{policy}, {label}"] = lost
 
 figure, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
-left = np.zeros(len(shares))
-for part, color in zip(parts, ("#999999", "#56B4E9", "#E69F00"), strict=True):
+for k, (part, color) in enumerate(zip(parts, ("#56B4E9", "#E69F00"), strict=True)):
     values = [share[part] for share in shares.values()]
-    ax.barh(list(shares), values, left=left, color=color, label=part)
-    left += values
+    ax.barh(np.arange(len(shares)) + 0.4 * k, values, height=0.4, color=color, label=part)
+ax.set_yticks(np.arange(len(shares)) + 0.2, list(shares))
 ax.invert_yaxis()
 ax.set_xlabel("loss [% of the optimum]")
 ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
@@ -167,16 +169,16 @@ ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="smal
 for case, share in shares.items():
     print(f"{case:25}", ", ".join(f"{part} {value:4.1f} %" for part, value in share.items()))
 
-assert shares["mc-sf, all at once"]["foresight"] == 0 < shares["mc-sf, all at once"]["order"]
-assert shares["mc-sf, Poisson"]["foresight"] > 0
+assert all(share["order"] > abs(share["memory"]) for share in shares.values())
+assert shares["mc-sf, Poisson"]["order"] > shares["mc-sf, all at once"]["order"]
 assert shares["mc-benchmark, Poisson"]["order"] > 5 * shares["mc-sf, Poisson"]["order"]
 
 # %% [markdown]
-# If all requests come at once, there is nothing to foresee. The loss of MC-SF then comes from its
-# order, and from stopping at the first request that does not fit.
+# Nearly all is the order: requests that would have fitted wait for others. MC-SF stops at the first
+# request that does not fit, although one behind it may. MC-Benchmark serves in order of arrival.
 #
-# With arrivals over time a part of its loss is foresight. No online scheduler can avoid that
-# entirely. Nearly all of MC-Benchmark's loss comes from its order.
+# With arrivals over time MC-SF loses twice as much. Part of this no online scheduler can avoid
+# entirely, since the optimum knows who will come.
 #
 # ## A better order
 #

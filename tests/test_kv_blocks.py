@@ -17,7 +17,6 @@ from sweeps import parts
 from test_simulate import RULES_SPECS, cost_of, due, run_or_error, same
 
 from optsched import bound, compare, evaluate, simulate, solve
-from optsched.analysis.ratio import gap_breakdown
 from optsched.bounds import BoundTask, bounds, lower_bound
 from optsched.bounds.certificate import make_certificate, verify_certificate
 from optsched.bounds.dual import Prices
@@ -240,10 +239,6 @@ def test_bound_and_compare_run_and_solve_refuses_by_name() -> None:
             solve(instance, method=method)
     with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
         solve(replace(instance, time_unit="second"), cost_model=TIMED)
-    with pytest.raises(UsageError, match="found kv_block_tokens 4; expected 1"):
-        gap_breakdown(instance, "mc-sf")
-    with pytest.raises(UsageError, match="found a policy on several workers; expected one worker"):
-        gap_breakdown(replace(instance, kv_block_tokens=1), "mc-sf:workers=2")
 
 
 def test_a_certificate_of_optimality_counts_blocks() -> None:

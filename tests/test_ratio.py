@@ -21,7 +21,6 @@ from optsched.analysis.ratio import (
     FAMILIES,
     against,
     competitive_ratio,
-    gap_breakdown,
     two_point,
     worst_case,
 )
@@ -31,12 +30,10 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies import Batch, View
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
 from optsched.workloads.generate import generate
-from optsched.workloads.predict import predict
 
 # --- studies ------------------------------------------------------------------------------------
 
@@ -455,16 +452,6 @@ def test_an_event_ends_the_search_for_a_worst_case() -> None:
     assert found.low >= 1
 
 
-def test_a_gap_tells_of_the_search_for_its_optimum_and_can_be_stopped() -> None:
-    seen: list[Progress] = []
-    gap = gap_breakdown(small(3), "mc-benchmark", progress=seen.append)
-    assert seen[-1].incumbent == gap.best
-    stop = threading.Event()
-    stop.set()
-    early = gap_breakdown(read_instance("worst-mc-sf-online"), "mc-sf", stop=stop)
-    assert sum(early.parts().values()) == pytest.approx(early.tel - early.best)
-
-
 def test_progress_is_for_terminals_and_goes_when_the_work_ends(monkeypatch) -> None:
     def shown(terminal: io.StringIO, **options: object) -> str:
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -555,53 +542,3 @@ def test_the_worst_cases_that_are_shipped(name: str) -> None:
 
 
 # --- gaps ---------------------------------------------------------------------------------------
-
-
-def test_the_parts_of_a_gap_sum_to_it() -> None:
-    for seed in range(4):
-        instance = small(seed, 6)
-        told = predict(instance, "noisy:mae=1", seed=seed)
-        gap = gap_breakdown(told, "mc-sf")
-        tel = evaluate(told, simulate(told, "mc-sf")).metrics["tel"]
-        assert gap.proved
-        assert gap.tel == tel
-        assert sum(gap.parts().values()) == pytest.approx(gap.tel - gap.best)
-        assert gap.total.sum() == pytest.approx(gap.tel - gap.best)
-
-
-def test_without_predictions_no_part_of_the_gap_is_theirs() -> None:
-    gap = gap_breakdown(small(3), "mc-sf")
-    assert not gap.predictions.any()
-
-
-def test_lack_of_foresight_is_what_the_adversary_uses() -> None:
-    # The shorts come when the long one has begun: MC-SF would have waited had it known, for its
-    # order puts them first.
-    instance = read_instance("worst-mc-sf-online")
-    gap = gap_breakdown(instance, "mc-sf")
-    parts = gap.parts()
-    assert parts["foresight"] > 0.95 * (gap.tel - gap.best)
-    assert gap.total[1:].min() > 50  # every short one suffers
-    assert "| request |" in gap.table(3)
-    assert len(gap.table(3).splitlines()) == 5
-
-
-def test_order_is_what_costs_when_all_are_there_at_0() -> None:
-    instance = read_instance("worst-mc-sf-offline")
-    parts = gap_breakdown(instance, "mc-sf").parts()
-    assert parts["order"] == 390 - 129
-    assert parts["predictions"] == parts["foresight"] == 0
-
-
-def test_wrong_predictions_are_what_costs_when_they_reverse_the_order() -> None:
-    instance = Instance(np.zeros(4), np.ones(4, int), [1, 1, 1, 8], kv_capacity=9)
-    told = replace(instance, predicted=[8, 8, 8, 1])
-    gap = gap_breakdown(told, "mc-sf")
-    assert gap.parts()["predictions"] > 0
-    same = gap_breakdown(instance, "mc-sf:predictor=oracle")
-    assert same.parts()["predictions"] == 0
-
-
-def test_a_gap_needs_rounds() -> None:
-    with pytest.raises(UsageError, match="rounds"):
-        gap_breakdown(generate("lognormal", n=3), "mc-sf")

@@ -452,7 +452,7 @@ def test_the_browser_copes_with_twenty_thousand_requests(tmp_path: Path, browser
     assert browser.get_log("browser") == []
 
 
-def test_a_report_says_what_intervals_mean_and_what_is_lost(tmp_path: Path) -> None:
+def test_a_report_says_what_intervals_mean(tmp_path: Path) -> None:
     # KV holds one request at a time. The long one first: 5 + 6 rounds. The short one first: 1 + 6.
     instance = Instance([0, 0], [1, 5], [5, 1], kv_capacity=6)
     data = optsched.compare(instance, ["fcfs", "sorted-f"]).to_dict()
@@ -460,14 +460,9 @@ def test_a_report_says_what_intervals_mean_and_what_is_lost(tmp_path: Path) -> N
     (section,) = page_sections([tmp_path / "comparison.json"])
     (made,) = section["comparisons"]
     headers = [header["text"] for header in made["headers"]]
-    fcfs, sorted_f = (
-        {h: c["text"] for h, c in zip(headers, row, strict=True)} for row in made["rows"][:2]
-    )
+    fcfs = {h: c["text"] for h, c in zip(headers, made["rows"][0], strict=True)}
     assert [row[0]["text"] for row in made["rows"][2:]] == ["bound"]  # a policy is the best known
     assert fcfs["in words"] == "1.571 times the optimum"
-    assert (fcfs["lost"], fcfs["order"], fcfs["not known"]) == ("36.4", "36.4", "0.0")
-    assert sorted_f["order"] == "–"
-    assert "lost" in dict(made["lines"])
 
 
 def page_sections(files: list[Path]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from optsched.analysis import library
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
-from optsched.analysis.losses import Ladder, Ladders
 from optsched.bounds import BoundTask, usable
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Pools
@@ -43,10 +42,10 @@ __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
 # The share of the time limit that bounds and searches have at least, after the policies.
 _MIN_SHARE = 0.5
-# The share of the time limit that the runs with replaced parts may use, after the policies.
-_LOSS_SHARE = 0.1
-# The seconds that they have at least where there is a time limit above 0.
-_MIN_LOSS_S = 2.0
+# The share of the time limit for bounds on other metrics.
+_FURTHER_SHARE = 0.1
+# Policies that look for a better schedule in rounds, whoever is compared.
+_RIVALS = ("least-work", "mc-sf")
 # How many times longer a tail must be for the comparison of means to be called misleading.
 _MISLEADS = 2.0
 # The error of the twin beyond which the ratios of a measured server say nothing about it.
@@ -88,17 +87,15 @@ def compare(
         The cost model, its name or its file. An instance in seconds needs one.
     pools : Pools, optional
         The machines that policies run on. The bound is that of `optsched.bounds.pools`. Searches
-        are left out, and what policies lose to what, since these know one machine.
+        are left out, since these know one machine.
     bound : bool
         Whether to look for a bound and a better schedule after the policies. The bounds of
         `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
         the hindsight program, and instances in seconds get an offline search.
     time_limit_s : float
         Seconds for all of the work. A policy may take half of the time left, the last one all of
-        it. A tenth of the limit is for what policies lose to their order, admission and batching
-        (`optsched.analysis.losses`). The rest is for the bounds that search, the solver (in rounds)
-        and the offline search (in seconds), which have at least half of the limit, beyond it if
-        need be.
+        it. The rest is for the bounds that search, the solver (in rounds) and the offline search
+        (in seconds), which have at least half of the limit, beyond it if need be.
     seed : int
         Seed of random policies and of the searches.
     progress : callable, optional
@@ -165,6 +162,10 @@ def compare(
             part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
             row = _run(interval, (label, policy), seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
+
+        rivals = _RIVALS if bound and instance.in_rounds and not budget.stopped else ()
+        for spec in rivals:
+            _run(interval, (spec, spec), seed, budget.part(strategies.POLICY_SHARE), limits)
     except KeyboardInterrupt:
         interrupted = True
         if not rows:
@@ -178,16 +179,6 @@ def compare(
         rest["notes"] += _of_twin(rows, found)
         rows.append(PolicyRow(measured.name, metrics=found, **rest))
 
-    ladders: Ladders | None = None
-    if bound and pools is None and not interrupted:
-        loss_s = max(_LOSS_SHARE * time_limit_s, _MIN_LOSS_S) if time_limit_s > 0 else 0.0
-        part = Budget(loss_s, stop=stop)
-        tels = {row.policy: row.tel for row in rows if row.tel is not None and not row.measured}
-        try:
-            ladders = Ladders(interval, {s: (specs[s], tels[s]) for s in tels}, part, seed, limits)
-        except KeyboardInterrupt:
-            interrupted = True
-
     if bound and not interrupted:
         told = None if progress is None else lambda state: progress("solve", state)
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
@@ -197,11 +188,13 @@ def compare(
 
     further: dict[str, float] = {}
     if bound and not interrupted and not budget.stopped:
-        further = _further_bounds(interval, limits, Budget(_LOSS_SHARE * time_limit_s, stop=stop))
+        further = _further_bounds(
+            interval, limits, Budget(_FURTHER_SHARE * time_limit_s, stop=stop)
+        )
 
     interval.reconcile()
     best = interval.incumbent
-    rows = [_with_ratios(row, interval.value, interval.bound, ladders) for row in rows]
+    rows = [_with_ratios(row, interval.value, interval.bound) for row in rows]
     best_row = None if best is None else _best_row(interval, limits)
     misled = () if best_row is None else (*_misled(best_row, rows), *_calm(best_row, rows))
     return Comparison(
@@ -219,7 +212,6 @@ def compare(
         best_schedule=None if best is None else best.schedule,
         notes=notes + misled,
         scope=interval.scope,
-        target=None if ladders is None else ladders.target,
         pools=pools,
     )
 
@@ -343,7 +335,7 @@ def _best_row(interval: Interval, limits: dict[str, float | None]) -> PolicyRow:
 
     row = PolicyRow(BEST, clairvoyant=True, metrics=judged.metrics, inside=True)
     row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
-    return _with_ratios(row, interval.value, interval.bound, None)
+    return _with_ratios(row, interval.value, interval.bound)
 
 
 def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
@@ -427,9 +419,7 @@ def _further_bounds(
     return found
 
 
-def _with_ratios(
-    row: PolicyRow, best_known: float | None, bound: float | None, ladders: Ladders | None
-) -> PolicyRow:
+def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) -> PolicyRow:
     tel = row.tel
     if tel is None:
         return row
@@ -437,16 +427,10 @@ def _with_ratios(
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
 
-    ladder = Ladder(missing="it is measured") if row.measured else Ladder()
-    if ladders is not None and not row.measured:
-        ladder = ladders.of.get(row.policy, ladder)
-
     return replace(
         row,
         ratio_to_best_known=None if not best_known else tel / best_known,
         ratio_to_bound=None if not bound else tel / bound,
-        losses=None if best_known is None else ladder.losses(best_known),
-        losses_missing=ladder.missing,
     )
 
 

@@ -8,13 +8,12 @@ from math import ceil, floor
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from optsched.analysis.losses import Losses
 from optsched.costs.cost import CostModel
 from optsched.costs.machine import Pools
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
-from optsched.problem.metrics import LOST, METRICS, TABLE, compared, time_words
+from optsched.problem.metrics import METRICS, TABLE, compared, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -67,21 +66,8 @@ def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> lis
     ]
 
 
-def lost_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
-    """Return the columns of what ratios mean, and of the shares in percent that are lost.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        Objects of a comparison file.
-    """
-
-    def share(name: str) -> Callable[[dict[str, Any]], float | None]:
-        return lambda row: 100 * row["lost"][name] if name in (row.get("lost") or {}) else None
-
-    known = [name for name in LOST if any(name in (row.get("lost") or {}) for row in rows)]
-    meaning: Column = ("in words", "", lambda row: row.get("meaning"))
-    return [meaning, *((LOST[name], "%", share(name)) for name in known)]
+MEANING: Column = ("in words", "", lambda row: row.get("meaning"))
+"""The column of what ratios mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +97,6 @@ class PolicyRow:
     schedule : Schedule or None
     measured : bool
         Whether the row holds times measured on a real server instead of a policy's.
-    losses : Losses or None
-        What its distance to the best known value is lost to, see `optsched.analysis.losses`.
-    losses_missing : str or None
-        Why there are no losses.
     rule : str or None
         The constraint that the policy's schedule breaks, as `ViolationError` calls it.
     """
@@ -130,8 +112,6 @@ class PolicyRow:
     error: str | None = None
     schedule: Schedule | None = None
     measured: bool = False
-    losses: Losses | None = None
-    losses_missing: str | None = None
     rule: str | None = None
 
     @property
@@ -151,28 +131,6 @@ class PolicyRow:
         return f"at least {outwards(low, floor)}{upper} times the optimum"
 
     @property
-    def shares(self) -> dict[str, float]:
-        """Shares of the total latency that are lost, by what they are lost to.
-
-        ``known`` is the part that is known to be lost: the total latency less the best known value.
-        Where there are losses, ``lengths``, ``order``, ``admission``, ``batching`` and ``rest`` are
-        its parts and sum to it. ``not_known`` is the best known value less the bound: nobody knows
-        how much of it is lost. What has no ratio has no share, and neither has a measured server
-        that beats the bound.
-        """
-        low, high, total = self.ratio_to_best_known, self.ratio_to_bound, self.tel
-        if high is not None and high < 1:
-            return {}
-
-        shares = {} if low is None else {"known": 1 - 1 / low}
-        if self.losses is not None and total:
-            shares |= {name: value / total for name, value in self.losses._asdict().items()}
-        if low is not None and high is not None:
-            shares["not_known"] = 1 / low - 1 / high
-
-        return shares
-
-    @property
     def tel(self) -> float | None:
         """Total latency if the schedule is inside the bound's model, otherwise None."""
         return (
@@ -189,8 +147,6 @@ class PolicyRow:
             "ratio_to_best_known": self.ratio_to_best_known,
             "ratio_to_bound": self.ratio_to_bound,
             "meaning": self.meaning,
-            "lost": self.shares,
-            "lost_missing": self.losses_missing,
             "wall_s": self.wall_s,
             "notes": list(self.notes),
             "error": self.error,
@@ -242,8 +198,6 @@ class Comparison:
         Why no optimum was found, where none can be.
     scope : Scope
         The schedules for which the bound holds.
-    target : str or None
-        The rules whose order, admission and batching losses are held against.
     best : PolicyRow or None
         The best known schedule with the metrics that policies have.
     bounds : dict of str to float
@@ -265,7 +219,6 @@ class Comparison:
     best_schedule: Schedule | None = None
     notes: tuple[str, ...] = ()
     scope: Scope = ONE_WORKER
-    target: str | None = None
     best: PolicyRow | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
     pools: Pools | None = None
@@ -316,7 +269,6 @@ class Comparison:
             "best_known_origin": self.best_known_origin,
             "gap": self.gap,
             "gap_definition": "(best_known - bound) / best_known",
-            "lost_target": self.target,
             "predictor": self.predictor,
             "seed": self.seed,
             "interrupted": self.interrupted,
@@ -337,7 +289,6 @@ class Comparison:
     def _repr_html_(self) -> str:
         unit = time_words(self.instance.time_unit)
         shown = [row.to_dict() for row in self.shown]
-        meant = [row for row in shown if row["meaning"] is not None]
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
             f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
@@ -352,9 +303,8 @@ class Comparison:
             return table(title, heads, cells, below)
 
         columns = policy_columns(shown, self.instance.time_unit)
-        text = drawn(f"Comparison on {self.instance.name}", columns, shown, below)
-        lost = [columns[0], *lost_columns(meant)]
-        return text + drawn("Shares of each total latency", lost, meant, "") if meant else text
+        columns += [MEANING] if any(row["meaning"] for row in shown) else []
+        return drawn(f"Comparison on {self.instance.name}", columns, shown, below)
 
     def table(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, the wall time and the error.

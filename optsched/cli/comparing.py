@@ -12,10 +12,9 @@ from optsched.cli.output import number
 from optsched.files.outputs import make_folder
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, UsageError, ViolationError
-from optsched.problem.metrics import LOST
 
 if TYPE_CHECKING:
-    from optsched.analysis.compare import Comparison, PolicyRow
+    from optsched.analysis.compare import Comparison
 
 # The share of the time limit for ``--pools auto``.
 _SPLIT_SHARE = 0.5
@@ -107,33 +106,6 @@ def compare(
         raise NoIncumbentError(f"no policy found a schedule ({reasons})")
 
 
-def _show_losses(ranked: list[PolicyRow], target: str | None) -> None:
-    """Print what ratios mean, and what share of each total latency is lost to what."""
-    names = list(LOST)
-    if target is None:
-        names = ["known", "not_known"]
-    elif not any(row.shares.get("lengths") for row in ranked):
-        names.remove("lengths")
-
-    times = "times the optimum"
-    headers = ["policy", times, *(f"{LOST[name]}\n[%]" for name in names)]
-    rows = []
-    for row in ranked:
-        found = (row.shares.get(name) for name in names)
-        cells = (None if share is None else f"{100 * share:z.1f}" for share in found)
-        rows.append((row.policy, str(row.meaning).removesuffix(f" {times}"), *cells))
-
-    output.show_table(headers, rows, text_columns=(0, 1))
-    if target is not None:
-        words = f"lost: shares of each total latency, part by part, to the rules {target}"
-        print(f"{words}; rest: from these to the best known; not known: from there to the bound")
-        for row in ranked:
-            if row.losses_missing is not None:
-                print(f"{row.policy}: no parts: {row.losses_missing}")
-
-    print()
-
-
 # Words of columns that are shorter on a terminal.
 _SHORT = {
     "kind": "",
@@ -144,7 +116,7 @@ _SHORT = {
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
-    from optsched.analysis.comparison import lost_columns, outwards, policy_columns
+    from optsched.analysis.comparison import MEANING, outwards, policy_columns
 
     instance = comparison.instance
     times = output.unit(instance)
@@ -155,7 +127,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
 
     columns = policy_columns(shown, instance.time_unit)
     if output.one_table():
-        columns += lost_columns(shown)
+        columns.append(MEANING)
 
     heads = [(_SHORT.get(words, words), unit) for words, unit, _ in columns]
     headers = [f"{words}\n[{unit}]" if unit else words for words, unit in heads]
@@ -177,7 +149,10 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
         print()
         meant = [row for row in ranked if row.meaning is not None and row is not comparison.best]
         if meant and comparison.bound is not None and not output.one_table():
-            _show_losses(meant, comparison.target)
+            words = "times the optimum"
+            cells = [(row.policy, str(row.meaning).removesuffix(f" {words}")) for row in meant]
+            output.show_table(["policy", words], cells, text_columns=(0, 1))
+            print()
 
     best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"
     if comparison.bound is not None:

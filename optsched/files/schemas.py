@@ -315,9 +315,6 @@ class ComparedPolicy(_Open):
 
     Fields:
       meaning: both ratios in words
-      lost: shares of the total latency: known, its parts (lengths, order, admission, batching,
-        rest), and not_known
-      lost_missing: why the known loss has no parts
     """
 
     policy: str
@@ -325,8 +322,6 @@ class ComparedPolicy(_Open):
     ratio_to_best_known: float | None = None
     ratio_to_bound: float | None = None
     meaning: str | None = None
-    lost: dict[str, float] | None = None
-    lost_missing: str | None = None
     wall_s: float | None = None
 
 
@@ -334,14 +329,12 @@ class ComparisonFile(_Answer):
     """What `compare` writes; further fields may appear.
 
     Fields:
-      lost_target: the rules to which order, admission and batching are lost
       best: the best known schedule, with the metrics of a policy
       bounds: what no schedule on one worker beats, by the metric's name
     """
 
     bound: float | None = None
     best_known: float | None = None
-    lost_target: str | None = None
     best: ComparedPolicy | None = None
     bounds: dict[str, float] | None = None
     policies: list[ComparedPolicy]

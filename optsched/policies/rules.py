@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.costs.cost import BatchCost
 from optsched.policies.runner import (
     ANEW,
     DUE,
@@ -22,7 +22,6 @@ from optsched.policies.runner import (
     order_key,
     own_work,
     too_long,
-    waiting_rank,
 )
 from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
@@ -40,15 +39,6 @@ Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 Caching = Literal["none", "lru", "next-use"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
-
-ORDER_FIELDS = ("order", "ties", "requeue", "late_last", "gamma", "clients")
-ADMISSION_FIELDS = (
-    *("lengths", "margin", "admission", "alpha", "overflow", "beta", "promote", "make_room"),
-    *("gather", "evict_mode"),
-)
-"""Fields of `Rules` that say who is served first, and who is let in and put out. The others say
-what a batch holds.
-"""
 
 
 @dataclass(frozen=True)
@@ -492,30 +482,6 @@ class Rules(Runner):
             return "the instance has no slo_tpot, by which the policy decides"
 
         return None if self.chunked else too_long(instance)
-
-    def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
-        """See `Runner.waiting_rank`. The places are by true lengths; a random order has none."""
-        order = self.on(instance)[0].order
-        if order == "random" or order in ANEW:
-            return None
-
-        return waiting_rank(order, instance, instance.output_tokens, cost, self.gamma)
-
-    def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner]:
-        """Return these rules with the order of a target, and then with its admission, too.
-
-        What an overflow or a wrong estimate leads to is part of the admission.
-
-        Parameters
-        ----------
-        target : Rules
-        instance : Instance
-        """
-        own = replace(self.on(instance)[0], in_rounds=None, wide=None)
-        ordered = replace(own, **{name: getattr(target, name) for name in ORDER_FIELDS})
-        return ordered, replace(
-            ordered, **{name: getattr(target, name) for name in ADMISSION_FIELDS}
-        )
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. The switches are those of the rules for the instance."""

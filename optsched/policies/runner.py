@@ -108,16 +108,6 @@ class Runner:
         """
         return None
 
-    def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64] | None:
-        """Return each request's fixed place, from 0, among those that wait; None if there is none.
-
-        Parameters
-        ----------
-        instance : Instance
-        cost : CostModel
-        """
-        return None
-
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """Return, in words, which features of the scheduler an instance switches off.
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel
 from optsched.policies import policy as register
-from optsched.policies.rules import Rules
-from optsched.policies.runner import Fleet, Job, Runner, attained, order_key, waiting_rank
+from optsched.policies.runner import Fleet, Job, Runner, attained, order_key
 from optsched.problem.columns import check_choice, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -169,21 +166,3 @@ class VllmV1(Runner):
         what = f"policy={self.policy} and eviction={self.eviction}"
         note = f"the instance shares no prefixes, so that {what} see nothing cached"
         return (*super().switched_off(instance), note)
-
-    def towards(self, target: Rules, instance: Instance) -> tuple[Runner, Runner] | None:
-        """See `Rules.towards`. With another admission it is rules with the engine's batches."""
-        if target.order not in get_args(Priority):
-            return None
-
-        seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
-        batches = replace(target, groups=("running", "waiting"), gate=math.inf, chunked=True)
-        batches = replace(batches, piece=math.inf, patient=False, cheap=False)
-        batches = replace(batches, caching="none", max_running=seats)
-        return (
-            replace(self, policy="priority", priority=cast("Priority", target.order)),
-            replace(batches, max_batch_tokens=tokens),
-        )
-
-    def waiting_rank(self, instance: Instance, cost: CostModel) -> NDArray[np.int64]:
-        """See `Runner.waiting_rank`. The places are by true lengths."""
-        return waiting_rank(self.priority, instance, instance.output_tokens, cost, 1.0)

@@ -257,15 +257,6 @@ def compared(metrics: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
     return (*COMPARED, "prefix_hit_rate") if hits else COMPARED
 
 
-LOST = {
-    "known": "lost",
-    **{name: name for name in ("lengths", "order", "admission", "batching", "rest")},
-    "not_known": "not known",
-}
-"""Shares of a total latency that comparisons show, in words: what is lost, its parts, and what is
-between the best known schedule and the bound."""
-
-
 _OPTIONAL = {"reuse", "moves", "session_completion", "above_chain"}
 
 

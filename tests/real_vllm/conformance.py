@@ -12,6 +12,7 @@ from settings import AZURE, CACHED, COST, SETTINGS, Setting
 from optsched import Schedule, evaluate, simulate
 from optsched.costs.cost import cost_for
 from optsched.policies import make_policy
+from optsched.policies.runner import waiting_rank
 
 
 class Compared(NamedTuple):
@@ -49,7 +50,8 @@ def compare(setting: Setting) -> Compared:
     """Run both schedulers on a setting, and compare them batch by batch."""
     instance, cost = setting.instance(), cost_for(setting.instance(), COST)
     twin = make_policy(setting.spec)[0]
-    rank = twin.waiting_rank(instance, cost) if twin.policy == "priority" else None
+    known = twin.priority, instance, instance.output_tokens, cost, 1.0
+    rank = waiting_rank(*known) if twin.policy == "priority" else None
     begin = time.perf_counter()
     mine = simulate(instance, twin, cost)
     middle = time.perf_counter()

@@ -13,6 +13,7 @@ from settings import AZURE, CACHED, COST, REQUESTS, SETTINGS, Setting
 from optsched import Instance, evaluate, simulate
 from optsched.costs.cost import cost_for
 from optsched.policies import make_policy
+from optsched.policies.runner import waiting_rank
 from optsched.problem.errors import ViolationError
 
 
@@ -57,9 +58,8 @@ def test_vllm_finds_blocks_that_were_never_computed_and_the_judge_refuses_them()
     options = "policy=priority,priority=prompt,long_prefill_token_threshold=8"
     twin = make_policy(f"vllm-v1:{options},scheduler_reserve_full_isl=false")[0]
     mine = simulate(instance, twin, cost)
-    theirs = simulate(
-        instance, RealScheduler(instance, twin, twin.waiting_rank(instance, cost)), cost
-    )
+    rank = waiting_rank(twin.priority, instance, instance.output_tokens, cost, 1.0)
+    theirs = simulate(instance, RealScheduler(instance, twin, rank), cost)
     assert decisions(mine)[:3] == decisions(theirs)[:3]
     assert decisions(mine)[3][0][0] == (8, 16)
     assert decisions(theirs)[3][0][0] == (8, 20)

@@ -1,4 +1,4 @@
-"""Competitive ratios of online policies: measure them, look for bad cases, explain the gap.
+"""Competitive ratios of online policies: measure them, and look for bad cases.
 
 Examples
 --------
@@ -17,6 +17,5 @@ from optsched.analysis.ratio.families import (
     two_point,
     weighted_geometric,
 )
-from optsched.analysis.ratio.gap import Gap, gap_breakdown
 from optsched.analysis.ratio.study import Paired, Ratio, Study, competitive_ratio
 from optsched.analysis.ratio.worst import WorstCase, worst_case

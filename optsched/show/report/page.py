@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from optsched.analysis.comparison import Column, lost_columns, policy_columns
+from optsched.analysis.comparison import MEANING, Column, policy_columns
 from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
 from optsched.problem.version import __version__
@@ -187,11 +187,6 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(gap, (int, float)) and not isinstance(gap, bool):
         lines.append(("gap", f"{gap:.2%}"))
 
-    if data.get("lost_target"):
-        words = "shares of each total latency, part by part, to the rules"
-        rest = "rest: from these to the best known; not known: from there to the bound"
-        lines.append(("lost", f"{words} {data['lost_target']}; {rest}"))
-
     lines.append(("output lengths", str(data.get("predictor") or "–")))
     notes = [
         f"{row['policy']}: {note}"
@@ -279,11 +274,10 @@ def _columns_of_policies(
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
         columns.append(("schedule", "", replayed))
-    meaning, *lost = lost_columns(rows)
-    if any(map(meaning[2], rows)):
-        columns.append((meaning[0], "", lambda row: meaning[2](row) or "–"))
+    if any(map(MEANING[2], rows)):
+        columns.append((MEANING[0], "", lambda row: MEANING[2](row) or "–"))
 
-    return [*columns, *(formatted(one, "z.1f") for one in lost), *metrics]
+    return [*columns, *metrics]
 
 
 def _formatted(value: float | None, form: str) -> Cell:
