@@ -24,9 +24,6 @@ from optsched.problem.columns import (
 )
 from optsched.problem.errors import InputError
 
-SESSIONS = ("after", "delay")
-"""Columns of sessions."""
-
 Ints = NDArray[np.int64]
 After = tuple[tuple[int, ...], ...]
 

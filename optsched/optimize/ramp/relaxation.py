@@ -59,6 +59,8 @@ _STATE_BYTES = min(3 * 2**30, _MEMORY // 5)
 _LIMITS = Limits(rest=500_000, layer_bytes=2**31, table_bytes=2**30)
 # On a divided graph, multipliers are improved on one part in so many of its nodes first.
 _PARTS = 8
+# The share of the gap below which what a step promises ends an ascent.
+_TOLERANCE = 0.01
 
 
 class Growth(NamedTuple):
@@ -325,9 +327,7 @@ class Relaxation:
 
         return end - back - self.jobs.output
 
-    def ascend(
-        self, *, until: int | None = None, evaluations: int = 200, tolerance: float = 0.01
-    ) -> None:
+    def ascend(self, *, until: int | None = None, evaluations: int = 200) -> None:
         """Improve the multipliers, and with them the bound, on the present graph.
 
         If `prune` has deleted something since the last call, it is a new level of the chain. On a
@@ -358,7 +358,7 @@ class Relaxation:
 
             point = bundle.propose()
             gap = self.upper + self.latency_offset - bundle.value
-            if bundle.predicted - bundle.value < max(tolerance * gap, 2 / self.scale):
+            if bundle.predicted - bundle.value < max(_TOLERANCE * gap, 2 / self.scale):
                 break
 
             pi = self._clipped(point * self.scale)
