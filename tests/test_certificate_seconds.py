@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import cycle
 from math import floor, isqrt
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from optsched.bounds.checker.kernel import (
     root_above,
     times,
 )
-from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.parts import Budget, Rejected
 from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.clock import search
@@ -139,8 +140,20 @@ def grown(rng: np.random.Generator, n: int, decided: frozenset[int]) -> np.ndarr
     return np.concatenate([[code + 1], *two])
 
 
+def on_clock(tree: Any, ticks: int) -> Any:
+    """The tree for a clock of so many ticks a second, with cells of at least one."""
+    if isinstance(tree, list):
+        return [on_clock(one, ticks) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    found = {name: on_clock(one, ticks) for name, one in tree.items()}
+    if "width" in found:
+        found["width"] = max(1, found["width"] * ticks // TICKS_PER_SECOND)
+    return found
+
+
 def check_tiny(seed: int, count: int) -> None:
-    rng = np.random.default_rng(seed)
+    rng, clocks = np.random.default_rng(seed), cycle((1, 40, 1000))
     for _ in range(count):
         instance, cost = tiny(rng)
         search = Exhaustive(instance, cost)
@@ -151,6 +164,11 @@ def check_tiny(seed: int, count: int) -> None:
                 certificate = json.loads(json.dumps(certify(instance, cost, objective, tree)))
                 verify_certificate(instance, certificate, cost)
                 assert exact(instance, certificate) <= optimum * (1 + ULP), about
+                # Arrivals between the ticks of a slow clock are earlier there by up to a tick each.
+                ticks = next(clocks)
+                slow = {**certificate, "ticks_per_second": ticks, "tree": on_clock(tree, ticks)}
+                slow["value"] = proved_ticks(instance, slow, Budget())
+                assert exact(instance, slow) <= optimum * (1 + ULP), (about, ticks)
                 if tree == work_leaf():
                     value, _ = lower_bound(
                         instance, cost_model=cost, objective=objective, method=name
