@@ -201,6 +201,21 @@ def test_one_request_alone_is_proved_to_the_tick() -> None:
         assert found.certified == pytest.approx(ms / 1000)
 
 
+def test_arrivals_between_two_ticks_cost_a_tick_each() -> None:
+    # Eight requests of 1 s, one at a time: the first at 0, and seven at 9.9 ms. So latencies of
+    # 1, 2, ..., 8 s less 7 times 9.9 ms, on a clock of 10 ms: 3600 - 6.93 ticks. That clock reads
+    # arrivals as 0, and whoever did not allow for it would prove 3600, or some 3595 by prices: of
+    # each moment the work that is left, in requests.
+    instance = Instance(
+        [0.0, *[0.0099] * 7], [100] * 8, [1] * 8, kv_capacity=101, time_unit="second"
+    )
+    cost = BatchCost("ten", 1, {"token": "10"})
+    prices = busy_time_leaf(0.01, (799.5 - np.arange(800)) / 100, np.zeros(800))
+    for leaf, least in ((work_leaf(), 3592), (on_clock(prices, 100), 3580)):
+        slow = certify(instance, cost, "tel", work_leaf()) | {"ticks_per_second": 100, "tree": leaf}
+        assert least <= proved_ticks(instance, slow, Budget()) <= 3600 - 6.93
+
+
 def one_long_path(base: str, nu: float) -> tuple[Instance, BatchCost, dict[str, Any], float]:
     """One request with own work of 1.1 to 5 ms, no prices, rising multipliers; what it takes."""
     words = {"base": base, "token": "1", "decode_kv": "0.1", "prefill_token": "5"}
