@@ -213,6 +213,41 @@ def test_none_of_ten_thousand_corrupted_certificates_is_accepted() -> None:
     check_corruptions(2, 10_000)
 
 
+def alone(prompt: int, **slos: Any) -> tuple[Instance, Pools]:
+    """One request of two output tokens, a move of 1 s, and batches of 20 ms and 1 ms a token."""
+    instance = Instance([0.0], [prompt], [2], 100, time_unit="second", **slos)
+    cost = BatchCost("plain", 1, {"base": "20", "token": "1"})
+    machines = [Machine(100, cost, role=role) for role in ("prefill", "decode")]
+    return instance, Pools(machines, Link(latency_s=1.0, recompute_last=True))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "proved", "served"),
+    [
+        (1, 0.021, 0.021),  # nothing is computed again, so the first token is that of the prefill
+        (2, 0.022 + 1, 0.022 + 1 + 0.021),  # the second of its tokens is, behind the move
+    ],
+)
+def test_a_first_token_waits_for_the_move_where_it_is_made_behind_it(
+    prompt: int, proved: float, served: float
+) -> None:
+    instance, pools = alone(prompt)
+    schedule = simulate(instance, "vllm", pools)
+    assert evaluate(instance, schedule, pools).metrics["mean_ttft"] == pytest.approx(served)
+    tree = pools_bound(task_of(instance, pools, "mean_ttft"), Budget(0.2)).tree
+    assert tree is not None
+    certificate = certify_pools(instance, "mean_ttft", tree)
+    assert verify_pools(instance, certificate, pools) == pytest.approx(proved)
+
+
+@pytest.mark.parametrize(("slo", "most"), [(0.0209, 0), (0.0211, 1)])
+def test_a_limit_on_tpot_below_a_step_alone_serves_nobody(slo: float, most: int) -> None:
+    # A step takes 21 ms, and no other limit says so: the prefill and the move may take for ever.
+    instance, pools = alone(3)
+    options = {"pools": pools, "objective": f"slo_attainment:slo_tpot={slo}"}
+    assert lower_bound(instance, **options) == (most, "slo-pools")
+
+
 def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:
     pools = make_pools("1p1d", stream(), MODEL)
     sessions = Instance(
