@@ -433,10 +433,10 @@ def test_a_restart_in_rounds_is_covered_and_idle_time_with_kv_is_not() -> None:
     instance = Instance([0], [2], [2], kv_capacity=9)
     again = batches(instance, {0: 2}, {0: 2}, {0: 1}, evict={1: [0]}, evict_mode="restart")
     assert evaluate(instance, again).outside_reason is None
-    # A waits beside B, is evicted, and starts again. Its last run, from round 2 on, has no pause.
+    # B waits while A prefills, decodes, and starts again after batch 2, now without a pause.
     two = pair()
-    rows = ({A: 3}, {B: 2}, {A: 3, B: 1}, {A: 1, B: 1})
-    lost = evaluate(two, batches(two, *rows, evict={2: [A]}, evict_mode="restart"))
+    rows = ({B: 2}, {A: 3}, {B: 1, A: 1}, {B: 2}, {B: 1}, {B: 1})
+    lost = evaluate(two, batches(two, *rows, evict={3: [B]}, evict_mode="restart"))
     assert lost.pauses.tolist() == [0, 0]
     assert lost.outside_reason is None
     waiting = evaluate(instance, batches(instance, {0: 2}, {0: 1}, start=[0, 4]))

@@ -14,6 +14,9 @@ from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
 from optsched.bounds.checker.check import digest
+from optsched.bounds.checker.parts import Budget as Steps
+from optsched.bounds.checker.seconds import proved_ticks
+from optsched.bounds.leaves import work_leaf
 from optsched.bounds.pools import certify_pools, pools_bound, verify_pools
 from optsched.costs.pools import make_pools
 from optsched.problem.budget import Budget
@@ -234,10 +237,23 @@ def test_a_first_token_waits_for_the_move_where_it_is_made_behind_it(
     instance, pools = alone(prompt)
     schedule = simulate(instance, "vllm", pools)
     assert evaluate(instance, schedule, pools).metrics["mean_ttft"] == pytest.approx(served)
-    tree = pools_bound(task_of(instance, pools, "mean_ttft"), Budget(0.2)).tree
-    assert tree is not None
-    certificate = certify_pools(instance, "mean_ttft", tree)
+    proof = pools_bound(task_of(instance, pools, "mean_ttft"), Budget(0.2))
+    assert proof.tree is not None
+    assert proof.value == pytest.approx(proved)
+    certificate = certify_pools(instance, "mean_ttft", proof.tree)
     assert verify_pools(instance, certificate, pools) == pytest.approx(proved)
+
+
+def test_arrivals_between_two_ticks_cost_pools_a_tick_each() -> None:
+    # As for one machine (tests/test_certificate_seconds.py): eight prefills of 1 s, one at a time,
+    # are there after 1, ..., 8 s less seven times 9.9 ms, and the clock has ticks of 10 ms.
+    instance = Instance([0.0, *[0.0099] * 7], [100] * 8, [1] * 8, 101, time_unit="second")
+    cost = BatchCost("ten", 1, {"token": "10"})
+    pools = Pools([Machine(101, cost, role=role) for role in ("prefill", "decode")], Link())
+    for objective in ("mean_ttft", "tel"):
+        made = certify_pools(instance, objective, {"leaf": work_leaf(), "pools": pools})
+        slow = made | {"ticks_per_second": 100}
+        assert 3592 <= proved_ticks(instance, slow, Steps()) <= 3600 - 6.93
 
 
 @pytest.mark.parametrize(("slo", "most"), [(0.0209, 0), (0.0211, 1)])
