@@ -16,7 +16,7 @@ from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import Order, boosted, waiting_rank
 from optsched.problem.errors import InputError, LoopError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 
 MODEL = "llama2-7b-a100-infermax-paper"
 TABLE_1 = ("vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy")
@@ -152,6 +152,27 @@ def test_the_group_of_all_stands_alone() -> None:
         Rules(groups=("all", "waiting"))
     with pytest.raises(InputError, match="requeue"):
         Rules(groups=("all",), requeue="back")
+
+
+@pytest.mark.parametrize("hybrid", [None, False])
+def test_what_is_projected_of_chunks_is_that_of_the_readable_scheduler(hybrid: bool | None) -> None:
+    # Outputs may be longer than predicted, and prompts longer than a batch. So the projection may
+    # exceed the capacity where the batch does not, and what is past counts no more.
+    rng = np.random.default_rng(23)
+    rules = Rules(order="output", admission="lookahead", chunked=True)
+    for _ in range(60):
+        n = int(rng.integers(3, 9))
+        prompt, output = rng.integers(1, 10, n), rng.integers(1, 9, n)
+        instance = Instance(
+            np.round(rng.integers(0, 11, n) * 0.01, 2), prompt, output,
+            int((prompt + output).max() + rng.integers(0, 9)), time_unit="second",
+            predicted=np.maximum(1, output + rng.integers(-5, 3, n)),
+            limits=Limits(max_batch_tokens=4), hybrid_batching=hybrid,
+        )  # fmt: skip
+        fast, slow = (simulate(instance, one, MODEL) for one in (rules, Readable(rules, instance)))
+        for column in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
+            np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
+        evaluate(instance, fast, MODEL)
 
 
 @pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
