@@ -283,6 +283,16 @@ def test_where_later_steps_have_no_more_work_nothing_rises() -> None:
     assert made[0] == made[1] > 0
 
 
+def test_later_steps_have_more_work_than_the_first_by_what_they_read() -> None:
+    # 40 steps, each of 0.1 ms more than the one before: 0.1 (0 + 1 + ... + 39) = 78 ms beyond 40
+    # times the first, in cells of 0.02 ms.
+    instance, cost, leaf, _ = one_long_path("0.01", 0.1)
+    del leaf["rises"]
+    prices = checker_shares._prices(leaf)
+    extra = checker_shares._row(part_of(BoundTask(instance, cost)), 0, prices)[8]
+    assert extra / 2 ** (26 + 16 - prices.bits) == pytest.approx(78 / 0.02)
+
+
 def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
     rng = np.random.default_rng(12)
     longer = np.concatenate([[1.0], 1 + np.geomspace(1e-4, 1e4, 300)])  # (T - f) / w
