@@ -369,6 +369,23 @@ def test_a_true_ramp_stays_true_in_units_of_any_size() -> None:
                 check_certificate(SIX, make_certificate(SIX, scaled, value=claimed))
 
 
+def test_further_levels_of_a_true_ramp_prove_the_optimum_and_no_more() -> None:
+    # The multipliers of the last level say of the best schedule that it costs the optimum. A leaf
+    # that claims 1 more drops what costs more than the optimum, and so that schedule stays.
+    rng = np.random.default_rng(12)
+    for instance in (SIX, *(random_instance(rng, 4) for _ in range(10))):
+        optimum, leaf = proved_by_ramp(instance)
+        for period in leaf["periods"]:
+            period["levels"] += 2 * copy.deepcopy(period["levels"][-1:])
+        good = make_certificate(instance, leaf, value=optimum)
+        assert check_certificate(instance, good) == optimum == brute_force_tel(instance)[0]
+        for period in leaf["periods"]:
+            period["value"] += 1
+            with pytest.raises(Rejected, match=f"{optimum}, which is proved|found a schedule"):
+                check_certificate(instance, make_certificate(instance, leaf, value=optimum + 1))
+            period["value"] -= 1
+
+
 def test_corrupted_ramps_never_prove_more_than_the_optimum() -> None:
     rng = np.random.default_rng(11)
     rejected = passed = 0

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import cycle
 from math import floor, isqrt
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from optsched.bounds.checker.kernel import (
     root_above,
     times,
 )
-from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.parts import Budget, Rejected
 from optsched.bounds.checker.requests import srpt_completions
 from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.clock import search
@@ -139,8 +140,20 @@ def grown(rng: np.random.Generator, n: int, decided: frozenset[int]) -> np.ndarr
     return np.concatenate([[code + 1], *two])
 
 
+def on_clock(tree: Any, ticks: int) -> Any:
+    """The tree for a clock of so many ticks a second, with cells of at least one."""
+    if isinstance(tree, list):
+        return [on_clock(one, ticks) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    found = {name: on_clock(one, ticks) for name, one in tree.items()}
+    if "width" in found:
+        found["width"] = max(1, found["width"] * ticks // TICKS_PER_SECOND)
+    return found
+
+
 def check_tiny(seed: int, count: int) -> None:
-    rng = np.random.default_rng(seed)
+    rng, clocks = np.random.default_rng(seed), cycle((1, 40, 1000))
     for _ in range(count):
         instance, cost = tiny(rng)
         search = Exhaustive(instance, cost)
@@ -151,6 +164,11 @@ def check_tiny(seed: int, count: int) -> None:
                 certificate = json.loads(json.dumps(certify(instance, cost, objective, tree)))
                 verify_certificate(instance, certificate, cost)
                 assert exact(instance, certificate) <= optimum * (1 + ULP), about
+                # Arrivals between the ticks of a slow clock are earlier there by up to a tick each.
+                ticks = next(clocks)
+                slow = {**certificate, "ticks_per_second": ticks, "tree": on_clock(tree, ticks)}
+                slow["value"] = proved_ticks(instance, slow, Budget())
+                assert exact(instance, slow) <= optimum * (1 + ULP), (about, ticks)
                 if tree == work_leaf():
                     value, _ = lower_bound(
                         instance, cost_model=cost, objective=objective, method=name
@@ -181,6 +199,21 @@ def test_one_request_alone_is_proved_to_the_tick() -> None:
         )
         found = bound(instance, cost_model=PLAIN, objective=objective, time_limit_s=0)
         assert found.certified == pytest.approx(ms / 1000)
+
+
+def test_arrivals_between_two_ticks_cost_a_tick_each() -> None:
+    # Eight requests of 1 s, one at a time: the first at 0, and seven at 9.9 ms. So latencies of
+    # 1, 2, ..., 8 s less 7 times 9.9 ms, on a clock of 10 ms: 3600 - 6.93 ticks. That clock reads
+    # arrivals as 0, and whoever did not allow for it would prove 3600, or some 3595 by prices: of
+    # each moment the work that is left, in requests.
+    instance = Instance(
+        [0.0, *[0.0099] * 7], [100] * 8, [1] * 8, kv_capacity=101, time_unit="second"
+    )
+    cost = BatchCost("ten", 1, {"token": "10"})
+    prices = busy_time_leaf(0.01, (799.5 - np.arange(800)) / 100, np.zeros(800))
+    for leaf, least in ((work_leaf(), 3592), (on_clock(prices, 100), 3580)):
+        slow = certify(instance, cost, "tel", work_leaf()) | {"ticks_per_second": 100, "tree": leaf}
+        assert least <= proved_ticks(instance, slow, Budget()) <= 3600 - 6.93
 
 
 def one_long_path(base: str, nu: float) -> tuple[Instance, BatchCost, dict[str, Any], float]:
@@ -248,6 +281,16 @@ def test_where_later_steps_have_no_more_work_nothing_rises() -> None:
     without = {name: value for name, value in leaf.items() if name != "rises"}
     made = [exact(instance, certify(instance, cost, "tel", one)) for one in (leaf, without)]
     assert made[0] == made[1] > 0
+
+
+def test_later_steps_have_more_work_than_the_first_by_what_they_read() -> None:
+    # 40 steps, each of 0.1 ms more than the one before: 0.1 (0 + 1 + ... + 39) = 78 ms beyond 40
+    # times the first, in cells of 0.02 ms.
+    instance, cost, leaf, _ = one_long_path("0.01", 0.1)
+    del leaf["rises"]
+    prices = checker_shares._prices(leaf)
+    extra = checker_shares._row(part_of(BoundTask(instance, cost)), 0, prices)[8]
+    assert extra / 2 ** (26 + 16 - prices.bits) == pytest.approx(78 / 0.02)
 
 
 def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:

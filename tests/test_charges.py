@@ -321,6 +321,17 @@ def test_seats_are_priced_where_they_are_scarce() -> None:
     assert last.lo == pytest.approx([4e-3, 0.012], rel=1e-3)
 
 
+def test_a_prefill_is_one_request_more_than_the_decodes_beside_it() -> None:
+    # Requests of a batch: 1, 4 and 9 ms for one, two and three. Beside a prefill n decodes are
+    # n + 1 requests at least; beyond three it goes on by 5 ms for each.
+    grid = Grid({"requests": np.array([0.0, 1, 2, 3])}, np.array([0.0, 1, 4, 9]))
+    cost = BatchCost("seats", 1, {"base": "1"}, table=CostTable([grid], [{"base": "0.001"}]))
+    instance = Instance([0.0], [10], [10], time_unit="second", kv_capacity=100)
+    found = batches_of(instance, cost)
+    for nodes, ms in ((found.alone, (0, 1, 4, 9, 14)), (found.beside, (1, 4, 9, 14, 19))):
+        assert np.interp(range(5), *nodes) * 1000 == pytest.approx(ms)
+
+
 def test_edges_ascend_above_the_shortest_batch() -> None:
     instance, cost = example()
     for edges in ([0.001, 0.05], [0.05, 0.04]):

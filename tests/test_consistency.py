@@ -98,6 +98,15 @@ def test_the_noise_of_a_time_of_day_does_not_grow_with_the_day() -> None:
     assert float_noise(late, "tel", 2.0) == float_noise(SECONDS, "tel", 2.0)
 
 
+def test_the_noise_of_a_late_clock_is_its_rounding_by_every_token() -> None:
+    # At 2^30 s floats are 2^-22 s apart. Two requests and their four tokens are six times that,
+    # and a makespan, which is such a time itself, once more.
+    late = replace(SECONDS, arrival=np.array([0.0, 2.0**30]))
+    assert float_noise(late, "tel", 0.5) == pytest.approx(6 * 2**-22 + 5e-7, rel=1e-12)
+    both = replace(SECONDS, arrival=np.array([2.0**30, 2.0**30]))
+    assert float_noise(both, "makespan", 2.0**30 + 0.5) == pytest.approx(2**-22 + 5e-7, rel=1e-9)
+
+
 def test_a_gap_is_never_negative_after_noise(monkeypatch) -> None:
     honest = compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
     assert honest.best_known is not None

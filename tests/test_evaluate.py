@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from random import Random
 
 import numpy as np
@@ -13,6 +14,7 @@ from sweeps import parts
 import optsched.judge.replay
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.validity import WORDS
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import METRICS, TABLE
@@ -374,6 +376,34 @@ def test_every_term_of_the_cost_model_counts_as_defined() -> None:
     )
 
 
+# Each limit of validity and what the schedule below comes to.
+EXTREMES = {
+    "max_batch_tokens": 9,  # 1 + 1 + 7
+    "min_prefill_chunk_tokens": 2,  # chunks of 3, 2, 4, 7 and 3 tokens
+    "max_prefill_chunk_tokens": 7,
+    "min_decode_requests": 1,  # 2 and 1, and in two batches none
+    "max_decode_requests": 2,
+    "max_request_kv_tokens": 7,  # decodes over 5, 4 and 6; chunks over 3 and 7
+    "max_kv_tokens": 13,  # 3, 5 + 4, 6 + 7
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_a_schedule_is_outside_a_range_that_is_narrower_by_one(name: str) -> None:
+    instance = Instance([0.0] * 3, [5, 4, 10], [3, 2, 1], kv_capacity=99, time_unit="second")
+    rows = ({0: 3}, {0: 2, 1: 4}, {0: 1, 1: 1, 2: 7}, {0: 1, 2: 3})
+    for limit, words in ((EXTREMES[name], []), (EXTREMES[name] + (-1, 1)["min" in name], [name])):
+        cost = BatchCost(f"valid to {limit}", 1, {"base": "1"}, valid={name: limit})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            evaluate(instance, batches(instance, *rows), cost)
+        assert [str(one.message) for one in caught] == [
+            f"cost model {cost.name!r} is used outside its range of validity: "
+            + WORDS[one].format(limit)
+            for one in words
+        ]
+
+
 def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     # One request, s 2, o 3, evicted before batch 2, having produced two tokens.
     instance = Instance([0.0], [2], [3], kv_capacity=9, time_unit="second")
@@ -402,6 +432,12 @@ def test_a_restart_in_rounds_is_covered_and_idle_time_with_kv_is_not() -> None:
     instance = Instance([0], [2], [2], kv_capacity=9)
     again = batches(instance, {0: 2}, {0: 2}, {0: 1}, evict={1: [0]}, evict_mode="restart")
     assert evaluate(instance, again).outside_reason is None
+    # B waits while A prefills, decodes, and starts again after batch 2, now without a pause.
+    two = pair()
+    rows = ({B: 2}, {A: 3}, {B: 1, A: 1}, {B: 2}, {B: 1}, {B: 1})
+    lost = evaluate(two, batches(two, *rows, evict={3: [B]}, evict_mode="restart"))
+    assert lost.pauses.tolist() == [0, 0]
+    assert lost.outside_reason is None
     waiting = evaluate(instance, batches(instance, {0: 2}, {0: 1}, start=[0, 4]))
     assert waiting.finish[0] == 5
     assert waiting.pauses[0] == 1

@@ -59,6 +59,19 @@ def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
     assert lost == {name for name in METRICS if re.search("ttft|tpot|slo", name)}
 
 
+def test_a_percentile_is_at_its_share_of_the_way_from_the_least_to_the_largest() -> None:
+    # Latencies 0, 1, ..., 100 in some order: q of them are below q. TTFTs are three times these.
+    # Three TPOTs are known, 0, 2 and 4: p99 is at place 0.99 * 2 = 1.98.
+    latency = (np.arange(101) * 37) % 101
+    many = Instance([0] * 101, [1] * 101, [2] * 101, kv_capacity=3)
+    tpot = np.full(101, np.nan)
+    tpot[:3] = 4.0, 0.0, 2.0
+    found = derive(Times(many, latency, 3 * latency, tpot))
+    assert {q: found[f"p{q}_latency"] for q in (50, 90, 99)} == {50: 50, 90: 90, 99: 99}
+    assert {q: found[f"p{q}_ttft"] for q in (50, 90, 99)} == {50: 150, 90: 270, 99: 297}
+    assert (found["p99_tpot"], found["max_tpot"]) == (pytest.approx(2 * 1.98), 4.0)
+
+
 def test_times_per_token_of_requests_of_one_token_are_unknown() -> None:
     times = Times(INSTANCE, np.array([1, 1]), np.array([1, 1]), np.full(2, np.nan))
     assert derive(times)["mean_tpot"] is None

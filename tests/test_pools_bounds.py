@@ -14,6 +14,9 @@ from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
 from optsched.bounds.checker.check import digest
+from optsched.bounds.checker.parts import Budget as Steps
+from optsched.bounds.checker.seconds import proved_ticks
+from optsched.bounds.leaves import work_leaf
 from optsched.bounds.pools import certify_pools, pools_bound, verify_pools
 from optsched.costs.pools import make_pools
 from optsched.problem.budget import Budget
@@ -211,6 +214,54 @@ def test_no_corrupted_certificate_is_accepted() -> None:
 @pytest.mark.slow
 def test_none_of_ten_thousand_corrupted_certificates_is_accepted() -> None:
     check_corruptions(2, 10_000)
+
+
+def alone(prompt: int, **slos: Any) -> tuple[Instance, Pools]:
+    """One request of two output tokens, a move of 1 s, and batches of 20 ms and 1 ms a token."""
+    instance = Instance([0.0], [prompt], [2], 100, time_unit="second", **slos)
+    cost = BatchCost("plain", 1, {"base": "20", "token": "1"})
+    machines = [Machine(100, cost, role=role) for role in ("prefill", "decode")]
+    return instance, Pools(machines, Link(latency_s=1.0, recompute_last=True))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "proved", "served"),
+    [
+        (1, 0.021, 0.021),  # nothing is computed again, so the first token is that of the prefill
+        (2, 0.022 + 1, 0.022 + 1 + 0.021),  # the second of its tokens is, behind the move
+    ],
+)
+def test_a_first_token_waits_for_the_move_where_it_is_made_behind_it(
+    prompt: int, proved: float, served: float
+) -> None:
+    instance, pools = alone(prompt)
+    schedule = simulate(instance, "vllm", pools)
+    assert evaluate(instance, schedule, pools).metrics["mean_ttft"] == pytest.approx(served)
+    proof = pools_bound(task_of(instance, pools, "mean_ttft"), Budget(0.2))
+    assert proof.tree is not None
+    assert proof.value == pytest.approx(proved)
+    certificate = certify_pools(instance, "mean_ttft", proof.tree)
+    assert verify_pools(instance, certificate, pools) == pytest.approx(proved)
+
+
+def test_arrivals_between_two_ticks_cost_pools_a_tick_each() -> None:
+    # As for one machine (tests/test_certificate_seconds.py): eight prefills of 1 s, one at a time,
+    # are there after 1, ..., 8 s less seven times 9.9 ms, and the clock has ticks of 10 ms.
+    instance = Instance([0.0, *[0.0099] * 7], [100] * 8, [1] * 8, 101, time_unit="second")
+    cost = BatchCost("ten", 1, {"token": "10"})
+    pools = Pools([Machine(101, cost, role=role) for role in ("prefill", "decode")], Link())
+    for objective in ("mean_ttft", "tel"):
+        made = certify_pools(instance, objective, {"leaf": work_leaf(), "pools": pools})
+        slow = made | {"ticks_per_second": 100}
+        assert 3592 <= proved_ticks(instance, slow, Steps()) <= 3600 - 6.93
+
+
+@pytest.mark.parametrize(("slo", "most"), [(0.0209, 0), (0.0211, 1)])
+def test_a_limit_on_tpot_below_a_step_alone_serves_nobody(slo: float, most: int) -> None:
+    # A step takes 21 ms, and no other limit says so: the prefill and the move may take for ever.
+    instance, pools = alone(3)
+    options = {"pools": pools, "objective": f"slo_attainment:slo_tpot={slo}"}
+    assert lower_bound(instance, **options) == (most, "slo-pools")
 
 
 def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:

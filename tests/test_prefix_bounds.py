@@ -16,7 +16,7 @@ from exhaustive_sharing import Sharing
 from slow_judge import _block_of, of_rows, sequences_of
 from test_certificate_seconds import forgeries
 
-from optsched import compare
+from optsched import compare, from_batches
 from optsched.bounds import batch, lower_bound, raise_bound, relaxations, service
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, verify_certificate
@@ -343,6 +343,17 @@ def test_pieces_are_cut_after_charging():
     found = lower_bound(instance, cost_model=cost, method="pieces", time_limit_s=0.2)[0]
     # The first prompt is computed whole, the others' last tokens alone, in three batches each.
     assert found == pytest.approx((60 + n * (1 + 1 + 2)) / 1000, rel=0.01)
+
+
+def test_a_prompt_in_parts_is_charged_the_least_squares_of_all_ways_to_split_it():
+    # Four tokens of 1 ms, with 4 c^2 + 2 c m of a chunk of c over m: 64 at once, and one by one
+    # 4 + 6, 4 + 4, 4 + 2 and 4 over 3, 2, 1 and 0 cached ones, so 28.
+    instance = Instance([0.0], [4], [1], 10, time_unit="second", prefix_block_tokens=1)
+    terms = {"token": "1", "prefill_square": "4", "prefill_cross": "2"}
+    cost = BatchCost("square", 1, terms)
+    schedule = from_batches([0, 1, 2, 3, 4], [0] * 4, [1] * 4, instance=instance)
+    assert evaluate(instance, schedule, cost).metrics["tel"] == pytest.approx(0.032)
+    assert lower_bound(instance, cost_model=cost, method="work")[0] == pytest.approx(0.032)
 
 
 def test_several_workers_share_one_charge():

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from readable_rules import Readable
 
+from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, policies
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.runner import boosted
+from optsched.policies.runner import Order, boosted, waiting_rank
 from optsched.problem.errors import InputError, LoopError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, Limits
 
 MODEL = "llama2-7b-a100-infermax-paper"
 TABLE_1 = ("vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy")
@@ -48,6 +49,29 @@ def test_where_prefills_are_free_a_boost_leaves_them_in_order_of_arrival() -> No
     order = boosted(instance, np.zeros(3), gamma=1.0)
     assert np.isfinite(order).all()
     assert np.argsort(order).tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("order", "first_to_last"),
+    [
+        ("prompt", [1, 3, 2, 0]),  # 40, 1, 4, 2
+        ("output", [0, 2, 3, 1]),  # 1, 8, 3, 6
+        ("total", [2, 3, 1, 0]),  # 41, 9, 7, 8
+        ("volume", [2, 3, 0, 1]),  # s o + o (o + 1) / 2: 41, 44, 18, 33
+        ("work", [2, 0, 3, 1]),  # s + 10 (o - 1): 40, 71, 24, 52
+        ("deadline", [3, 2, 1, 0]),  # arrival + SLO on TTFT: 50, 5.5, 4.1, 3.7
+        ("slack", [2, 3, 1, 0]),  # less a prefill alone, s + 0.5: 9.5, 4, -0.4, 1.2
+        ("boost", [1, 0, 3, 2]),  # arrival + log2(1 - 2^-s): 0, -0.5, 0.51, 0.48
+    ],
+)
+def test_an_order_compares_what_it_says(order: Order, first_to_last: list[int]) -> None:
+    instance = Instance(
+        [0.0, 0.5, 0.6, 0.9], [40, 1, 4, 2], [1, 8, 3, 6], 100, time_unit="second",
+        slo_ttft=[50.0, 5.0, 3.5, 2.8],
+    )  # fmt: skip
+    cost = BatchCost("ten", 1, {"token": "1000", "decode_request": "9000", "base": "500"})
+    rank = waiting_rank(order, instance, instance.output_tokens, cost, np.log(2))
+    assert np.argsort(rank).tolist() == first_to_last
 
 
 def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
@@ -128,6 +152,27 @@ def test_the_group_of_all_stands_alone() -> None:
         Rules(groups=("all", "waiting"))
     with pytest.raises(InputError, match="requeue"):
         Rules(groups=("all",), requeue="back")
+
+
+@pytest.mark.parametrize("hybrid", [None, False])
+def test_what_is_projected_of_chunks_is_that_of_the_readable_scheduler(hybrid: bool | None) -> None:
+    # Outputs may be longer than predicted, and prompts longer than a batch. So the projection may
+    # exceed the capacity where the batch does not, and what is past counts no more.
+    rng = np.random.default_rng(23)
+    rules = Rules(order="output", admission="lookahead", chunked=True)
+    for _ in range(60):
+        n = int(rng.integers(3, 9))
+        prompt, output = rng.integers(1, 10, n), rng.integers(1, 9, n)
+        instance = Instance(
+            np.round(rng.integers(0, 11, n) * 0.01, 2), prompt, output,
+            int((prompt + output).max() + rng.integers(0, 9)), time_unit="second",
+            predicted=np.maximum(1, output + rng.integers(-5, 3, n)),
+            limits=Limits(max_batch_tokens=4), hybrid_batching=hybrid,
+        )  # fmt: skip
+        fast, slow = (simulate(instance, one, MODEL) for one in (rules, Readable(rules, instance)))
+        for column in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
+            np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
+        evaluate(instance, fast, MODEL)
 
 
 @pytest.mark.parametrize("name", [*TABLE_1, *RANKED])

@@ -523,6 +523,22 @@ def test_a_leaf_of_sessions_needs_some() -> None:
         certify(plain, cost, "session_completion", sessions_leaf(2))
 
 
+def test_an_arrival_between_two_ticks_costs_a_tick() -> None:
+    # Three calls of 20 ms on a clock of 10 ms: one at 0, and at 19 ms one with another behind it.
+    # The machine is busy until 60 ms, so the two sessions take 20 and 41 ms, which is 6.1 ticks.
+    # At tick 1 instead the second would take 5, and both 7. A tick less for each of two sessions:
+    # 5. Of the three latencies 7 - 3 is less than 2 for each alone.
+    cost = BatchCost("ten", 1, {"token": "10"})
+    instance = Instance([0.0, 0.019, None], [2, 2, 2], [1, 1, 1], 99, time_unit="second",
+                        after=[None, None, 1])  # fmt: skip
+    metrics = evaluate(instance, simulate(instance, "fcfs", cost), cost).metrics
+    model = {"layers": 1, "coefficients": {"token": "10"}}
+    for goal, ticks in (("session_completion", 5), ("tel", 6)):
+        found = checker.sessions_ticks(instance, model, 100, sessions_leaf(1), goal, Budget(), 1)
+        assert found == ticks
+        assert metrics[goal] == pytest.approx(0.061)
+
+
 def test_more_parts_prove_more() -> None:
     """The fixed costs of the batches behind a part count, and not its share of them alone."""
     model = {"layers": 1, "coefficients": {"base": "5", "token": "30"}}

@@ -233,6 +233,20 @@ def test_a_call_stays_with_its_session_unless_the_other_worker_is_worth_more() -
     assert homes == {name: [0, 0, 1] for name in placed}
 
 
+def test_of_two_calls_before_it_a_call_finds_the_longer_one() -> None:
+    # Requests 0 and 1 run on worker 0 one after the other, where 2 waits with 15 tokens when 3
+    # comes. Each left it 10 of its tokens, the same ones: 15 - 10 is more than nothing elsewhere.
+    instance = Instance(
+        [0, 1, 2, None], [9, 9, 15, 10], [1, 1, 9, 1], kv_capacity=500,
+        after=[None, None, None, [0, 1]], delay=[None, None, None, 1],
+    )  # fmt: skip
+    schedule = simulate(instance, "fcfs:workers=2,router=affinity")
+    assert schedule.worker is not None
+    assert schedule.batch_offsets is not None
+    each = np.repeat(schedule.worker, np.diff(schedule.batch_offsets))
+    assert [int(each[schedule.request == i][0]) for i in range(4)] == [0, 0, 0, 1]
+
+
 def test_orders_of_programs() -> None:
     """Sessions a (0, then 1 and 3) and b (2). Both 1 and 2 wait when 0 has ended at 3."""
     instance = Instance(

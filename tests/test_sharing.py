@@ -125,6 +125,9 @@ def test_an_evicted_request_finds_its_own_blocks_again():
     judged = evaluate(seconds, schedule, TIMED)
     assert judged.batch_kv.tolist() == [6, 1 + 4, 7, 8]
     assert judged.reuse.asked.tolist() == [6 + 7, 1]
+    # The 4 that it claims are its own again, as the 3 that it computes.
+    held = timeline(seconds, schedule, TIMED).kv_by_group()[1]
+    assert held.tolist() == [[6, 0, 4 + 3, 8, 0], [0, 1, 0, 0, 0]]
 
 
 def test_the_whole_input_is_never_found():

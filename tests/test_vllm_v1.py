@@ -99,6 +99,16 @@ def test_by_priority_the_least_urgent_is_preempted_though_it_has_its_tokens_alre
     assert evicted_of(last) == {2: [0]}
 
 
+def test_who_runs_behind_a_preempted_request_is_served_in_the_same_step() -> None:
+    # 5 + 3 + 3 of 12 tokens. Request 0 takes the last one; for request 1 it is then preempted, as
+    # the least urgent, and request 2 has its token, too: 4 + 4.
+    instance = seconds([4, 3, 3], [9, 2, 3], 12)
+    late = replace(instance, arrival=[0.0, 0.001, 0.001])
+    schedule = simulate(late, "vllm-v1:policy=priority,priority=output", TIMED)
+    assert rows_of(schedule)[:3] == [{0: 4}, {0: 1, 1: 3, 2: 3}, {1: 1, 2: 1}]
+    assert evicted_of(schedule) == {2: [0]}
+
+
 def test_the_watermark_is_kept_free_unless_nothing_runs() -> None:
     # 0.3 of 10 blocks and the one that vLLM keeps empty: 3 tokens stay free. 4 + 4 + 3 > 10.
     instance = seconds([4, 4], [1, 1], 10)

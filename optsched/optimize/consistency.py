@@ -33,9 +33,6 @@ def float_noise(instance: Instance, name: str, value: float) -> float:
     is rounded once more.
     """
     latest = instance.given_arrivals.max() - instance.first_arrival
-    if instance.delay is not None:
-        latest += value  # releases follow from the schedule
-
     noise = float(np.spacing(float(latest)))
     noise *= instance.n + int(instance.output_tokens.sum())
     if name == "makespan":
