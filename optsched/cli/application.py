@@ -38,6 +38,7 @@ from optsched.cli.options import command
 from optsched.cli.output import only_json, only_tables, tell
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError, UsageError
+from optsched.problem.kernel import UNKEPT
 
 _FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
 
@@ -226,14 +227,10 @@ app.add_typer(library.app, name="library")
 def main() -> None:
     """Run the command line."""
     _warn_once()
-    work_time.tell = lambda: tell(
-        "note: compiling loops, once per installation; time limits count without it"
-    )
+    work_time.tell = lambda: tell("note: compiling loops; time limits count without it")
     try:
         app()
     finally:
         if work_time.stood_s >= 1:
-            tell(
-                f"note: compiling loops took {work_time.stood_s:.0f} s, which no later run needs; "
-                "`optsched warmup` compiles all that commands use"
-            )
+            later = ", which no later run needs; `optsched warmup` compiles all that commands use"
+            tell(f"note: compiling loops took {work_time.stood_s:.0f} s{later * (not UNKEPT)}")

@@ -5,16 +5,28 @@ function holds copies of the functions of other modules that it calls, so after 
 elsewhere it would go on with old code and compute something else without a word. Here the mark of
 what is kept is drawn from the text of the module and of all that it imports from this package.
 What a process compiles after one of these files was edited under it is for that process alone.
+
+Machine code is read from wherever there is some: the folder that NUMBA_CACHE_DIR names, beside the
+package, where whoever installed it may have left it, and the user's cache. It is written to the
+first of these that can be written, or else, with a word about it, to none.
 """
 
 import os
+import pickle
 import re
 import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+LOST = "compiled loops cannot be kept"
+WAY_OUT = "every process compiles them again; set NUMBA_CACHE_DIR to a folder that can be written"
+# What reading a file raises that was not written to its end.
+_CUT_OFF = EOFError, pickle.UnpicklingError
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -30,10 +42,10 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
         return lambda function: njit(function, allocates=allocates, **options)
 
     numba = _loaded()
-    dispatcher = numba.njit(function, cache=True, _nrt=allocates, **options)
-    if dispatcher is not function:  # with NUMBA_DISABLE_JIT it is
-        kept = dispatcher._cache._cache_file
-        kept._source_stamp = (kept._source_stamp, mark(function.__code__.co_filename))
+    dispatcher = numba.njit(function, _nrt=allocates, **options)
+    # With NUMBA_DISABLE_JIT it is the function, and what a notebook defines is in no file.
+    if dispatcher is not function and os.path.isfile(function.__code__.co_filename):
+        dispatcher._cache = _cache_of(function)
 
     return dispatcher
 
@@ -41,6 +53,85 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
 def plain(function: Any) -> Any:
     """Return a compiled function as it is written, for callers that are not compiled."""
     return getattr(function, "py_func", function)
+
+
+UNKEPT: list[str] = []
+"""Why what this process compiled could not be kept: the folders, and what the system said."""
+
+
+class Files:
+    """A function's machine code in several folders, as numba's cache asks for it.
+
+    `files`: numba's own for each folder, the one to write to first.
+    """
+
+    def __init__(self, files: Sequence[Any]) -> None:
+        self._files = files
+
+    def load(self, key: Any) -> Any:
+        """Return the machine code of a signature from the first folder that has it, or None."""
+        for file in self._files:
+            try:
+                if (found := file.load(key)) is not None:
+                    return found
+            except OSError:  # a folder that may not be read
+                continue
+            except _CUT_OFF:
+                with suppress(OSError):
+                    file.flush()
+
+        return None
+
+    def save(self, key: Any, code: Any) -> None:
+        """Write the machine code of a signature to the first folder that takes it."""
+        refused = []
+        for file in self._files:
+            folder = os.path.dirname(file._index_path)
+            try:
+                os.makedirs(folder, exist_ok=True)
+                file.save(key, code)
+                return
+            except (OSError, *_CUT_OFF) as error:
+                refused.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
+
+        if not UNKEPT:  # what is true of one loop is true of all
+            UNKEPT.extend(refused)
+            warnings.warn(f"{LOST} ({'; '.join(UNKEPT)}); {WAY_OUT}", stacklevel=1)
+
+
+def _cache_of(function: Any) -> Any:
+    """Return numba's cache of a function, but with `Files`."""
+    from numba.core import caching, config
+
+    source = function.__code__.co_filename
+    given = [caching.UserProvidedCacheLocator] if config.CACHE_DIR else []
+    locators = (*given, caching.InTreeCacheLocator, caching.UserWideCacheLocator)
+    folders = [one(function, source).get_cache_path() for one in locators]
+    made = _cache_class()(function)
+    base, stamp = made._impl.filename_base, mark(source)
+    made._cache_file = Files(
+        [
+            caching.IndexDataCacheFile(folder, base, stamp)
+            for folder in folders
+            if os.path.isabs(folder)  # it begins with ~ for a user who has no home
+        ]
+    )
+    return made
+
+
+@cache
+def _cache_class() -> type:
+    """Return numba's class of caches, but without its demand that a folder can be written."""
+    from numba.core import caching
+
+    class Beside(caching.InTreeCacheLocator):  # type: ignore[misc]
+        def ensure_cache_path(self) -> None:
+            pass
+
+    class Code(caching.CompileResultCacheImpl):  # type: ignore[misc]
+        _locator_classes = (Beside,)
+
+    return type("Cache", (caching.FunctionCache,), {"_impl_class": Code})
 
 
 @cache
