@@ -126,7 +126,12 @@ def _json_alone(words: Sequence[str]) -> bool:
 
 
 def _warn_once() -> None:
-    """Make every warning print in one line, and only once."""
+    """Make every warning print in one line, and only once, also if Python makes it an error.
+
+    A library's warning is no failure of a command.
+    """
+    warnings.filters[:] = [one for one in warnings.filters if one[0] != "error"]  # type: ignore[index]
+    os.environ.pop("PYTHONWARNINGS", None)  # which processes of its own would heed
     seen: set[str] = set()
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
