@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from hashlib import blake2b
+from hashlib import blake2b, sha1
 from pathlib import Path
 from typing import Any
 
@@ -99,39 +99,51 @@ class Files:
             warnings.warn(f"{LOST} ({'; '.join(UNKEPT)}); {WAY_OUT}", stacklevel=1)
 
 
+class _Beside:
+    """Where numba's cache is for a function: beside its source, whether that can be written or not.
+
+    numba's own locators refuse a folder that they cannot write, and then to compile at all.
+    """
+
+    def __init__(self, function: Any, source: str) -> None:
+        self._py_file, self._line = source, function.__code__.co_firstlineno
+
+    from_function = classmethod(lambda cls, function, source: cls(function, source))
+
+    def get_cache_path(self) -> str:
+        return os.path.join(os.path.dirname(self._py_file), "__pycache__")
+
+    def get_source_stamp(self) -> str:
+        return mark(self._py_file)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+    def ensure_cache_path(self) -> None:
+        """Do nothing: `Files` makes a folder when there is something to keep."""
+
+
 def _cache_of(function: Any) -> Any:
     """Return numba's cache of a function, but with `Files`."""
-    from numba.core import caching, config
-
-    source = function.__code__.co_filename
-    given = [caching.UserProvidedCacheLocator] if config.CACHE_DIR else []
-    locators = (*given, caching.InTreeCacheLocator, caching.UserWideCacheLocator)
-    folders = [one(function, source).get_cache_path() for one in locators]
-    made = _cache_class()(function)
-    base, stamp = made._impl.filename_base, mark(source)
-    made._cache_file = Files(
-        [
-            caching.IndexDataCacheFile(folder, base, stamp)
-            for folder in folders
-            if os.path.isabs(folder)  # it begins with ~ for a user who has no home
-        ]
-    )
-    return made
-
-
-@cache
-def _cache_class() -> type:
-    """Return numba's class of caches, but without its demand that a folder can be written."""
     from numba.core import caching
+    from numba.misc.appdirs import AppDirs
 
-    class Beside(caching.InTreeCacheLocator):  # type: ignore[misc]
-        def ensure_cache_path(self) -> None:
-            pass
+    impl = type("Code", (caching.CompileResultCacheImpl,), {"_locator_classes": (_Beside,)})
+    made = type("Cache", (caching.FunctionCache,), {"_impl_class": impl})(function)
+    stamp, own = made._impl.locator.get_source_stamp(), os.path.abspath(made.cache_path)
+    # The name that numba gives a folder of machine code that is not beside the source.
+    source = os.path.dirname(own)
+    name = f"{os.path.basename(source)}_{sha1(source.encode()).hexdigest()}"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    user = AppDirs(appname="numba", appauthor=False).user_cache_dir
+    folders = [os.path.join(os.path.abspath(given), name)] if given else []
+    folders.append(own)
+    if os.path.isabs(user):  # it begins with ~ where there is no home
+        folders.append(os.path.join(user, name))
 
-    class Code(caching.CompileResultCacheImpl):  # type: ignore[misc]
-        _locator_classes = (Beside,)
-
-    return type("Cache", (caching.FunctionCache,), {"_impl_class": Code})
+    base = made._impl.filename_base
+    made._cache_file = Files([caching.IndexDataCacheFile(one, base, stamp) for one in folders])
+    return made
 
 
 @cache
