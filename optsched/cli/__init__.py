@@ -31,7 +31,7 @@ def _complete_streams() -> None:
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             os.set_inheritable(number, True)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
     codecs.register_error("optsched", _through)
     for stream in (sys.stdout, sys.stderr):

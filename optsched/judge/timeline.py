@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.machine import Hardware
+from optsched.files.read_write import as_instance
 from optsched.judge import spans
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
@@ -354,7 +356,7 @@ class Timeline:
 
 
 def timeline(
-    instance: Instance,
+    instance: Instance | str | Path,
     schedule: Schedule,
     cost_model: Hardware = None,
     *,
@@ -364,7 +366,8 @@ def timeline(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     schedule : Schedule
     cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         As for `optsched.evaluate`.
@@ -378,6 +381,7 @@ def timeline(
     >>> found.span_start.tolist(), found.span_end.tolist()
     ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
     """
+    instance = as_instance(instance)
     from optsched.judge.moves import moves_of
     from optsched.judge.replay import Columns, Origin, replay
 

@@ -15,6 +15,7 @@ from optsched.bounds.certificate import CERTIFIED, certified_value, certify as m
 from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.costs.machine import Pools
+from optsched.files.read_write import as_instance
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import solve_hindsight
@@ -182,7 +183,7 @@ class BoundResult:
 
 
 def bound(
-    instance: Instance,
+    instance: Instance | str | Path,
     cost_model: CostModel | str | Path | None = None,
     *,
     objective: str | Objective = TOTAL_LATENCY,
@@ -210,7 +211,8 @@ def bound(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
     objective : str or Objective
@@ -245,6 +247,7 @@ def bound(
     SolverError
         A bound contradicts a schedule, which is an internal error.
     """
+    instance = as_instance(instance)
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
 
