@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,10 @@ def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) ->
     file = tmp_path / "mine.json"
     optsched.write_instance(TINY, file)
     for same in ("tiny", file, str(file)):
-        try:
-            call(same)
-        except OptschedError as error:  # pools in rounds, or no server: as for the object
-            assert str(error) == refusal(partial(call, TINY))
+        with suppress(OptschedError):  # as for the object, where pools are in rounds, or no server
+            assert call(same) is not None or name == "write_instance"
+            continue
+        assert refusal(partial(call, same)) == refusal(partial(call, TINY))
 
 
 UNKNOWN = (
@@ -103,9 +104,9 @@ UNKNOWN = (
     (partial(optsched.compare, "tiny", "fcfs", slo_tftt=3), "slo_ttft"),
     (partial(optsched.compare, "tiny", "fcfs", time_limit=3), "time_limit_s"),
     (partial(optsched.capacity, "tiny", slo_laency=3), "slo_latency"),
-    (partial(optsched.splits, "tiny", slo_tptt=3), "slo_tpot"),
+    (partial(optsched.splits, "tiny", slo_tpots=3), "slo_tpot"),
     (partial(optsched.generate, "jaillet-model-1", N=3), "n"),
-    (partial(optsched.generate, "lognormal", sed=3), "seed"),
+    (partial(optsched.generate, "lognormal", promt_mean=3), "prompt_mean"),
     (partial(optsched.read_trace, "azure", "no.csv", limt=3), "limit"),
     (partial(optsched.read_trace_report, "azure", "no.csv", kv_capacty=3), "kv_capacity"),
 )
@@ -261,7 +262,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
 }
 MODEL = "llama2-7b-a100-infermax"
 NUMBERS = ("x", -1, {}, object(), [], float("nan"), complex(1))
-for which, caller in OF_INSTANCES.items():
+for which in OF_INSTANCES:
     if which in ("bound", "capacity", "compare", "solve", "splits"):
         other = {"bound": False, "policies": "fcfs"} if which == "compare" else {}
         other |= {"policies": ["fcfs"]} if which in ("capacity", "splits") else {}

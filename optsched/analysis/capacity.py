@@ -12,6 +12,7 @@ from optsched.files.read_write import as_instance
 from optsched.policies import make_policy, policies as registry, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
@@ -97,6 +98,7 @@ def capacity(
     """
     check_keywords(capacity, slos, SLOS)
     instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     limited = with_slos(instance, slos)
     cost = cost_for(limited, cost_model)
     asked = Question(attainment, workers, router, rate_scale, tolerance, seed, pools)

@@ -32,6 +32,7 @@ from optsched.policies import (
     runner_of,
 )
 from optsched.problem.budget import Budget
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InfeasibleError, UsageError, ViolationError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
@@ -140,6 +141,7 @@ def compare(
     """
     check_keywords(compare, slos, SLOS)
     instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     cost = cost_for(instance, cost_model)
     if measured is not None and not isinstance(measured, Measured):
         measured = read_measured(measured)

@@ -227,6 +227,7 @@ def splits(
     """
     check_keywords(splits, slos, SLOS)
     instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     if prove and instance.in_rounds:
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
     check_whole(workers, "workers", 2, _MAX)

@@ -35,7 +35,7 @@ from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, whole_blocks
-from optsched.problem.schedule import Schedule
+from optsched.problem.schedule import Schedule, check_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,6 +165,7 @@ def why(
     Why
     """
     instance = as_instance(instance)
+    check_columns(schedule)
     if schedule.moved is not None:
         raise UsageError("why: found KV that moves between pools; expected a schedule without")
 

@@ -201,6 +201,7 @@ def write_schedule(
         The file cannot be written, ``columns`` is neither of the two, or pyarrow is missing for
         ``"parquet"``.
     """
+    check_kind("schedule", schedule, Schedule, "an optsched.Schedule")
     if columns not in ("json", "parquet"):
         raise InputError(f"columns: found {columns!r}; expected 'json' or 'parquet'")
 

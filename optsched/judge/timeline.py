@@ -19,7 +19,7 @@ from optsched.judge import spans
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.spans import PHASES
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns, runs_on
 
@@ -386,6 +386,7 @@ def timeline(
     from optsched.judge.replay import Columns, Origin, replay
 
     judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
+    check_kind("evaluation", judged, Evaluation, "an optsched.Evaluation")
     first: Any = instance.first_arrival
     begin = judged.clock.batch_start.astype(np.float64)
     end = judged.clock.batch_end.astype(np.float64)

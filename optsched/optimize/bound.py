@@ -24,6 +24,7 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
@@ -248,6 +249,7 @@ def bound(
         A bound contradicts a schedule, which is an internal error.
     """
     instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
-from optsched.problem.errors import OutOfTimeError
+from optsched.problem.errors import OutOfTimeError, check_kind
 
 Item = TypeVar("Item")
 
@@ -134,6 +135,9 @@ class Budget:
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
+        if time_limit_s is not None:
+            check_kind("time_limit_s", time_limit_s, Real, "seconds, or None for no limit")
+
         self.begin = work_time()
         self.limit_s = math.inf if time_limit_s is None else float(time_limit_s)
         self.stop = stop

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from optsched.policies import label_of, make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.routers import Routed
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import OptschedError, PolicyError, UsageError
+from optsched.problem.errors import OptschedError, PolicyError, UsageError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
@@ -83,6 +84,7 @@ def simulate(
     """
     instance = as_instance(instance)
     machines = machines_of(instance, cost_model)
+    check_kind("slos", slos, (Mapping, NoneType), "a mapping such as {'slo_ttft': 1.0}, or None")
     name, (made, info) = label_of(policy), make_policy(policy)
     predictor = info.predictor or predictor
     told = instance if predictor is None else predict(instance, predictor, seed=seed)
