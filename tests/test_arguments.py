@@ -27,7 +27,7 @@ class OldestFirst:
 
     def batch(self, view: optsched.View) -> optsched.Batch:
         order = view.running or view.waiting
-        return optsched.Batch(tokens={order[0]: view.missing(order[0])})
+        return optsched.Batch(tokens={order[0]: view.rest(order[0])})
 
 
 class Demanding(OldestFirst):

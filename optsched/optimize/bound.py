@@ -25,7 +25,7 @@ from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.errors import OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -250,9 +250,6 @@ def bound(
     """
     instance = as_instance(instance)
     check_whole(seed, "seed", 0)
-    if not time_limit_s >= 0:
-        raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
-
     goal = parse_objective(objective)
     task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
     queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)

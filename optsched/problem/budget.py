@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TypeVar
 
-from optsched.problem.errors import OutOfTimeError, check_kind
+from optsched.problem.errors import InputError, OutOfTimeError
 
 Item = TypeVar("Item")
 
@@ -135,8 +135,8 @@ class Budget:
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        if time_limit_s is not None:
-            check_kind("time_limit_s", time_limit_s, Real, "seconds, or None for no limit")
+        if time_limit_s is not None and not (isinstance(time_limit_s, Real) and time_limit_s >= 0):
+            raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
 
         self.begin = work_time()
         self.limit_s = math.inf if time_limit_s is None else float(time_limit_s)
