@@ -1,4 +1,4 @@
-"""Commands end as they do elsewhere without standard streams, with warnings as errors, and so on."""
+"""Commands end as elsewhere without standard streams, with warnings as errors, and so on."""
 
 from __future__ import annotations
 
@@ -91,7 +91,13 @@ def test_a_solver_of_pulp_that_fails_is_one_line_and_leaves_nothing(
         (tmp_path / "glpsol").write_text(script)
         (tmp_path / "glpsol").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    two = {"format": "optsched-instance", "version": 1, "time_unit": "second", "kv_capacity": 60}
+    two = {
+        "format": "optsched-instance",
+        "version": 1,
+        "time_unit": "second",
+        "kv_capacity": 60,
+        "kv_accounting": "cached",
+    }
     rows = {"arrival": [0.0, 0.0], "prompt_tokens": [20, 11], "output_tokens": [3, 2]}
     write_json({**two, "requests": rows}, tmp_path / "two.json")
     words = run(

@@ -117,7 +117,7 @@ def file_name(words: str, taken: set[str]) -> str:
     Of the path of a user's file its last part is left. A name begins with a letter or a digit, as
     a folder's listing hides others, and has at most 100 characters.
     """
-    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", re.sub(r".*[/\\\\](?=[^/\\\\]*\.py:)", "", words))
+    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", re.sub(r".*[/\\](?=[^/\\]*\.py:)", "", words))
     base = re.sub(r"^[^A-Za-z0-9]+", "", plain)[:100] or "policy"
     name, count = base, 1
     while name.lower() in taken:  # some systems have no capitals
