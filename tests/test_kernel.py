@@ -119,7 +119,7 @@ def test_the_mark_sees_all_that_compiled_modules_import() -> None:
     root = Path(kernel.__file__).parents[2]
     for path in (root / "optsched").rglob("*.py"):
         text = path.read_text()
-        if "problem.kernel import" not in text:
+        if "problem.kernel import njit" not in text:
             continue
         wanted = set()
         for node in ast.parse(text).body:
@@ -132,3 +132,56 @@ def test_the_mark_sees_all_that_compiled_modules_import() -> None:
                 wanted |= {place.with_suffix(".py"), place / "__init__.py", *inside}
         ours = {str(file) for file in wanted if file.is_file() and root in file.parents}
         assert kernel._imported(str(path)) >= ours, path
+
+
+NOWHERE = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+"""A full disk: nothing can be written to any file, whoever one is."""
+
+
+def said(folder: Path, home: Path, *, full: bool = False, **variables: str) -> tuple[str, str]:
+    """Return what a new process of a user with some home prints, and what it warns of."""
+    program = "import resource\n" + NOWHERE * full + PRINT
+    environment = {name: text for name, text in os.environ.items() if "CACHE" not in name}
+    environment |= {"PYTHONPATH": str(folder), "HOME": str(home), **variables}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=folder,
+        env=environment, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip(), result.stderr
+
+
+@pytest.mark.whole  # nine processes
+def test_machine_code_is_read_wherever_it_is_and_written_where_it_can_be(tmp_path: Path) -> None:
+    home, nobody, given = tmp_path / "home", Path(os.devnull) / "home", tmp_path / "given"
+    ours, theirs = package(tmp_path / "ours"), package(tmp_path / "theirs")
+    # Nowhere at all: it runs, and says so once although two loops are lost.
+    value, words = said(ours, home, full=True)
+    assert value == "30 0"
+    assert words.count("compiled loops cannot be kept") == 1
+    assert f"{home}/.cache" in words
+    assert "set NUMBA_CACHE_DIR" in words
+    # Beside the package, although its user has no home; then there, where nothing can be written.
+    assert said(ours, nobody) == ("30 0", "")
+    assert said(ours, nobody, full=True) == ("30 1", "")
+    assert said(ours, home, full=True, NUMBA_CACHE_DIR=str(given)) == ("30 1", "")
+
+    # A package that others have installed without compiling.
+    for part in (theirs / "optsched", theirs / "optsched/problem"):
+        (part / "__pycache__").write_text("no folder can be made here")
+    assert said(theirs, nobody)[0] == "30 0"
+    assert "__pycache__: " in said(theirs, nobody)[1]
+    assert said(theirs, nobody, NUMBA_CACHE_DIR=str(given)) == ("30 0", "")
+    assert said(theirs, home) == ("30 0", "")
+    assert said(theirs, home, full=True) == ("30 1", "")
+
+
+@pytest.mark.whole
+def test_a_file_of_machine_code_that_was_cut_off_is_compiled_again(tmp_path: Path) -> None:
+    folder = package(tmp_path)
+    assert outcome(folder) == "30 0"
+    for name in ("*.nbc", "*.nbi"):
+        for file in folder.rglob(name):
+            file.write_bytes(file.read_bytes()[:20])
+        assert outcome(folder) == "30 0", name
+        assert outcome(folder) == "30 1", name

@@ -247,3 +247,19 @@ def experiments_run_from(wheel: Path, folder: Path) -> None:
     # The code has one digest, so that either goes on with the other's store.
     stores = [read(folder / name / "out")[0] for name in ("wheel", "checkout")]
     assert stores[0].code == stores[1].code
+
+
+@pytest.mark.whole
+def test_the_python_of_the_first_pages_has_no_wrong_types(tmp_path: Path) -> None:
+    from pages import ROOT, blocks
+
+    pages = [ROOT / "README.md", ROOT / "docs/tutorial.md"]
+    texts = [one.text for page in pages for one in blocks(page) if one.language == "python"]
+    assert len(texts) >= 3
+    files = [tmp_path / f"block_{k}.py" for k in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text, encoding="utf-8")
+    for file in files:  # each alone: their names are their own
+        command = [sys.executable, "-m", "mypy", "--config-file=", "--cache-dir", tmp_path, file]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert result.returncode == 0, result.stdout

@@ -8,12 +8,15 @@ from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Pools
+from optsched.files.read_write import as_instance
 from optsched.policies import make_policy, policies as registry, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.columns import check_whole
+from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
+from optsched.problem.service import SLOS
 from optsched.problem.specs import parse_spec
 
 POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "paced")
@@ -21,7 +24,7 @@ POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "pa
 
 
 def capacity(
-    instance: Instance,
+    instance: Instance | str | Path,
     policies: Iterable[str] | None = None,
     *,
     cost_model: CostModel | str | Path | None = None,
@@ -42,7 +45,8 @@ def capacity(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
         Its requests arrive in the same pattern at every rate, with gaps stretched.
     policies : iterable of str, optional
         Policy specifications; default: those of `POLICIES` that the instance allows.
@@ -92,6 +96,9 @@ def capacity(
     largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
     rates from ``impossible`` on are impossible.
     """
+    check_keywords(capacity, slos, SLOS)
+    instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     limited = with_slos(instance, slos)
     cost = cost_for(limited, cost_model)
     asked = Question(attainment, workers, router, rate_scale, tolerance, seed, pools)

@@ -13,6 +13,7 @@ from optsched.bounds import BoundTask, usable
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Pools
 from optsched.files.measured import Measured, read_measured
+from optsched.files.read_write import as_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize import strategies
 from optsched.optimize.consistency import rounding
@@ -30,7 +31,8 @@ from optsched.policies import (
     runner_of,
 )
 from optsched.problem.budget import Budget
-from optsched.problem.errors import InfeasibleError, UsageError, ViolationError
+from optsched.problem.columns import check_whole
+from optsched.problem.errors import InfeasibleError, UsageError, ViolationError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
@@ -59,7 +61,7 @@ _BOUND_SHARE = 0.6
 
 
 def compare(
-    instance: Instance,
+    instance: Instance | str | Path,
     policies: Named | None = None,
     cost_model: CostModel | str | Path | None = None,
     *,
@@ -77,7 +79,8 @@ def compare(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     policies : str, Runner or Policy, or an iterable or a mapping of them, optional
         Policy specifications, or objects. The keys of a mapping are what rows call them, else the
         specification or the object's ``name``. By default all run that the instance allows. A
@@ -133,6 +136,9 @@ def compare(
     of one worker. Where the optimum is not proved, the ratio to the optimum lies between the two
     ratios given.
     """
+    check_keywords(compare, slos, SLOS)
+    instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     cost = cost_for(instance, cost_model)
     if measured is not None and not isinstance(measured, Measured):
         measured = read_measured(measured)

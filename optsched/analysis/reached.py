@@ -9,7 +9,7 @@ from typing import Any
 from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
 from optsched.costs.cost import CostModel
-from optsched.costs.machine import Pools
+from optsched.costs.machine import Pools, check_pools
 from optsched.files.results import cost_model_reference, head
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
 from optsched.problem.errors import InputError, UsageError, named
@@ -62,6 +62,7 @@ class Question:
     pools: Pools | None = None
 
     def __post_init__(self) -> None:
+        check_pools(self.pools)
         share = self.attainment
         if not (isinstance(share, (int, float)) and 0 < share <= 1):
             raise InputError(f"attainment: found {share!r}; expected a share > 0 and <= 1")

@@ -25,7 +25,7 @@ from optsched.costs.cost import CostModel, cost_for
 from optsched.optimize.consistency import reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import Processes
@@ -188,6 +188,7 @@ def score(
     InputError
         A name is unknown, of a policy, too, or the policy's file does not exist.
     """
+    check_kind("policy", policy, str, "a specification, name:key=value,... or file.py:name")
     file = policy.partition(":")[0]
     if not file.endswith(".py"):
         make_policy(policy)  # a name that is wrong fails here, and not once for each instance

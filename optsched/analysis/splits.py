@@ -15,6 +15,7 @@ from optsched.bounds.pools import POOLED, POOLED_IN_TIME
 from optsched.costs.cost import CostModel, cost_for
 from optsched.costs.machine import Link
 from optsched.costs.pools import make_pools
+from optsched.files.read_write import as_instance
 from optsched.files.results import cost_model_reference, head
 from optsched.optimize.bound import bound as find_bound
 from optsched.optimize.strategies import NO_SCHEDULE, run_policy
@@ -22,12 +23,13 @@ from optsched.policies import make_policy, on_workers
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InputError, NoIncumbentError, ViolationError
+from optsched.problem.errors import InputError, NoIncumbentError, ViolationError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.service import SLOS
 from optsched.problem.specs import parse_spec
 
 POLICIES = ("vllm", "least-work")
@@ -165,7 +167,7 @@ class Splits:
 
 
 def splits(
-    instance: Instance,
+    instance: Instance | str | Path,
     workers: int = 8,
     policies: Iterable[str] | None = None,
     *,
@@ -185,7 +187,8 @@ def splits(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
         One in seconds, if there are to be bounds.
     workers : int
         Number of machines, from 2 to 64. Each has the KV capacity and the limits of the instance.
@@ -222,6 +225,9 @@ def splits(
         The instance is in rounds, a value is out of its range, a policy is unknown, or the bounds
         are not proved for a feature of the instance, such as sessions or shared prefixes.
     """
+    check_keywords(splits, slos, SLOS)
+    instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     if prove and instance.in_rounds:
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
     check_whole(workers, "workers", 2, _MAX)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,12 +29,13 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, cost_for
+from optsched.files.read_write import as_instance
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, whole_blocks
-from optsched.problem.schedule import Schedule
+from optsched.problem.schedule import Schedule, check_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +134,7 @@ class Why:
 
 
 def why(
-    instance: Instance,
+    instance: Instance | str | Path,
     schedule: Schedule,
     cost_model: CostModel | str | None = None,
     *,
@@ -145,7 +147,8 @@ def why(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     schedule : Schedule
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. An instance in seconds needs one.
@@ -161,6 +164,8 @@ def why(
     -------
     Why
     """
+    instance = as_instance(instance)
+    check_columns(schedule)
     if schedule.moved is not None:
         raise UsageError("why: found KV that moves between pools; expected a schedule without")
 

@@ -38,6 +38,7 @@ from optsched.cli.options import command
 from optsched.cli.output import only_json, only_tables, tell
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OptschedError, UsageError
+from optsched.problem.kernel import UNKEPT
 
 _FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
 
@@ -125,7 +126,12 @@ def _json_alone(words: Sequence[str]) -> bool:
 
 
 def _warn_once() -> None:
-    """Make every warning print in one line, and only once."""
+    """Make every warning print in one line, and only once, also if Python makes it an error.
+
+    A library's warning is no failure of a command.
+    """
+    warnings.filters[:] = [one for one in warnings.filters if one[0] != "error"]  # type: ignore[index]
+    os.environ.pop("PYTHONWARNINGS", None)  # which processes of its own would heed
     seen: set[str] = set()
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
@@ -226,14 +232,10 @@ app.add_typer(library.app, name="library")
 def main() -> None:
     """Run the command line."""
     _warn_once()
-    work_time.tell = lambda: tell(
-        "note: compiling loops, once per installation; time limits count without it"
-    )
+    work_time.tell = lambda: tell("note: compiling loops; time limits count without it")
     try:
         app()
     finally:
         if work_time.stood_s >= 1:
-            tell(
-                f"note: compiling loops took {work_time.stood_s:.0f} s, which no later run needs; "
-                "`optsched warmup` compiles all that commands use"
-            )
+            later = ", which no later run needs; `optsched warmup` compiles all that commands use"
+            tell(f"note: compiling loops took {work_time.stood_s:.0f} s{later * (not UNKEPT)}")

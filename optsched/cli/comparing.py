@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
 from optsched.cli.options import UNSET, Given, Seed, TimeLimit, in_pools, read_checked
 from optsched.cli.output import number
-from optsched.files.outputs import make_folder
+from optsched.files.outputs import file_name, make_folder
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, UsageError, ViolationError
 
@@ -83,9 +82,10 @@ def compare(
     data = comparison.to_dict()
     if schedules_out is not None:
         folder = make_folder(schedules_out)
+        taken = {"best"}
         for row, entry in zip(comparison.rows, data["policies"], strict=True):
             if row.schedule is not None:
-                name = re.sub(r"[^A-Za-z0-9._=,-]+", "_", row.policy)
+                name = file_name(row.policy, taken)
                 output.save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS, EMPTY, add_prefill, batch_time
 from optsched.costs.table import CostTable, table_from_dict
-from optsched.problem.errors import InputError, UsageError, meant
+from optsched.problem.errors import InputError, UsageError, kind_of, meant
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 from optsched.problem.text_files import read_toml
 
@@ -360,7 +360,7 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
         raise UsageError(f"{found}; expected one, {_shipped()}")
 
     if not isinstance(cost_model, (BatchCost, str, Path)):
-        found = type(cost_model).__name__
+        found = kind_of(cost_model)
         raise UsageError(f"cost model: found {found}; expected one, its name or its file")
 
     cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args
 
 from optsched.costs.cost import BatchCost, CostModel, UnitCost, cost_for, load_cost_model
 from optsched.problem.columns import INT64_MAX, check_choice, whole_number
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, UsageError, check_kind
 from optsched.problem.instance import Instance, Limits
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -162,6 +163,12 @@ class Pools:
         data = {"roles": roles, "link": asdict(self.link), "deflect_below": self.deflect_below}
         own = [{"kv_capacity": m.kv_capacity, "cost_model": m.cost.name} for m in self.machines]
         return data if all(one == own[0] for one in own) else {**data, "machines": own}
+
+
+def check_pools(given: object) -> None:
+    """Raise `InputError` unless pools of machines, or None, are given."""
+    words = "an optsched.Pools (optsched.costs.pools.make_pools makes one of '2p6d'), or None"
+    check_kind("pools", given, (Pools, NoneType), words)
 
 
 Hardware = CostModel | str | Path | Machine | Sequence[Machine] | Pools | None

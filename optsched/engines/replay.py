@@ -11,12 +11,14 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from optsched.engines.sending import TIMEOUT_S, VOCABULARY, Progress, Sending
 from optsched.files.exchange import LINE_BYTES, Exchange, lines, whole
 from optsched.files.measured import Measured
+from optsched.files.read_write import as_instance
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.text_files import parse_json
@@ -78,7 +80,7 @@ def connect(
 
 
 def replay(
-    instance: Instance,
+    instance: Instance | str | Path,
     engine: str | Engine,
     *,
     model: str | None = None,
@@ -96,7 +98,8 @@ def replay(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
         An instance in seconds. Latencies count from its arrivals, or from when requests are
         released that come after others, and not from when they are sent.
     engine : str or Engine
@@ -130,6 +133,7 @@ def replay(
     InputError
         The engine cannot be reached, or an argument is out of range.
     """
+    instance = as_instance(instance)
     events = (progress, stop or threading.Event())
     sending = Sending(instance, priority, timeout_s, vocabulary, seed, *events)
     if isinstance(engine, str):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from optsched.files.strict_json import Place, read_json, write_json
 from optsched.problem.columns import first_of, plain_numbers, real_column
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, UsageError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times
 from optsched.problem.text_files import read_object
@@ -212,6 +212,7 @@ def write_measured(measured: Measured, path: str | Path) -> None:
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
     """
+    check_kind("measured", measured, Measured, "an optsched.Measured")
     write_json(measured.to_dict(), path)
 
 

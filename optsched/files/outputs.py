@@ -111,6 +111,23 @@ def make_folder(path: str | Path) -> Path:
     return folder
 
 
+def file_name(words: str, taken: set[str]) -> str:
+    """Return a file's name for words such as a policy's, which no other has, and note it as taken.
+
+    Of the path of a user's file its last part is left. A name begins with a letter or a digit, as
+    a folder's listing hides others, and has at most 100 characters.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", re.sub(r".*[/\\](?=[^/\\]*\.py:)", "", words))
+    base = re.sub(r"^[^A-Za-z0-9]+", "", plain)[:100] or "policy"
+    name, count = base, 1
+    while name.lower() in taken:  # some systems have no capitals
+        count += 1
+        name = f"{base}-{count}"
+
+    taken.add(name.lower())
+    return name
+
+
 def _target(file: Path) -> tuple[Path, int | None]:
     """Return the file that a path leads to, and its mode, or None if it is yet to be made."""
     try:

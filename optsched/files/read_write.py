@@ -24,7 +24,7 @@ from optsched.files.strict_json import (
     write_json,
 )
 from optsched.problem.columns import real_column, whole_column
-from optsched.problem.errors import InputError, meant, named
+from optsched.problem.errors import InputError, check_kind, meant, named
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import ALL_COLUMNS, TIMES, EvictMode, Schedule, check_columns
@@ -66,6 +66,20 @@ def read_instance(path: str | Path) -> Instance:
         return instance_from_dict(data, name=stem(file))
 
 
+def as_instance(given: Instance | str | Path) -> Instance:
+    """Return the instance that a public function was given: itself, or a name or a file of it.
+
+    Parameters
+    ----------
+    given : Instance, str or Path
+    """
+    if isinstance(given, (str, Path)):
+        return read_instance(given)
+
+    check_kind("instance", given, Instance, "an Instance, its file, or the name of a shipped one")
+    return given
+
+
 def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
     """Return the instance that a JSON object holds."""
     # The schema has the fields of an `Instance` and no others; columns are under "requests".
@@ -81,15 +95,17 @@ def instance_from_dict(data: dict[str, Any], *, name: str) -> Instance:
     return Instance(**fields)
 
 
-def write_instance(instance: Instance, path: str | Path) -> None:
+def write_instance(instance: Instance | str | Path, path: str | Path) -> None:
     """Write an instance file.
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     path : str or Path
         A ``.json`` or ``.json.gz`` file.
     """
+    instance = as_instance(instance)
     write_json(instance.to_dict(), path)
 
 
@@ -185,6 +201,7 @@ def write_schedule(
         The file cannot be written, ``columns`` is neither of the two, or pyarrow is missing for
         ``"parquet"``.
     """
+    check_kind("schedule", schedule, Schedule, "an optsched.Schedule")
     if columns not in ("json", "parquet"):
         raise InputError(f"columns: found {columns!r}; expected 'json' or 'parquet'")
 

@@ -1,11 +1,13 @@
 """The one judge, which replays a schedule, checks every constraint and derives every metric."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from optsched.costs.machine import Hardware, Pools, digest_of, machines_of
+from optsched.files.read_write import as_instance
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.starts import judge_starts
 from optsched.problem.errors import InputError
@@ -15,7 +17,7 @@ from optsched.problem.schedule import Schedule, check_columns, runs_on
 
 
 def evaluate(
-    instance: Instance,
+    instance: Instance | str | Path,
     schedule: Schedule,
     cost_model: Hardware = None,
     *,
@@ -47,7 +49,8 @@ def evaluate(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     schedule : Schedule
     cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
@@ -78,6 +81,7 @@ def evaluate(
     UsageError
         An instance in seconds without a cost model, or one in rounds with one.
     """
+    instance = as_instance(instance)
     machines = machines_of(instance, cost_model)
     pools = cost_model if isinstance(cost_model, Pools) else None
     columns = check_columns(schedule)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.machine import Hardware
+from optsched.files.read_write import as_instance
 from optsched.judge import spans
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.spans import PHASES
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns, runs_on
 
@@ -354,7 +356,7 @@ class Timeline:
 
 
 def timeline(
-    instance: Instance,
+    instance: Instance | str | Path,
     schedule: Schedule,
     cost_model: Hardware = None,
     *,
@@ -364,7 +366,8 @@ def timeline(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     schedule : Schedule
     cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         As for `optsched.evaluate`.
@@ -378,10 +381,12 @@ def timeline(
     >>> found.span_start.tolist(), found.span_end.tolist()
     ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
     """
+    instance = as_instance(instance)
     from optsched.judge.moves import moves_of
     from optsched.judge.replay import Columns, Origin, replay
 
     judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
+    check_kind("evaluation", judged, Evaluation, "an optsched.Evaluation")
     first: Any = instance.first_arrival
     begin = judged.clock.batch_start.astype(np.float64)
     end = judged.clock.batch_end.astype(np.float64)

@@ -15,6 +15,7 @@ from optsched.bounds.certificate import CERTIFIED, certified_value, certify as m
 from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.costs.machine import Pools
+from optsched.files.read_write import as_instance
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import solve_hindsight
@@ -23,7 +24,8 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
-from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.columns import check_whole
+from optsched.problem.errors import OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -182,7 +184,7 @@ class BoundResult:
 
 
 def bound(
-    instance: Instance,
+    instance: Instance | str | Path,
     cost_model: CostModel | str | Path | None = None,
     *,
     objective: str | Objective = TOTAL_LATENCY,
@@ -210,7 +212,8 @@ def bound(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
     objective : str or Objective
@@ -245,9 +248,8 @@ def bound(
     SolverError
         A bound contradicts a schedule, which is an internal error.
     """
-    if not time_limit_s >= 0:
-        raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
-
+    instance = as_instance(instance)
+    check_whole(seed, "seed", 0)
     goal = parse_objective(objective)
     task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
     queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optsched.costs.cost import CostModel
+from optsched.files.read_write import as_instance
 from optsched.files.results import NOT_HERE, head
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.exact import (
@@ -22,13 +23,13 @@ from optsched.optimize.exact import (
     restricted,
     starting_point,
 )
-from optsched.optimize.formulations import Answer
+from optsched.optimize.formulations import Answer, formulations
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.optimize.strategies import prove, search_offline, warn_if_short
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
-from optsched.problem.errors import InfeasibleError, UsageError
+from optsched.problem.errors import InfeasibleError, UsageError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.objective import Objective, parse_objectives, service_limits
@@ -179,7 +180,7 @@ class Result:
 
 
 def solve(
-    instance: Instance,
+    instance: Instance | str | Path,
     cost_model: CostModel | str | Path | None = None,
     *,
     formulation: str | None = None,
@@ -204,7 +205,8 @@ def solve(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
     formulation : str, optional
@@ -255,6 +257,9 @@ def solve(
     ViolationError, InputError
         The warm start is not feasible, or an option is out of range.
     """
+    methods = (one for way in formulations().values() for one in way.methods.values())
+    check_keywords(solve, extras, sorted({name for one in methods for name in one.extras}))
+    instance = as_instance(instance)
     budget = Budget(time_limit_s, stop=stop)
     task = instance, formulation, method, cost_model, objective
     exact = choose(*task, extras=extras, workers=workers)

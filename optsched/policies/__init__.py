@@ -22,7 +22,7 @@ from optsched.policies.helpers import (
     kv_after,
 )
 from optsched.problem import specs
-from optsched.problem.errors import InputError, raised
+from optsched.problem.errors import InputError, kind_of, raised
 from optsched.problem.instance import Instance
 from optsched.problem.registry import Registry
 from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
@@ -110,7 +110,11 @@ def policies() -> dict[str, PolicyInfo]:
 
 def label_of(policy: str | Scheduler) -> str:
     """Return what tables call a policy: its specification, or its ``name``, or its class's."""
-    return policy if isinstance(policy, str) else getattr(policy, "name", type(policy).__name__)
+    if isinstance(policy, str):
+        return policy
+
+    kind = policy if isinstance(policy, type) else type(policy)
+    return str(getattr(policy, "name", kind.__name__))
 
 
 def labelled(policies: Named) -> dict[str, str | Scheduler]:
@@ -157,8 +161,8 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         What is known of it, with the predictor of the specification.
     """
     if not isinstance(spec, str):
-        label = label_of(spec)
-        return spec, _declared(label, spec, _info_of(label, spec))
+        made, label = _object_of(spec), label_of(spec)
+        return made, _declared(label, made, _info_of(label, made))
 
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
@@ -188,6 +192,29 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and oracle)
 
     return made, info
+
+
+def _object_of(given: Any) -> Scheduler:
+    """Return a scheduler that is an object, or an object of a scheduler that is a class."""
+    made = given
+    if isinstance(given, type) and (issubclass(given, Runner) or hasattr(given, "batch")):
+        try:
+            made = given()
+        except Exception as error:
+            raise InputError(
+                f"policy: found the class {given.__name__}, which fails to make an object: "
+                f"{raised(error)}; expected an object"
+            ) from error
+
+    if isinstance(made, type) or not (
+        isinstance(made, Runner) or callable(getattr(made, "batch", None))
+    ):
+        raise InputError(
+            f"policy: found {kind_of(given)}; expected a specification such as 'mc-sf', an object "
+            "with batch(view), or a Runner such as optsched.Rules"
+        )
+
+    return made
 
 
 def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str]) -> Scheduler:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
-from optsched.problem.errors import OutOfTimeError
+from optsched.problem.errors import InputError, OutOfTimeError
 
 Item = TypeVar("Item")
 
@@ -134,6 +135,9 @@ class Budget:
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
+        if time_limit_s is not None and not (isinstance(time_limit_s, Real) and time_limit_s >= 0):
+            raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
+
         self.begin = work_time()
         self.limit_s = math.inf if time_limit_s is None else float(time_limit_s)
         self.stop = stop

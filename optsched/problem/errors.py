@@ -1,7 +1,9 @@
 """The errors that optsched raises: each is one line with the place, what was found and expected."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
@@ -37,6 +39,55 @@ def unknown(what: str, found: str, known: Iterable[str]) -> str:
     names = list(known)
     words = f"{meant(str(found), names)}known are {', '.join(names) or 'none'}"
     return f"{what} {found!r} is unknown; {words}"
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is in words, for errors about a wrong one.
+
+    Parameters
+    ----------
+    value : object
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object of it"
+
+    return "None" if value is None else f"{type(value).__name__} {reprlib.repr(value)}"
+
+
+def check_kind(what: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Raise `InputError` unless a value is an object of one of some classes.
+
+    Parameters
+    ----------
+    what : str
+        What the value is, as a caller knows it.
+    value : object
+    kinds : type or tuple of types
+    expected : str
+        The classes in words.
+    """
+    if not isinstance(value, kinds):
+        raise InputError(f"{what}: found {kind_of(value)}; expected {expected}")
+
+
+def check_keywords(
+    function: Callable[..., Any], found: Iterable[str], others: Iterable[str]
+) -> None:
+    """Raise `UsageError` for a keyword that a function with ``**`` does not know.
+
+    Parameters
+    ----------
+    function : callable
+    found : iterable of str
+        The keywords that its ``**`` took.
+    others : iterable of str
+        The keywords that it knows besides its parameters.
+    """
+    known = list(others)
+    for name in found:
+        if name not in known:
+            own = [one.name for one in signature(function).parameters.values() if one.kind != 4]
+            raise UsageError(unknown(f"{function.__name__}: keyword", name, [*own, *known]))
 
 
 def raised(error: BaseException) -> str:

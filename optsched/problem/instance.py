@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -196,6 +196,38 @@ class Instance:
     prefix_block_tokens: int | None = None
     after: After | None = None
     delay: NDArray[Any] | None = None
+
+    if TYPE_CHECKING:
+        # Type checkers shall know that columns are made of anything like an array.
+        def __init__(
+            self,
+            arrival: ArrayLike,
+            prompt_tokens: ArrayLike,
+            output_tokens: ArrayLike,
+            kv_capacity: int,
+            time_unit: TimeUnit = "round",
+            kv_accounting: KvAccounting = "generated",
+            limits: Limits = ...,
+            hybrid_batching: bool | None = None,
+            chunked_prefill: bool | None = None,
+            predicted: ArrayLike | None = None,
+            predicted_lower: ArrayLike | None = None,
+            predicted_upper: ArrayLike | None = None,
+            forecast: Forecast | None = None,
+            slo_ttft: ArrayLike | None = None,
+            slo_tpot: ArrayLike | None = None,
+            slo_gap: ArrayLike | None = None,
+            slo_latency: ArrayLike | None = None,
+            name: str = "",
+            id: tuple[str | int, ...] | None = None,
+            known: Mapping[str, Any] | None = None,
+            kv_block_tokens: int = 1,
+            prefix_parent: ArrayLike | None = None,
+            prefix_tokens: ArrayLike | None = None,
+            prefix_block_tokens: int | None = None,
+            after: After | None = None,
+            delay: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)

@@ -5,16 +5,28 @@ function holds copies of the functions of other modules that it calls, so after 
 elsewhere it would go on with old code and compute something else without a word. Here the mark of
 what is kept is drawn from the text of the module and of all that it imports from this package.
 What a process compiles after one of these files was edited under it is for that process alone.
+
+Machine code is read from wherever there is some: the folder that NUMBA_CACHE_DIR names, beside the
+package, where whoever installed it may have left it, and the user's cache. It is written to the
+first of these that can be written, or else, with a word about it, to none.
 """
 
 import os
+import pickle
 import re
 import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
-from hashlib import blake2b
+from hashlib import blake2b, sha1
 from pathlib import Path
 from typing import Any
 
+LOST = "compiled loops cannot be kept"
+WAY_OUT = "every process compiles them again; set NUMBA_CACHE_DIR to a folder that can be written"
+# What reading a file raises that was not written to its end.
+_CUT_OFF = EOFError, pickle.UnpicklingError
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -30,10 +42,10 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
         return lambda function: njit(function, allocates=allocates, **options)
 
     numba = _loaded()
-    dispatcher = numba.njit(function, cache=True, _nrt=allocates, **options)
-    if dispatcher is not function:  # with NUMBA_DISABLE_JIT it is
-        kept = dispatcher._cache._cache_file
-        kept._source_stamp = (kept._source_stamp, mark(function.__code__.co_filename))
+    dispatcher = numba.njit(function, _nrt=allocates, **options)
+    # With NUMBA_DISABLE_JIT it is the function, and what a notebook defines is in no file.
+    if dispatcher is not function and os.path.isfile(function.__code__.co_filename):
+        dispatcher._cache = _cache_of(function)
 
     return dispatcher
 
@@ -41,6 +53,97 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
 def plain(function: Any) -> Any:
     """Return a compiled function as it is written, for callers that are not compiled."""
     return getattr(function, "py_func", function)
+
+
+UNKEPT: list[str] = []
+"""Why what this process compiled could not be kept: the folders, and what the system said."""
+
+
+class Files:
+    """A function's machine code in several folders, as numba's cache asks for it.
+
+    `files`: numba's own for each folder, the one to write to first.
+    """
+
+    def __init__(self, files: Sequence[Any]) -> None:
+        self._files = files
+
+    def load(self, key: Any) -> Any:
+        """Return the machine code of a signature from the first folder that has it, or None."""
+        for file in self._files:
+            try:
+                if (found := file.load(key)) is not None:
+                    return found
+            except OSError:  # a folder that may not be read
+                continue
+            except _CUT_OFF:
+                with suppress(OSError):
+                    file.flush()
+
+        return None
+
+    def save(self, key: Any, code: Any) -> None:
+        """Write the machine code of a signature to the first folder that takes it."""
+        refused = []
+        for file in self._files:
+            folder = os.path.dirname(file._index_path)
+            try:
+                os.makedirs(folder, exist_ok=True)
+                file.save(key, code)
+                return
+            except (OSError, *_CUT_OFF) as error:
+                refused.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
+
+        if not UNKEPT:  # what is true of one loop is true of all
+            UNKEPT.extend(refused)
+            warnings.warn(f"{LOST} ({'; '.join(UNKEPT)}); {WAY_OUT}", stacklevel=1)
+
+
+class _Beside:
+    """Where numba's cache is for a function: beside its source, whether that can be written or not.
+
+    numba's own locators refuse a folder that they cannot write, and then to compile at all.
+    """
+
+    def __init__(self, function: Any, source: str) -> None:
+        self._py_file, self._line = source, function.__code__.co_firstlineno
+
+    from_function = classmethod(lambda cls, function, source: cls(function, source))
+
+    def get_cache_path(self) -> str:
+        return os.path.join(os.path.dirname(self._py_file), "__pycache__")
+
+    def get_source_stamp(self) -> str:
+        return mark(self._py_file)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+    def ensure_cache_path(self) -> None:
+        """Do nothing: `Files` makes a folder when there is something to keep."""
+
+
+def _cache_of(function: Any) -> Any:
+    """Return numba's cache of a function, but with `Files`."""
+    from numba.core import caching
+    from numba.misc.appdirs import AppDirs
+
+    impl = type("Code", (caching.CompileResultCacheImpl,), {"_locator_classes": (_Beside,)})
+    made = type("Cache", (caching.FunctionCache,), {"_impl_class": impl})(function)
+    stamp, own = made._impl.locator.get_source_stamp(), os.path.abspath(made.cache_path)
+    # The name that numba gives a folder of machine code that is not beside the source.
+    source = os.path.dirname(own)
+    name = f"{os.path.basename(source)}_{sha1(source.encode()).hexdigest()}"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    user = AppDirs(appname="numba", appauthor=False).user_cache_dir
+    folders = [os.path.join(os.path.abspath(given), name)] if given else []
+    folders.append(own)
+    if os.path.isabs(user):  # it begins with ~ where there is no home
+        folders.append(os.path.join(user, name))
+
+    base = made._impl.filename_base
+    made._cache_file = Files([caching.IndexDataCacheFile(one, base, stamp) for one in folders])
+    return made
 
 
 @cache

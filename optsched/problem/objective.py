@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optsched.problem.errors import UsageError, named, unknown
+from optsched.problem.errors import UsageError, check_kind, named, unknown
 from optsched.problem.metrics import METRICS, TABLE, Metric, check_parameter
 from optsched.problem.specs import Parameter, convert_all, parse_spec, split_specs
 
@@ -96,7 +96,12 @@ def parse_objectives(
     where: str = "",
 ) -> tuple[Objective, ...]:
     """Return objectives from their text, the most important first."""
+    words = "the name of a metric, an Objective, or several"
+    check_kind("objective", given, (str, Objective, Sequence), words)
     parts = [given] if isinstance(given, (str, Objective)) else list(given)
+    for one in parts:
+        check_kind("objective", one, (str, Objective), words)
+
     texts = [one for p in parts for one in (split_specs(p) if isinstance(p, str) else [p])]
     found = [_objective(text, known, where) for text in texts]
     names = [one.name for one in found]

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError, in_words
+from optsched.problem.kernel import LOST, UNKEPT
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -183,6 +184,10 @@ class Process:
 
     def __init__(self, *, quiet: bool = False) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        environment = {**_ONE_THREAD, **os.environ, "PYTHONPATH": paths}
+        if UNKEPT:  # which was said already
+            environment["PYTHONWARNINGS"] = f"ignore:{LOST}"
+
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(os.getpid())],
@@ -192,7 +197,7 @@ class Process:
                 # Ctrl-C is for the parent. A process group of its own can be ended as a whole, with
                 # the processes of the solvers.
                 start_new_session=True,
-                env={**_ONE_THREAD, **os.environ, "PYTHONPATH": paths},
+                env=environment,
             )
         except OSError as error:
             raise SolverError(f"found no way to start {sys.executable}: {error}") from error

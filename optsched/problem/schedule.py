@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from optsched.problem.columns import plain_numbers
-from optsched.problem.errors import InputError
+from optsched.problem.errors import InputError, check_kind
 from optsched.problem.instance import Instance
 
 EvictMode = Literal["restart", "recompute"]
@@ -138,6 +138,9 @@ ALL_COLUMNS = ("starts", *COLUMNS, "start", "worker", "reused", *MOVES, "moved_s
 """Every column of either kind of schedule, in the order of files."""
 
 
+_AN_INSTANCE = "an optsched.Instance (optsched.read_instance reads one)"
+
+
 def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
     """Return the schedule of uninterrupted runs that start at given rounds.
 
@@ -150,6 +153,7 @@ def from_starts(starts: ArrayLike, instance: Instance) -> Schedule:
     instance : Instance
         What the schedule is for; its digest is recorded.
     """
+    check_kind("instance", instance, Instance, _AN_INSTANCE)
     return Schedule(
         kind="starts",
         starts=_column(starts, "starts"),
@@ -211,6 +215,7 @@ def from_batches(
         Lengths or offsets of the columns do not fit together, or a column does not hold
         integers.
     """
+    check_kind("instance", instance, Instance, _AN_INSTANCE)
     offsets = _column(batch_offsets, "batch_offsets")
     batches = len(offsets) - 1
     if evicted_offsets is None:
@@ -328,6 +333,7 @@ def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
 
 def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
     """Check that a schedule's columns fit together; whether it is feasible is not checked."""
+    check_kind("schedule", schedule, Schedule, "an optsched.Schedule (optsched.read_schedule)")
     if schedule.kind == "starts":
         if schedule.starts is None:
             raise InputError("starts: found nothing; expected one start per request")

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optsched.problem.errors import InputError, OptschedError, named, raised
+from optsched.problem.errors import InputError, OptschedError, check_kind, named, raised
 
 _FILE = re.compile(r"[^,=]*?\.py:")
 
@@ -51,6 +51,7 @@ def is_file(name: str) -> bool:
 
 def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
     """Split ``name:key=value,...`` into the name and the texts of its parameters."""
+    check_kind(kind, spec, str, "a specification, name:key=value,... or file.py:name")
     if spec.endswith(".py") and ":" not in spec:
         spec += ":"  # the class is forgotten, which reading the file tells
     if is_file(spec):

@@ -7,7 +7,7 @@ from typing import Any
 
 from optsched.bounds.base import ANY_INSTANCE, features_of
 from optsched.costs.cost import CostModel, UnitCost
-from optsched.costs.machine import Pools
+from optsched.costs.machine import Pools, check_pools
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.routers import check_workers
 from optsched.problem.errors import InfeasibleError, UsageError
@@ -48,6 +48,7 @@ class Task:
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
+        check_pools(self.pools)
         if self.objective:
             object.__setattr__(self, "objective", parse_objectives(self.objective))
         for goal in self.objective:

@@ -3,18 +3,21 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import NoneType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Hardware, Pools, are_machines, machines_of
+from optsched.files.read_write import as_instance
 from optsched.judge.evaluate import evaluate
 from optsched.policies import label_of, make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.routers import Routed
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import OptschedError, PolicyError, UsageError
+from optsched.problem.errors import OptschedError, PolicyError, UsageError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
@@ -27,7 +30,7 @@ _COMPLETIONS_S = 5.0
 
 
 def simulate(
-    instance: Instance,
+    instance: Instance | str | Path,
     policy: str | Scheduler,
     cost_model: Hardware = None,
     *,
@@ -40,7 +43,8 @@ def simulate(
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     policy : str, Rules, Windows or Policy
         A specification (``"mc-sf"``, ``"vllm:eviction_free=true"``, ``"mine.py:MyPolicy"``), a
         scheduler as data (compiled), or an object with ``batch(view) -> Batch``.
@@ -78,7 +82,9 @@ def simulate(
         If the policy is unknown, if the cost model does not fit the instance, if a request can
         never run on one of the machines, or if the policy has another number of workers.
     """
+    instance = as_instance(instance)
     machines = machines_of(instance, cost_model)
+    check_kind("slos", slos, (Mapping, NoneType), "a mapping such as {'slo_ttft': 1.0}, or None")
     name, (made, info) = label_of(policy), make_policy(policy)
     predictor = info.predictor or predictor
     told = instance if predictor is None else predict(instance, predictor, seed=seed)

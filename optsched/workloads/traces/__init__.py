@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from optsched.files.measured import Measured
 from optsched.problem.columns import check_choice, check_fields
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.collected import Rows
@@ -295,6 +295,7 @@ def read_trace_report(
     UsageError
         The format does not take an option.
     """
+    check_keywords(read_trace_report, options, [one.name for one in fields(TraceOptions)])
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
     from optsched.workloads.traces.tokenizer import tokens_of

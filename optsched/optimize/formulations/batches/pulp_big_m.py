@@ -38,6 +38,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from optsched.optimize.formulations.base import Answer, Method, Task
@@ -49,7 +50,7 @@ from optsched.optimize.formulations.batches.problem import Batch, Problem
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.pulp_models import solve_pulp_problem, write_problem
 from optsched.problem.budget import work_time
-from optsched.problem.errors import OutOfTimeError, UsageError
+from optsched.problem.errors import OutOfTimeError, UsageError, in_words
 from optsched.problem.memory import check_size, check_tokens
 
 _MAX_TANGENTS = 256
@@ -425,7 +426,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
 
     begin = work_time()
     problem = program.problem
-    problem.solve(pulp.getSolver(name, msg=False, timeLimit=options.time_limit_s))
+    _run(problem, name, options.time_limit_s)
     status = PULP_STATUS[problem.sol_status]
     native = f"{name}: {pulp.LpSolution[problem.sol_status]}"
     value = None
@@ -434,6 +435,23 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
 
     bound = value if status is Status.OPTIMAL else None
     return RawOutcome(status, value, bound, None, native, work_time() - begin)
+
+
+def _run(problem: Any, name: str, time_limit_s: float | None) -> None:
+    """Run another solver of PuLP, which leaves no files behind if it fails."""
+    import pulp
+
+    with TemporaryDirectory(prefix="optsched-") as folder:
+        try:
+            solver = pulp.getSolver(name, msg=False, timeLimit=time_limit_s)
+            solver.tmpDir = folder  # only those that are commands look at it
+            problem.solve(solver)
+        except Exception as error:  # a licence is missing, it crashes, it may not be executed
+            spaces = f"; it may be the space in {folder}: set TMPDIR" if " " in folder else ""
+            raise UsageError(
+                f"solver: found that {name} fails ({in_words(error)}){spaces}; expected a solver "
+                "that works, or none, for HiGHS"
+            ) from error
 
 
 _SUMMARY = "the paper's program with tight Big-M constants, readable, by PuLP and HiGHS"

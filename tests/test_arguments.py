@@ -1,0 +1,292 @@
+"""Public functions say in one line what they found and what they expect, whatever they are given.
+
+Instances and cost models may be names or files everywhere. A class of a policy is made an object.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import optsched
+from optsched.problem.errors import OptschedError
+
+TINY = optsched.read_instance("tiny")
+PLAN = optsched.simulate(TINY, "mc-sf")
+LIMIT: dict[str, Any] = {"time_limit_s": 0.1}
+
+
+class OldestFirst:
+    """Runs one request at a time, the oldest first."""
+
+    def batch(self, view: optsched.View) -> optsched.Batch:
+        order = view.running or view.waiting
+        return optsched.Batch(tokens={order[0]: view.rest(order[0])})
+
+
+class Demanding(OldestFirst):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
+    "bound": partial(optsched.bound, **LIMIT),
+    "capacity": partial(optsched.capacity, policies=["fcfs"], slo_latency=30, **LIMIT),
+    "compare": partial(optsched.compare, policies="fcfs", bound=False),
+    "evaluate": lambda given: optsched.evaluate(given, PLAN),
+    "from_batches": lambda given: optsched.from_batches([0, 0], [], [], instance=given),
+    "from_starts": lambda given: optsched.from_starts([0] * TINY.n, given),
+    "replay": lambda given: optsched.replay(given, "http://127.0.0.1:9", timeout_s=1),
+    "simulate": lambda given: optsched.simulate(given, "mc-sf"),
+    "solve": partial(optsched.solve, **LIMIT),
+    "splits": lambda given: optsched.splits(given, 2, ["fcfs"], prove=False, **LIMIT),
+    "timeline": lambda given: optsched.timeline(given, PLAN),
+    "why": lambda given: optsched.why(given, PLAN),
+    "write_instance": lambda given: optsched.write_instance(given, "/dev/null"),
+}
+NO_INSTANCES = (None, 3, {}, [TINY], optsched.Instance, PLAN, "nosuch", Path("nosuch.json"))
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """Return the one line by which a call is refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((OptschedError, TypeError)) as caught:
+            call()
+    words = str(caught.value)
+    assert words
+    assert "\n" not in words, words
+    assert "object has no attribute" not in words
+    return words
+
+
+def test_every_public_function_of_an_instance_is_in_the_table() -> None:
+    import inspect
+
+    public = {name: getattr(optsched, name) for name in optsched.__all__}
+    takes = {
+        name
+        for name, one in public.items()
+        if inspect.isfunction(one) and "instance" in inspect.signature(one).parameters
+    }
+    assert takes - {"read_schedule"} == set(OF_INSTANCES)  # there it may be left out
+
+
+@pytest.mark.parametrize("name", sorted(OF_INSTANCES))
+def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) -> None:
+    call = OF_INSTANCES[name]
+    for wrong in NO_INSTANCES:
+        words = refusal(partial(call, wrong))
+        assert "expected" in words, (wrong, words)
+    if name in ("from_batches", "from_starts"):  # these make values, and read no files
+        assert "read_instance" in refusal(partial(call, "tiny"))
+        return
+
+    file = tmp_path / "mine.json"
+    optsched.write_instance(TINY, file)
+    for same in ("tiny", file, str(file)):
+        with suppress(OptschedError):  # as for the object, where pools are in rounds, or no server
+            assert call(same) is not None or name == "write_instance"
+            continue
+        assert refusal(partial(call, same)) == refusal(partial(call, TINY))
+
+
+UNKNOWN = (
+    (partial(optsched.solve, "tiny", time_limit=3), "time_limit_s"),
+    (partial(optsched.solve, "tiny", objectives="tel"), "objective"),
+    (partial(optsched.solve, "tiny", evictionfree=True), "eviction_free"),
+    (partial(optsched.compare, "tiny", "fcfs", slo_tftt=3), "slo_ttft"),
+    (partial(optsched.compare, "tiny", "fcfs", time_limit=3), "time_limit_s"),
+    (partial(optsched.capacity, "tiny", slo_laency=3), "slo_latency"),
+    (partial(optsched.splits, "tiny", slo_tpots=3), "slo_tpot"),
+    (partial(optsched.generate, "jaillet-model-1", N=3), "n"),
+    (partial(optsched.generate, "lognormal", promt_mean=3), "prompt_mean"),
+    (partial(optsched.read_trace, "azure", "no.csv", limt=3), "limit"),
+    (partial(optsched.read_trace_report, "azure", "no.csv", kv_capacty=3), "kv_capacity"),
+)
+
+
+@pytest.mark.parametrize("place", range(len(UNKNOWN)))
+def test_an_unknown_keyword_is_named_with_the_one_that_is_meant(place: int) -> None:
+    call, meant = UNKNOWN[place]
+    assert f"did you mean {meant!r}" in refusal(call)
+
+
+def test_a_class_of_a_policy_is_made_an_object_or_refused() -> None:
+    made = optsched.simulate(TINY, OldestFirst())
+    for one in (OldestFirst, "fcfs", optsched.Rules, optsched.Windows):
+        assert optsched.evaluate(TINY, optsched.simulate(TINY, one)).metrics["tel"] > 0  # type: ignore[arg-type, operator]
+    found = optsched.simulate(TINY, OldestFirst)  # type: ignore[arg-type]
+    assert optsched.evaluate(TINY, found).metrics == optsched.evaluate(TINY, made).metrics
+    assert "size" in refusal(lambda: optsched.simulate(TINY, Demanding))  # type: ignore[arg-type]
+    rows = optsched.compare(TINY, [OldestFirst, "fcfs"], bound=False).rows  # type: ignore[list-item]
+    assert [row.policy for row in rows] == ["OldestFirst", "fcfs"]
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+    "policy": (
+        lambda given: optsched.simulate(TINY, given),
+        (None, 3, {}, object(), object, optsched.Batch, OldestFirst().batch, "nosuch", "", PLAN),
+    ),
+    "policies": (
+        lambda given: optsched.compare(TINY, given, bound=False),
+        (3, [3], [None], object(), [], {"a": 3}, "nosuch", optsched.Batch),
+    ),
+    "policies of capacity": (
+        lambda given: optsched.capacity(TINY, given, slo_latency=30),
+        (3, [3], [OldestFirst], object(), [], "nosuch"),
+    ),
+    "policies of splits": (
+        lambda given: optsched.splits("tiny-seconds", 2, given, cost_model=MODEL),
+        (3, [3], [OldestFirst], object(), [], "nosuch"),
+    ),
+    "schedule": (
+        lambda given: optsched.evaluate(TINY, given),
+        (None, 3, "best.json", optsched.Schedule, {}, [0, 1], TINY),
+    ),
+    "schedule of timeline": (
+        lambda given: optsched.timeline(TINY, given),
+        (None, 3, "best.json", optsched.Schedule, {}, TINY),
+    ),
+    "schedule of why": (
+        lambda given: optsched.why(TINY, given),
+        (None, 3, "best.json", optsched.Schedule, {}, TINY),
+    ),
+    "schedule to write": (
+        lambda given: optsched.write_schedule(given, "/dev/null"),
+        (None, 3, "best.json", optsched.Schedule, {}, TINY),
+    ),
+    "cost model": (
+        lambda given: optsched.simulate("tiny-seconds", "fcfs", given),
+        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], [], "nosuch", object(), TINY),
+    ),
+    "cost model of solve": (
+        lambda given: optsched.solve("tiny-seconds", given, **LIMIT),
+        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
+    ),
+    "cost model of bound": (
+        lambda given: optsched.bound("tiny-seconds", given, **LIMIT),
+        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
+    ),
+    "cost model to load": (optsched.load_cost_model, (None, 3, {}, optsched.BatchCost, "nosuch")),
+    "objective of solve": (
+        lambda given: optsched.solve(TINY, objective=given, **LIMIT),
+        (3, {}, object(), "nosuch", [3], [None], optsched.Result),
+    ),
+    "objective of bound": (
+        lambda given: optsched.bound(TINY, objective=given, **LIMIT),
+        (None, 3, {}, object(), "nosuch", [3], optsched.Result),
+    ),
+    "method": (
+        lambda given: optsched.solve(TINY, method=given, **LIMIT),
+        (None, 3, {}, object(), "nosuch", []),
+    ),
+    "method of bound": (
+        lambda given: optsched.bound(TINY, method=given, **LIMIT),
+        (None, 3, {}, object(), "nosuch", []),
+    ),
+    "formulation": (
+        lambda given: optsched.solve(TINY, formulation=given, **LIMIT),
+        (3, {}, object(), "nosuch", []),
+    ),
+    "warm start": (
+        lambda given: optsched.solve(TINY, warm_start=given, **LIMIT),
+        (3, {}, object(), "nosuch", [], optsched.Schedule),
+    ),
+    "pools": (
+        lambda given: optsched.compare("tiny-seconds", "fcfs", MODEL, pools=given),
+        (3, "1p1d", {}, object(), [], optsched.Pools),
+    ),
+    "pools of bound": (
+        lambda given: optsched.bound("tiny-seconds", MODEL, pools=given),
+        (3, "1p1d", {}, object(), [], optsched.Pools),
+    ),
+    "pools of capacity": (
+        lambda given: optsched.capacity(
+            "tiny-seconds", ["fcfs"], cost_model=MODEL, slo_latency=30, pools=given
+        ),
+        (3, "1p1d", {}, object(), [], optsched.Pools),
+    ),
+    "measured": (
+        lambda given: optsched.compare(TINY, "fcfs", measured=given),
+        (3, "nosuch.json", {}, object(), [], optsched.Measured),
+    ),
+    "evaluation": (
+        lambda given: optsched.timeline(TINY, PLAN, evaluation=given),
+        (3, {}, object(), optsched.Evaluation),
+    ),
+    "predictor": (
+        lambda given: optsched.simulate(TINY, "mc-sf", predictor=given),
+        (3, {}, object(), "nosuch", [1]),
+    ),
+    "slos": (
+        lambda given: optsched.simulate(TINY, "mc-sf", slos=given),
+        (3, "slo_ttft", {"slo_tftt": 3}, {"slo_ttft": "fast"}, [3], object()),
+    ),
+    "one slo": (
+        lambda given: optsched.evaluate(TINY, PLAN, slo_ttft=given),
+        ("fast", -1, 0, {}, [3], object(), True),
+    ),
+    "generator": (optsched.generate, (None, 3, {}, "nosuch", object(), [])),
+    "trace format": (
+        lambda given: optsched.read_trace(given, "no.csv"),
+        (None, 3, {}, "nosuch", object(), []),
+    ),
+    "trace file": (
+        lambda given: optsched.read_trace("azure", given),
+        (None, 3, {}, "nosuch.csv", object(), []),
+    ),
+    "file of an instance": (optsched.read_instance, (None, 3, {}, "nosuch", object(), [])),
+    "file of a schedule": (optsched.read_schedule, (None, 3, {}, "nosuch", object(), [])),
+    "file of measured times": (optsched.read_measured, (None, 3, {}, "nosuch", object(), [])),
+    "measured to write": (
+        lambda given: optsched.write_measured(given, "/dev/null"),
+        (None, 3, {}, "nosuch", object(), [], optsched.Measured),
+    ),
+    "file to write": (
+        lambda given: optsched.write_instance(TINY, given),
+        (None, 3, {}, object(), [], ""),
+    ),
+    "policy of score": (optsched.score, (None, 3, {}, object(), "nosuch", OldestFirst)),
+    "dataset": (optsched.fetch_dataset, (None, 3, {}, object(), "nosuch", [])),
+    "engine": (
+        lambda given: optsched.replay(TINY, given),
+        (None, 3, {}, object(), "nosuch", []),
+    ),
+}
+MODEL = "llama2-7b-a100-infermax"
+NUMBERS = ("x", -1, {}, object(), [], float("nan"), complex(1))
+for which in OF_INSTANCES:
+    if which in ("bound", "capacity", "compare", "solve", "splits"):
+        other = {"bound": False, "policies": "fcfs"} if which == "compare" else {}
+        other |= {"policies": ["fcfs"]} if which in ("capacity", "splits") else {}
+        other |= {"slo_latency": 30} if which == "capacity" else {}
+        seconds = ("tiny-seconds",) if which in ("splits", "capacity") else (TINY,)
+        other |= {"cost_model": MODEL} if which in ("splits", "capacity") else {}
+        call_of = partial(getattr(optsched, which), *seconds, **other)
+        WRONG[f"seed of {which}"] = (
+            lambda given, call=call_of: call(seed=given, **LIMIT),  # type: ignore[misc]
+            (*NUMBERS, 1.5, None),
+        )
+        WRONG[f"time limit of {which}"] = (
+            lambda given, call=call_of: call(time_limit_s=given),  # type: ignore[misc]
+            NUMBERS,
+        )
+
+
+@pytest.mark.parametrize("what", sorted(WRONG))
+def test_a_wrong_argument_is_one_line(what: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, values = WRONG[what]
+    for value in values:
+        try:
+            refusal(partial(call, value))
+        except BaseException as error:
+            error.add_note(f"{what}: {value!r}")
+            raise
