@@ -160,7 +160,8 @@ class _Answering:
         for name, value in news.items():
             self.shown[name] = value
             if isinstance(value, np.ndarray):
-                self.columns[name], self.shown[name] = value, value.view()
+                self.columns[name] = value.copy()  # what comes is read-only
+                self.shown[name] = self.columns[name].view()
                 self.shown[name].setflags(write=False)
 
         for name, (requests, values) in rows.items():
