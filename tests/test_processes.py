@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -166,3 +167,89 @@ def test_a_memory_limit_holds_beside_more_than_a_thousand_open_files(tmp_path: P
         for number in opened:
             os.close(number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def leaves_others(file: str, how: str) -> None:
+    """Leave a process in a group of its own whose parent has ended, then go on for long or end."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() > 0:
+            os._exit(0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        started(file)
+        time.sleep(600)
+    started(file)
+    while how != "return" and len(Path(file).read_text().split()) < 2:
+        time.sleep(0.05)
+    if how == "die":
+        os._exit(3)
+    if how == "last":
+        time.sleep(600)
+
+
+CALLS = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_processes import leaves_others
+from optsched.problem.processes import Processes, in_processes
+calls = Processes()
+call = lambda file: calls.call(leaves_others, file, "last")
+if __name__ == "__main__":
+    list(in_processes(call, [(0, {file!r})], 1, calls))
+"""
+
+
+def wait_for(file: Path, count: int) -> list[int]:
+    while not file.exists() or len(file.read_text().split()) < count:
+        time.sleep(0.05)
+    return [int(one) for one in file.read_text().split()]
+
+
+def runs(process: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def all_end(every: list[int]) -> None:
+    while any(map(runs, every)):
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_a_pool_that_is_ended(tmp_path: Path, how: signal.Signals) -> None:
+    file = tmp_path / "started"
+    code = CALLS.format(tests=str(Path(__file__).parent), file=str(file))
+    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    found = wait_for(file, 2)
+    parent.send_signal(how)
+    parent.wait(60)
+    all_end(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
+@pytest.mark.parametrize("how", ["return", "die"])
+def test_what_a_call_leaves_behind_ends_with_its_process(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "started"
+    with closing(Processes()) as own:
+        if how == "die":
+            with pytest.raises(DiedError, match="ended with status 3, 2 times"):
+                own.call(leaves_others, str(file), how)
+        else:
+            own.call(leaves_others, str(file), how)
+        found = wait_for(file, 2)
+    all_end(found)
+
+
+def test_a_call_that_is_interrupted_leaves_no_answer_to_the_next(own: Processes) -> None:
+    assert own.call(abs, -1) == 1
+    number = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        own.call(time.sleep, 2)
+    signal.signal(signal.SIGALRM, number)
+    assert own.call(abs, -5) == 5

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +212,335 @@ def test_the_command_prints_a_table_and_json(file: Path) -> None:
     assert data["combined_score"] == pytest.approx(data["floor"] / data["score"])
     assert [one["instance"] for one in data["instances"]] == ["tiny-n8", "tiny-n10"]
     one_line_error(invoke("score", "fcfs", "--library", "nothing"))
+
+
+HOSTILE = """
+import gc, json, os, pickle, signal, socket, sys, threading, time
+from pathlib import Path
+from optsched import Batch, Instance, Rules
+from optsched.policies import admit, decode_all, evict_until_fits
+
+HERE = Path(__file__).parent
+
+class InOrder:
+    clairvoyant = False
+    def key(self, view, i):
+        return i
+    def batch(self, view):
+        tokens, evicted = evict_until_fits(view, decode_all(view))
+        line = sorted(view.waiting, key=lambda i: self.key(view, i))
+        return Batch(admit(view, tokens, line, evicted), evicted)
+
+def everywhere(data):
+    for number in range(3, 64):
+        try:
+            os.write(number, data)
+        except OSError:
+            pass
+
+class Part(InOrder):
+    def batch(self, view):
+        everywhere(b"\\0\\0\\1\\0x")
+        time.sleep(1000)
+
+class HalfALine(InOrder):
+    def batch(self, view):
+        everywhere(json.dumps({"tokens": [[0, 1]]})[:-3].encode())
+        time.sleep(1000)
+
+class Announces(InOrder):
+    def batch(self, view):
+        everywhere(b"\\x7f" + 7 * b"\\xff")
+        time.sleep(1000)
+
+class Stops(InOrder):
+    def batch(self, view):
+        everywhere(b"{")
+        os.kill(0, signal.SIGSTOP)  # all of its group
+
+class NeverEnds(InOrder):
+    def batch(self, view):
+        while True:
+            everywhere(b"x" * 4096)
+
+class Garbage(InOrder):
+    def batch(self, view):
+        everywhere(bytes(range(256)))
+        return super().batch(view)
+
+class Nested(InOrder):
+    def batch(self, view):
+        everywhere(b"[" * 30_000 + b"\\n")
+        return super().batch(view)
+
+class NoBatch(InOrder):
+    def batch(self, view):
+        everywhere(b'{"tokens": 3}\\n')
+        return super().batch(view)
+
+class Evil:
+    def __reduce__(self):
+        return os.open, (str(HERE / "touched"), os.O_CREAT)
+
+class Pickles(InOrder):
+    def batch(self, view):
+        everywhere(pickle.dumps(Evil()) + b"\\n")
+        return super().batch(view)
+
+class PicklesToSockets(InOrder):
+    def batch(self, view):
+        for one in gc.get_objects():
+            if isinstance(one, socket.socket):
+                one.sendall(pickle.dumps((Evil(), None, 0.0)))
+        raise SystemExit
+
+class EvilTokens(InOrder):
+    def batch(self, view):
+        return Batch({Evil(): 1})
+
+class EvilBatch(Batch, Evil):
+    pass
+
+class ReturnsEvil(InOrder):
+    def batch(self, view):
+        return EvilBatch(dict.fromkeys(view.waiting, Evil()))
+
+def evil_rules():
+    return Rules(order=Evil())
+
+def lengths_of(objects):
+    return [one.output_tokens for one in objects if isinstance(one, Instance) and one.n > 1]
+
+class Searches(InOrder):
+    found = None
+    def key(self, view, i):
+        if self.found is None:
+            self.found = lengths_of(self.search())
+        return [*[-column[i] for column in self.found], i]
+
+class FromMemory(Searches):
+    def search(self):
+        return gc.get_objects()
+
+class FromFrames(Searches):
+    def search(self):
+        frame, found = sys._getframe(), []
+        while frame is not None:
+            for one in list(frame.f_locals.values()):
+                found += [one, *getattr(one, "__dict__", {}).values()]
+            frame = frame.f_back
+        return found
+
+class FromTuples(Searches):
+    def search(self):
+        return [part for one in gc.get_objects() if isinstance(one, tuple) for part in one]
+
+class FromView(InOrder):
+    def key(self, view, i):
+        return view.predicted[i]
+
+class FromRemaining(InOrder):
+    def key(self, view, i):
+        return max(view.remaining)
+
+class FromAlone(InOrder):
+    def key(self, view, i):
+        return view.alone(i)
+
+def note():
+    with (HERE / "pids").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+def spin():
+    note()
+    while True:
+        pass
+
+class Spins(InOrder):
+    def batch(self, view):
+        spin()
+
+class Ignores(InOrder):
+    def batch(self, view):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        spin()
+
+class Forks(InOrder):
+    def batch(self, view):
+        note()
+        for _ in range(2):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() > 0:
+                    os._exit(0)  # so that init would adopt the other
+                spin()
+        time.sleep(1000)
+
+class ForksAndAnswers(InOrder):
+    def batch(self, view):
+        if os.fork() == 0:
+            os.setpgid(0, 0)
+            spin()
+        return super().batch(view)
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    path = tmp_path / "hostile.py"
+    path.write_text(HOSTILE, encoding="utf-8")
+    return path
+
+
+TOO_LATE, NO_JSON = "no schedule within 1 s", "expected an object of JSON"
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("Part", TOO_LATE),
+        ("HalfALine", TOO_LATE),
+        ("Announces", TOO_LATE),
+        ("Stops", TOO_LATE),
+        ("NeverEnds", "its process sent more than"),
+        ("Garbage", NO_JSON),
+        ("Nested", NO_JSON),
+        ("NoBatch", "an object that is no batch"),
+    ],
+)
+def test_what_a_policy_writes_to_its_descriptors_costs_rows_only(
+    hostile: Path, pool: Processes, policy: str, words: str
+) -> None:
+    names = ["tiny-n4", "tiny-n8"]
+    found = score(f"{hostile}:{policy}", names, time_limit_s=1.0, processes=pool)
+    for one in found.rows:
+        assert one.value is None
+        assert one.failure is not None
+        assert words in one.failure["error"]
+
+    assert score(f"{hostile}:InOrder", names, processes=pool).score is not None
+
+
+@pytest.mark.parametrize(
+    "policy", ["Pickles", "PicklesToSockets", "EvilTokens", "ReturnsEvil", "evil_rules"]
+)
+def test_nothing_that_a_policy_sends_is_run(hostile: Path, pool: Processes, policy: str) -> None:
+    found = score(f"{hostile}:{policy}", ["tiny-n4", "tiny-n8"], processes=pool)
+    assert [one.value for one in found.rows] == [None, None]
+    assert not (hostile.parent / "touched").exists()
+
+
+def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path, pool: Processes) -> None:
+    honest, *others = (
+        [one.value for one in score(f"{hostile}:{name}", ["tiny"], processes=pool).rows]
+        for name in ("InOrder", "FromMemory", "FromFrames", "FromTuples")
+    )
+    assert None not in honest
+    assert others == [honest] * 3
+
+
+@pytest.mark.parametrize("policy", ["FromView", "FromRemaining", "FromAlone"])
+def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
+    hostile: Path, pool: Processes, policy: str
+) -> None:
+    (one,) = score(f"{hostile}:{policy}", ["tiny-n8"], processes=pool).rows
+    assert one.failure is not None
+    assert "output lengths are hidden, as the policy says clairvoyant = False" in str(one.failure)
+    # Predictions that are not the truth are there.
+    noisy = f"{hostile}:{policy}:predictor=noisy,predictor.mae=0"
+    assert score(noisy, ["tiny-n8"], processes=pool).score is not None
+
+
+STATEFUL = """
+from optsched import Batch
+from optsched.policies import admit, decode_all, evict_until_fits
+
+class Counts:
+    clairvoyant = False
+    evict_mode = "recompute"
+    def __init__(self, seats: int = 4):
+        self.turn, self.seats, self.seen = 0, seats, {}
+    def batch(self, view):
+        self.turn += 1
+        for i in view.waiting:
+            self.seen.setdefault(i, (self.turn * 7919 + 31 * i) % 13)
+        if len(view.running) > 1 and view.generator.random() < 0.1:
+            return Batch({}, {view.running[-1]})
+        tokens, evicted = evict_until_fits(view, decode_all(view))
+        line = sorted(view.waiting, key=self.seen.get)
+        return Batch(admit(view, tokens, line, evicted, max_running=self.seats), evicted)
+
+class Knows:
+    def batch(self, view):
+        out = sorted(view.running, key=lambda i: view.remaining[i])
+        tokens, evicted = evict_until_fits(view, decode_all(view), out)
+        line = sorted(view.waiting, key=lambda i: (view.predicted[i], view.alone(i)))
+        return Batch(admit(view, tokens, line, evicted), evicted)
+"""
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "Counts", "Counts:seats=2", "Counts:predictor=noisy,predictor.mae=2", "Knows",
+        "Knows:predictor=noisy,predictor.mae=2",
+    ],
+)  # fmt: skip
+def test_an_object_runs_as_in_the_same_process(
+    tmp_path: Path, pool: Processes, policy: str
+) -> None:
+    path = tmp_path / "stateful.py"
+    path.write_text(STATEFUL, encoding="utf-8")
+    spec, names = f"{path}:{policy}", ["tiny", "csp-b8-o8-i1", "prefix-half"]
+    for one in score(spec, names, processes=pool, seed=3, time_limit_s=100).rows:
+        instance = library.load(one.instance)
+        cost = library.read_library()["instances"][one.instance]["cost_model"]
+        machine = {} if instance.in_rounds else {"cost_model": cost}
+        schedule = optsched.simulate(instance, spec, seed=3, **machine)
+        found = optsched.evaluate(instance, schedule, **machine).metrics[one.objective]
+        assert one.value == found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("policy", ["Spins", "Ignores", "Forks"])
+def test_nothing_outlives_a_score_that_is_ended(
+    hostile: Path, policy: str, how: signal.Signals
+) -> None:
+    words = [sys.executable, "-m", "optsched", "score", f"{hostile}:{policy}"]
+    words += ["--library", "tiny-n4", "--time-limit", "600"]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    noted = pids(hostile, 3 if policy == "Forks" else 1)
+    process.send_signal(how)
+    process.wait(60)
+    all_end(noted)
+
+
+@pytest.mark.parametrize("policy", ["Forks", "ForksAndAnswers", "Spins"])
+def test_nothing_outlives_a_score_in_a_pool(hostile: Path, pool: Processes, policy: str) -> None:
+    score(f"{hostile}:{policy}", ["tiny-n4"], time_limit_s=2.0, processes=pool)
+    all_end(pids(hostile, 1))
+
+
+def pids(hostile: Path, count: int) -> list[int]:
+    """Return the processes that a policy has noted, once there are so many."""
+    file = hostile.parent / "pids"
+    while not file.exists() or file.read_text().count("\n") < count:
+        time.sleep(0.05)
+    return [int(line) for line in file.read_text().split()]
+
+
+def all_end(processes: list[int]) -> None:
+    """Wait until no process runs any more."""
+    for one in processes:
+        while runs(one):
+            time.sleep(0.05)
+
+
+def runs(process: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

@@ -4,23 +4,24 @@ For loops that evolve schedulers: the score is one number, it has a proved floor
 equal bytes, and a policy that hangs, eats memory or breaks a rule costs a row and not the loop.
 """
 
+import json
 import math
 import os
-import pickle
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
+from optsched.analysis.policy_process import Link, PolicyHost
 from optsched.costs.cost import CostModel, cost_for
 from optsched.optimize.consistency import reconcile
 from optsched.policies import make_policy
@@ -28,11 +29,14 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.objective import parse_objective
-from optsched.problem.processes import Processes
+from optsched.problem.processes import DiedError, Processes, begin_fork
 from optsched.problem.schedule import Schedule
 
 BASELINE = "fcfs"
 """The policy whose values a score divides by."""
+
+# The seconds within which a schedule is judged once it is there, and between two looks at a clock.
+_JUDGE_S, _LOOK_S = 600.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -190,9 +194,9 @@ def score(
     """
     check_kind("policy", policy, str, "a specification, name:key=value,... or file.py:name")
     file = policy.partition(":")[0]
-    if not file.endswith(".py"):
+    if not _of_file(policy):
         make_policy(policy)  # a name that is wrong fails here, and not once for each instance
-    elif not os.path.isfile(file):
+    elif file.endswith(".py") and not os.path.isfile(file):
         raise InputError(f"{file}: no such file; expected one with a policy")
 
     data = read_library(folder)
@@ -221,6 +225,11 @@ def score(
     return Score(policy, seed, data["release"], tuple(rows))
 
 
+def _of_file(policy: str) -> bool:
+    """Whether a specification names code of a user's file, the policy's or its predictor's."""
+    return ".py" in policy
+
+
 class _Task(NamedTuple):
     """An instance, and the row of a policy that has not run on it yet."""
 
@@ -237,6 +246,12 @@ def _prepared(name: str, folder: str | None, digest: str) -> _Task:
     fcfs, _ = judged(instance, entry, simulate(instance, BASELINE, cost), cost)
     known = {"bound": entry["bound"]["value"], "best_known": entry["best"]["value"], "fcfs": fcfs}
     return _Task(instance, cost, Row(name, entry["family"], entry["objective"], None, **known))
+
+
+@lru_cache(maxsize=1)
+def _host() -> PolicyHost:
+    """Return the process whose forks run policies of files. Like the instances it is kept."""
+    return PolicyHost()
 
 
 def _in_forks(
@@ -259,92 +274,157 @@ def _in_forks(
 def _fork(
     policy: str, tasks: Sequence[_Task], seed: int, limits: tuple[float, int]
 ) -> Iterator[Row]:
-    """Yield rows from a fork, and the failure for which it had to end, if any."""
-    ours, theirs = Pipe(duplex=False)
-    child = os.fork()
+    """Yield rows from a fork, and the failure for which it had to end, if any.
+
+    The fork simulates and judges. It runs no code of others: that is in another process, which it
+    asks.
+    """
+    host = None
+    if _of_file(policy):
+        if not _host().alive():
+            _host.cache_clear()
+
+        host = _host()
+
+    ours, theirs = socket.socketpair()
+    connection = host.start(policy, limits[1]) if host is not None else None
+    parent, child = os.getpid(), os.fork()
     if child == 0:
         try:
+            begin_fork(parent, limits[1])
             ours.close()
-            _run(policy, tasks, seed, limits, theirs)
+            link = None if connection is None else Link(connection, policy)
+            _run(policy, tasks, seed, limits[0], theirs, link)
         finally:
             os._exit(0)
 
     theirs.close()
+    if connection is not None:
+        connection.close()
+
     try:
-        for task in tasks:
-            why = f"no schedule within {limits[0]:g} s"
-            try:
-                if ours.poll(limits[0]):
-                    schedule, failure, wall_s = ours.recv()
-                    why = ""
-            except (EOFError, OSError, pickle.UnpicklingError):
-                why = "its process ended without a schedule"
-
-            if why:
-                yield replace(task.row, failure={"error": why})
-                return
-
-            failed = replace(task.row, failure=failure)
-            yield failed if failure else _row(task, schedule, wall_s)
+        yield from _rows(_Lines(ours), tasks, limits[0])
     finally:
         ours.close()
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
 
         os.waitpid(child, 0)
+        if host is not None:
+            with suppress(DiedError):
+                host.end_policy()
 
 
-def _row(task: _Task, schedule: Schedule, wall_s: float) -> Row:
-    """Return the row of a schedule, judged here and not in the policy's process."""
+class _Lines:
+    """The lines that a fork sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._read = connection, b""
+
+    def next(self, within_s: float) -> bytes:
+        """Return the next line, all of which must come within a time."""
+        until = time.monotonic() + within_s
+        while b"\n" not in self._read:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+
+            self._connection.settimeout(min(left, _LOOK_S))
+            with suppress(TimeoutError):
+                more = self._connection.recv(1 << 16)
+                if not more:
+                    raise EOFError
+
+                self._read += more
+
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+
+def _rows(lines: _Lines, tasks: Sequence[_Task], limit_s: float) -> Iterator[Row]:
+    """Yield the rows that a fork sends, and the failure for which it has to end, if any."""
+    for task in tasks:
+        try:
+            lines.next(limit_s)  # the policy is done
+            found = json.loads(lines.next(_JUDGE_S))
+        except TimeoutError:
+            yield replace(task.row, failure={"error": f"no schedule within {limit_s:g} s"})
+            return
+        except (EOFError, OSError, ValueError):
+            yield replace(task.row, failure={"error": "its process ended without a schedule"})
+            return
+
+        over = found.pop("over")
+        yield replace(task.row, **found)
+        if over:
+            return
+
+
+def _row(task: _Task, schedule: Schedule, wall_s: float) -> dict[str, Any]:
+    """Return what a row says of a schedule, as judged."""
     objective = parse_objective(task.row.objective)
     try:
         value, _ = judged(task.instance, {"objective": task.row.objective}, schedule, task.cost)
         reconcile(task.instance, objective, (value, "policy"), (task.row.bound, "library"))
     except OptschedError as error:
-        return replace(task.row, failure=_words(error))
+        return {"failure": _words(error)}
 
-    return replace(task.row, value=value, wall_s=wall_s)
+    return {"value": value, "wall_s": wall_s}
 
 
 def _run(
-    policy: str, tasks: Sequence[_Task], seed: int, limits: tuple[float, int], answers: Connection
+    policy: str,
+    tasks: Sequence[_Task],
+    seed: int,
+    limit_s: float,
+    connection: socket.socket,
+    link: Link | None,
 ) -> None:
-    """Run a policy in a fork, and send a schedule or a failure for each instance."""
-    import resource
+    """Run a policy on each instance in a fork: a line when it is done, one with what the row says.
 
-    with suppress(OSError, ValueError):  # no /proc, or a lower limit is set already
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + limits[1]
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
+    A policy's process that cannot be asked any more ends this fork.
+    """
     for task in tasks:
         began = time.perf_counter()
-        schedule, failure = None, _failure(task, policy, seed)
-        if isinstance(failure, Schedule):
-            schedule, failure = failure, None
-        else:
-            until = began + 0.8 * limits[0]
-            failure["first_requests"] = _fewest(task, policy, seed, failure, until)
+        found = _schedule(task, policy, seed, link)
+        if isinstance(found, dict):
+            until = began + 0.8 * limit_s
+            found["first_requests"] = _fewest(task, policy, seed, link, found, until)
 
-        answers.send((schedule, failure, time.perf_counter() - began))
+        wall_s, over = time.perf_counter() - began, link is not None and link.lost
+        connection.sendall(b"\n")
+        row = {"failure": found} if isinstance(found, dict) else _row(task, found, wall_s)
+        connection.sendall(json.dumps({**row, "over": over}).encode() + b"\n")
+        if over:
+            return
 
 
-def _failure(task: _Task, policy: str, seed: int) -> Any:
+def _schedule(task: _Task, policy: str, seed: int, link: Link | None) -> Schedule | dict[str, Any]:
     """Return the schedule of a policy, or what went wrong."""
     try:
+        if link is not None:
+            return link.simulate(task.instance, task.cost, seed)
+
         return simulate(task.instance, policy, task.cost, seed=seed)
-    except BaseException as error:  # a policy may even raise SystemExit
+    except BaseException as error:  # of a kind that nobody expected
         return _words(error)
 
 
 def _fewest(
-    task: _Task, policy: str, seed: int, failure: Mapping[str, Any], until: float
+    task: _Task,
+    policy: str,
+    seed: int,
+    link: Link | None,
+    failure: Mapping[str, Any],
+    until: float,
 ) -> int | None:
     """Return a number of first requests, a power of two or all, that show a failure."""
     count = 1
     while count < task.instance.n and time.perf_counter() < until:
+        if link is not None and link.lost:
+            return None
+
         part = task._replace(instance=task.instance.subset(np.arange(count)))
-        found = _failure(part, policy, seed)
+        found = _schedule(part, policy, seed, link)
         if isinstance(found, dict) and found["kind"] == failure["kind"]:
             return count
 
@@ -354,5 +434,6 @@ def _fewest(
 
 
 def _words(error: BaseException) -> dict[str, Any]:
-    words = {"kind": type(error).__name__, "error": " ".join(str(error).split())}
+    kind = getattr(error, "kind", type(error).__name__)
+    words = {"kind": kind, "error": " ".join(str(error).split())}
     return words | {k: getattr(error, k, None) for k in ("rule", "request")}

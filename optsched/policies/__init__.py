@@ -167,6 +167,12 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
     predictor = _predictor(spec, texts)
+    if predictor is not None:
+        try:
+            check_predictor(predictor)
+        except InputError as error:
+            raise InputError(f"policy {spec!r}: {error}") from None
+
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
     for_router = settings.keys() & _ROUTING - info.parameters.keys()
     routing = {key: settings.pop(key) for key in for_router}
@@ -301,8 +307,18 @@ def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str |
     return "is clairvoyant: it uses the true output lengths"
 
 
+def predictor_of(spec: str) -> str | None:
+    """Return the predictor that a policy's specification names, unchecked, or None.
+
+    Parameters
+    ----------
+    spec : str
+        The policy's specification (`make_policy`).
+    """
+    return _predictor(spec, parse_spec(spec)[1])
+
+
 def _predictor(spec: str, texts: dict[str, str]) -> str | None:
-    """Return the predictor that a policy's specification names, as a specification, or None."""
     inner = [
         f"{key.removeprefix('predictor.')}={text}"
         for key, text in texts.items()
@@ -317,13 +333,7 @@ def _predictor(spec: str, texts: dict[str, str]) -> str | None:
 
         return None
 
-    predictor = ":".join(filter(None, [texts["predictor"], ",".join(inner)]))
-    try:
-        check_predictor(predictor)
-    except InputError as error:
-        raise InputError(f"policy {spec!r}: {error}") from None
-
-    return predictor
+    return ":".join(filter(None, [texts["predictor"], ",".join(inner)]))
 
 
 def _from_file(name: str) -> PolicyInfo:

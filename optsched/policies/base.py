@@ -179,7 +179,8 @@ class Policy(Protocol):
 
     Two attributes are optional. ``evict_mode`` says what an eviction loses (default
     ``"recompute"``). ``clairvoyant = False`` says that the policy never reads the view's
-    ``predicted`` columns, which hold the true output lengths where nothing was predicted. Without
+    ``predicted`` columns, which hold the true output lengths where nothing was predicted (`score`
+    then leaves them out, and ``remaining`` with them). Without
     this attribute, and without predictions, results say that the policy may use true lengths. A
     policy of this package may also be a `Runner`, with a compiled loop that decides as `batch`
     would.

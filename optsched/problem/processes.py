@@ -4,6 +4,8 @@ The pools of joblib, concurrent.futures and Dask share their processes among all
 process dies, they call the work of the others broken too, and none of them says which call it was
 or how it ended. multiprocessing imports the caller's script again in every process. Therefore
 optsched starts the processes itself, and threads of concurrent.futures wait for them.
+
+On Linux nothing that a call has started outlives its process, whoever ends it and how: `_keep`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from importlib import import_module
@@ -39,6 +41,9 @@ ATTEMPTS = 2
 
 # A process without a call for so long ends. Another is started when needed.
 _IDLE_S = 300.0
+
+# How long a process may take to end all that it has started.
+_END_S = 10.0
 
 _LOOK_S = 0.1
 # Processes share the cores, so each has one thread. The caller's own settings override this.
@@ -137,6 +142,10 @@ class Processes:
                 return result
             except AteError:
                 raise  # it would use as much again
+            except KeyboardInterrupt:
+                if process is not None:
+                    process.end()  # or its answer would be taken for that of the next call
+                raise
             except DiedError as error:
                 died = error
 
@@ -179,10 +188,10 @@ class Processes:
 class Process:
     """A process that answers the calls that go through its stdin, in the order of the calls.
 
-    `quiet`: whether what it prints is lost.
+    `quiet`: whether what it prints is lost. `inherited`: file descriptors that it gets.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, inherited: Sequence[int] = ()) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {**_ONE_THREAD, **os.environ, "PYTHONPATH": paths}
         if UNKEPT:  # which was said already
@@ -197,6 +206,7 @@ class Process:
                 # Ctrl-C is for the parent. A process group of its own can be ended as a whole, with
                 # the processes of the solvers.
                 start_new_session=True,
+                pass_fds=inherited,
                 env=environment,
             )
         except OSError as error:
@@ -261,6 +271,10 @@ class Process:
 
     def end(self) -> None:
         """End the process and those that it has started."""
+        if self.alive() and sys.platform == "linux":
+            self._process.terminate()  # it ends the others first (`_keep`)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
         if self.alive():
             with suppress(AttributeError, OSError):  # Windows has no groups of processes
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -271,13 +285,10 @@ class Process:
 
 def _serve(parent: int) -> None:
     """Answer the calls that come through stdin, until it ends or none comes for long."""
+    # The end of stdin is not enough to end with the parent, because compiled code may keep Python
+    # from seeing it for hours.
     if sys.platform == "linux":
-        # The end of stdin is not enough to end with the parent, because compiled code may keep
-        # Python from seeing it for hours.
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
+        _keep(parent)
 
     # Texts that native code prints to stdout must not get between the answers.
     _out.append(os.fdopen(os.dup(1), "wb"))
@@ -296,9 +307,96 @@ def _serve(parent: int) -> None:
         try:
             order = orders.get(timeout=_IDLE_S)
         except queue.Empty:
-            os._exit(0)
+            if not _children_of(os.getpid()):  # they have work
+                os._exit(0)
+
+            continue
 
         tell(_answer(order))
+
+
+def _keep(parent: int) -> None:
+    """Go on in a child. Wait for its end here, and then end all that it has started.
+
+    The end of the parent, or SIGTERM, ends the child. What it has started is found also in another
+    group, or if what started it has ended, since this process takes orphans over. It runs no code
+    of others, so that nothing keeps it from its task.
+    """
+    child = 0
+
+    def end(number: int, frame: object) -> None:
+        if child == 0:
+            os._exit(1)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    keeper = os.getpid()
+    adopt_orphans()
+    end_with(parent, signal.SIGTERM)
+    child = os.fork()
+    if child == 0:
+        end_with(keeper)
+        return
+
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_children()
+    if status < 0:  # it was ended by a signal, and the parent shall see by which
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # SIGKILL has no other meaning than its own
+            signal.signal(-status, signal.SIG_DFL)
+
+        os.kill(keeper, -status)
+
+    os._exit(abs(status))
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def end_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the system send this process a signal when its parent ends. Forks do not inherit this."""
+    set_death_signal = 1
+    _prctl(set_death_signal, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Let descendants of this process become its children when their own parents end."""
+    set_child_subreaper = 36
+    _prctl(set_child_subreaper, 1)
+
+
+def end_children() -> None:
+    """End and await this process's children, and those that it adopts as their parents end."""
+    while children := _children_of(os.getpid()):
+        for child in children:
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def begin_fork(parent: int, memory_limit: int) -> None:
+    """Make this process, a fork, end with its parent and by signals, and limit its memory.
+
+    `memory_limit`: bytes beyond those that it begins with.
+    """
+    import resource
+
+    end_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+    with suppress(OSError, ValueError):  # no /proc, or a lower limit is set already
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + memory_limit
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _listen(orders: queue.SimpleQueue[bytes]) -> None:
@@ -328,16 +426,21 @@ def _answer(order: bytes) -> bytes | str:
 
 def memory_in_use(process: int) -> int:
     """Return the bytes of memory of a process and its descendants, or 0 if it has ended."""
-    folder = Path(f"/proc/{process}")
     try:
-        total = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        for thread in (folder / "task").iterdir():
-            children = (thread / "children").read_text().split()
-            total += sum(memory_in_use(int(child)) for child in children)
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except OSError:
         return 0
 
-    return total
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(map(memory_in_use, _children_of(process)))
+
+
+def _children_of(process: int) -> list[int]:
+    """Return the children of a process, none where the system does not tell."""
+    try:
+        files = [thread / "children" for thread in Path(f"/proc/{process}/task").iterdir()]
+        return [int(child) for file in files for child in file.read_text().split()]
+    except OSError:
+        return []
 
 
 def memory_bytes(text: str) -> int:

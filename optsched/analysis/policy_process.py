@@ -1,0 +1,357 @@
+"""A policy of a user's file in a process that holds no instance: it sees views, and sends JSON.
+
+`PolicyHost` is a process that never has an instance. Each policy runs in a fork of it, where an
+`_Answering` reads orders. `Link` asks it from the process that simulates, and `Remote` is the
+policy there. What comes back is a line of JSON of bounded length, of which no code is run. It is
+read without a time limit, so the process that simulates is ended from outside.
+
+What the policy's process is sent depends on what the policy is:
+
+- `Rules` and `Windows` are data. Their fields come back, and nothing is sent.
+- An object with ``batch(view)`` is sent views. Output lengths are in them for requests that have
+  arrived, and not even these if it says ``clairvoyant = False``.
+- Any other `Runner` simulates for itself, so it is sent the instance, output lengths included. So
+  are predictors of users' files, which make their predictions of these.
+"""
+
+import json
+import os
+import pickle
+import socket
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import numpy as np
+
+from optsched.costs.cost import CostModel
+from optsched.files.read_write import schedule_from_dict
+from optsched.policies import make_policy, predictor_of
+from optsched.policies.base import Batch, Rules, Runner, Scheduler, View, Windows
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.errors import PolicyError, raised
+from optsched.problem.instance import Instance
+from optsched.problem.processes import Process, adopt_orphans, begin_fork, end_children
+from optsched.problem.schedule import Schedule
+from optsched.problem.specs import is_file
+
+MAX_BYTES = 1 << 28
+"""Max bytes of an answer that holds a schedule or the fields of rules."""
+# Max bytes of other answers: so many, and so many for each request. A request is named at most
+# three times, with two numbers of up to twenty digits.
+_SOME_BYTES, _REQUEST_BYTES = 1 << 16, 128
+
+_MAX_TEXT = 2000
+_DATA = {"Rules": Rules, "Windows": Windows}
+_ATTRIBUTES = ("clairvoyant", "evict_mode", "hybrid", "chunked")
+
+
+class LostError(PolicyError):
+    """The process of a policy has ended, or what it sends cannot be read any more."""
+
+
+class FailedError(PolicyError):
+    """A policy failed in its process: the kind of the error, what it says, and `raised` of it."""
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self.kind, words, self.raised = (str(answer.get(k)) for k in ("kind", "error", "raised"))
+        super().__init__(words)
+
+
+class PolicyHost:
+    """A process that never has an instance, and whose forks run policies of users' files."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self._number = theirs.fileno()
+            self._process = Process(inherited=[self._number])
+
+        self._process.ask(None, _warm_up)
+
+    def alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self._process.alive()
+
+    def start(self, policy: str, memory_limit: int) -> socket.socket:
+        """Start the process of a policy, and return the connection to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._ours, [b"."], [theirs.fileno()])
+
+        self._process.ask(None, _start, self._number, policy, memory_limit)
+        return ours
+
+    def end_policy(self) -> None:
+        """End the policy's process, and all that it has started."""
+        self._process.ask(None, end_children)
+
+
+def _warm_up() -> None:
+    """Load what policies use, so that their processes need not."""
+    one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
+    simulate(one, _FirstAlone())
+
+
+class _FirstAlone:
+    def batch(self, view: View) -> Batch:
+        return Batch({view.waiting[0]: view.rest(0)})
+
+
+def _start(number: int, policy: str, memory_limit: int) -> None:
+    """Start a policy's process, which answers at the connection that has just been sent."""
+    adopt_orphans()
+    with socket.socket(fileno=os.dup(number)) as control:
+        _, (link,), *_ = socket.recv_fds(control, 1, 1)
+
+    host = os.getpid()
+    if os.fork() > 0:
+        os.close(link)
+        return
+
+    try:
+        begin_fork(host, memory_limit)
+        os.setsid()  # a signal to its group is for itself
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(link, 3)
+        os.closerange(4, 1 << 12)  # the host's answers and calls are not the policy's to touch
+        _Answering(policy).serve(socket.socket(fileno=3))
+    finally:
+        os._exit(0)
+
+
+class _Answering:
+    """The policy's side of a `Link`: each order is the name of a method, and what it is given."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+
+    def serve(self, link: socket.socket) -> None:
+        """Answer orders, until the other side ends."""
+        orders, answers = link.makefile("rb"), link.makefile("wb")
+        while True:
+            name, *given = pickle.load(orders)
+            try:
+                answer = getattr(self, name)(*given)
+                line = json.dumps(answer, default=_plain)
+            except BaseException as error:  # a policy may even raise SystemExit
+                words = {"kind": type(error).__name__, "error": str(error), "raised": raised(error)}
+                line = json.dumps({key: text[:_MAX_TEXT] for key, text in words.items()})
+
+            answers.write(line.encode() + b"\n")
+            answers.flush()
+
+    def make(self) -> dict[str, Any]:
+        """Make the policy anew, and say what it is."""
+        self.made, _ = make_policy(self.policy)
+        self.shown: dict[str, Any] = {}
+        self.columns: dict[str, Any] = {}
+        for name, kind in _DATA.items():
+            if type(self.made) is kind:
+                return {"is": name, "fields": _fields(self.made)}
+        if isinstance(self.made, Runner):
+            return {"is": "runner"}
+
+        about = {name: getattr(self.made, name) for name in _ATTRIBUTES if hasattr(self.made, name)}
+        return {"is": "object", "attributes": about}
+
+    def batch(self, news: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the policy with a view, of which only what has changed is sent."""
+        for name, value in news.items():
+            self.shown[name] = value
+            if isinstance(value, np.ndarray):
+                self.columns[name] = value.copy()  # what comes is read-only
+                self.shown[name] = self.columns[name].view()
+                self.shown[name].setflags(write=False)
+
+        for name, (requests, values) in rows.items():
+            self.columns[name][requests] = values
+
+        answer = self.made.batch(View(**self.shown))  # type: ignore[union-attr]
+        if not isinstance(answer, Batch):
+            return {"found": repr(answer)[:_MAX_TEXT]}
+
+        pairs = {name: list(getattr(answer, name).items()) for name in ("tokens", "reused")}
+        return {**pairs, "evict": list(answer.evict), "stall": bool(answer.stall)}
+
+    def run(self, instance: Instance, cost: CostModel | None, seed: int) -> dict[str, Any]:
+        """Let the policy simulate for itself."""
+        return simulate(instance, self.policy, cost, seed=seed).to_dict()
+
+
+def _fields(made: Any) -> dict[str, Any]:
+    return {one.name: getattr(made, one.name) for one in fields(made)}
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has in place of a value that it does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+
+    return _fields(value) if type(value) is Rules else {"repr": repr(value)[:_MAX_TEXT]}
+
+
+class _Stand(Exception):
+    """Stands for what only the policy's process has, an exception too: errors say what it was."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class HiddenColumn:
+    """Stands for a column of output lengths in the views of a policy that says it needs none."""
+
+    def _refuse(self, *given: object) -> NoReturn:
+        raise LookupError("output lengths are hidden, as the policy says clairvoyant = False")
+
+    __getitem__ = __len__ = __iter__ = __array__ = _refuse
+
+
+class Link:
+    """The connection to a policy's process.
+
+    `ask` may wait for ever. Whoever calls it is ended from outside when its time is over.
+    """
+
+    def __init__(self, connection: socket.socket, policy: str) -> None:
+        self._orders, self._answers = connection.makefile("wb"), connection.makefile("rb")
+        self.policy, self.lost = policy, False
+
+    def ask(self, limit: int, *order: Any) -> dict[str, Any]:
+        """Return the answer to an order, of at most so many bytes; `FailedError` if it failed."""
+        try:
+            pickle.dump(order, self._orders, pickle.HIGHEST_PROTOCOL)
+            self._orders.flush()
+            line = self._answers.readline(limit + 1)
+        except OSError:
+            line = b""
+
+        if len(line) > limit:
+            raise self._lose(f"sent more than {limit} bytes in answer to one order")
+        if not line.endswith(b"\n"):
+            raise self._lose("ended without a schedule")
+
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._lose(f"sent {line[:40]!r}; expected an object of JSON")
+        if "raised" in answer:
+            raise FailedError(answer)
+
+        return answer
+
+    def _lose(self, words: str) -> LostError:
+        self.lost = True
+        return LostError(f"its process {words}")
+
+    def simulate(self, instance: Instance, cost: CostModel | None, seed: int) -> Schedule:
+        """Return the schedule of the policy, which is made anew."""
+        predictor, made = predictor_of(self.policy), None
+        answer = self.ask(MAX_BYTES, "make")
+        if predictor is None or not is_file(predictor):
+            # Without predictions, the predicted lengths of views are the true ones.
+            blind = predictor is None and not instance.has_predictions
+            made = self._scheduler(answer, blind)
+        if made is not None:
+            return simulate(instance, made, cost, seed=seed, predictor=predictor)
+
+        return schedule_from_dict(self.ask(MAX_BYTES, "run", instance, cost, seed), instance)
+
+    def _scheduler(self, answer: Mapping[str, Any], blind: bool) -> Scheduler | None:
+        """Return what the policy says that it is; None: what simulates for itself.
+
+        `blind`: whether views are without lengths if it says that it needs none.
+        """
+        if answer.get("is") in ("Rules", "Windows"):
+            return _data(_DATA[answer["is"]], answer.get("fields"), self.policy)
+        if answer.get("is") == "object":
+            return Remote(self, dict(answer.get("attributes") or ()), blind)
+
+        return None
+
+
+class Remote:
+    """A policy with ``batch(view)`` in another process, which is sent what views change.
+
+    Attributes
+    ----------
+    clairvoyant, evict_mode, hybrid, chunked
+        The policy's own, if it has them.
+    """
+
+    def __init__(self, link: Link, attributes: Mapping[str, Any], blind: bool) -> None:
+        self._link, self.name, self._sent = link, link.policy, dict[str, Any]()
+        vars(self).update({key: attributes[key] for key in _ATTRIBUTES if key in attributes})
+        self._hidden = dict[str, Any]()
+        if blind and not attributes.get("clairvoyant", True):
+            self._hidden = dict.fromkeys(("predicted", "remaining"), HiddenColumn())
+
+    def batch(self, view: View) -> Batch:
+        """See `Policy.batch`."""
+        news, rows = dict[str, Any](), dict[str, Any]()
+        for name, value in {**vars(view), **self._hidden}.items():
+            known = self._sent.get(name)
+            if known is None or not isinstance(value, np.ndarray):
+                if known is not value:
+                    news[name] = value
+                    self._sent[name] = value.copy() if isinstance(value, np.ndarray) else value
+            elif len(changed := np.flatnonzero(known != value)):
+                known[changed] = value[changed]
+                rows[name] = changed, known[changed]
+
+        limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)
+        try:
+            answer = self._link.ask(limit, "batch", news, rows)
+        except FailedError as error:
+            if error.kind in ("PolicyError", "OutOfTimeError"):
+                raise
+
+            raise _Stand(error.raised) from None
+
+        if "found" in answer:
+            return _Stand(answer["found"])  # type: ignore[return-value]  # it is no batch
+
+        return _batch(answer)
+
+
+def _batch(answer: Mapping[str, Any]) -> Batch:
+    """Return the batch of an answer. What is in it is not checked yet."""
+    try:
+        tokens, reused = (
+            {_known(request): _known(value) for request, value in answer[name]}
+            for name in ("tokens", "reused")
+        )
+        evicted = [_known(request) for request in answer["evict"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise LostError("its process sent an object that is no batch") from error
+
+    return Batch(tokens, evicted, answer.get("stall") is True, reused)
+
+
+def _known(value: Any) -> Any:
+    """Return a number or text of an answer, and for anything else what errors can say of it."""
+    if isinstance(value, dict | list):
+        return _Stand(value.get("repr") if isinstance(value, dict) else tuple(value))
+
+    return value
+
+
+def _data(kind: Any, found: Any, policy: str) -> Any:
+    """Return rules of their fields, which they check."""
+    try:
+        values = {
+            name: tuple(value)
+            if isinstance(value, list)
+            else _data(Rules, value, policy)
+            if isinstance(value, dict)
+            else value
+            for name, value in dict(found).items()
+        }
+        made = kind(**values)
+    except (TypeError, ValueError) as error:
+        raise LostError(f"its process sent fields that {kind.__name__} do not have") from error
+
+    object.__setattr__(made, "name", policy)  # for errors, as in the policy's own process
+    return made
