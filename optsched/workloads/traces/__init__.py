@@ -310,7 +310,8 @@ def read_trace_report(
         closed=wanted.sessions,
         shared=wanted.sessions if wanted.prefixes is None else wanted.prefixes,
         tokens=tokens_of(wanted.tokenizer),
-        findings=Findings(wanted.strict),
+        form=chosen,
+        findings=Findings(wanted.strict, wanted.ids_tokens),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
@@ -318,7 +319,7 @@ def read_trace_report(
     rows.collect(chosen.read(source), wanted.progress)
     kept = rows.kept()
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
-    ids_tokens = wanted.ids_tokens or chosen.ids_tokens
+    ids_tokens = source.findings.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:
         known = kept.follows is not None  # whose prompts go on behind others' answers
         if kept.ids is not None:

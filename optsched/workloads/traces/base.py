@@ -104,11 +104,13 @@ class Window:
 class Findings:
     """What is wrong or odd in a trace: rows that cannot be read, and what is worth a warning.
 
-    With ``strict`` either is refused at once.
+    With ``strict`` either is refused at once. ``ids_tokens`` is how many tokens an id stands for,
+    if the user or the file says so.
     """
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
         self.path, self.strict, self.unreadable = Path(), strict, 0
+        self.ids_tokens = ids_tokens
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}
@@ -192,6 +194,7 @@ class Source:
     closed: bool = False
     shared: bool = False
     tokens: Callable[[str], Sequence[Any]] = words
+    form: TraceFormat | None = None
     findings: Findings = field(default_factory=lambda: Findings(strict=True))
 
     def __post_init__(self) -> None:
@@ -216,7 +219,8 @@ class TraceFormat:
 
     ``options`` are those options that only some formats take and this one does. ``unit`` is that
     of arrivals if the user gives none, in a format whose files may have another; else empty.
-    ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts.
+    ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts, and
+    ``scopes`` are the words by which a file may say where equal ids mean equal tokens.
     """
 
     name: str
@@ -225,18 +229,17 @@ class TraceFormat:
     options: tuple[str, ...] = ()
     unit: str = ""
     ids_tokens: int = 0
+    scopes: tuple[str, ...] = ("global",)
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
 
 
-def trace_format(
-    name: str, summary: str, *, options: tuple[str, ...] = (), unit: str = "", ids_tokens: int = 0
-) -> Callable[[Reader], Reader]:
-    """Return a decorator that registers a function as the reader of a trace format."""
+def trace_format(name: str, summary: str, **options: Any) -> Callable[[Reader], Reader]:
+    """Return a decorator that registers a function as the reader of a `TraceFormat`."""
 
     def register(read: Reader) -> Reader:
-        FORMATS.add(name, TraceFormat(name, summary, read, options, unit, ids_tokens))
+        FORMATS.add(name, TraceFormat(name, summary, read, **options))
         return read
 
     return register

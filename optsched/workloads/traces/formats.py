@@ -67,7 +67,8 @@ class _Table:
         self.values: dict[str, set[str]] = {}
         self.failures: dict[str, str] = {}
         self.calls = 0
-        self.last: dict[str, tuple[tuple[str, int], int]] = {}
+        self.sessions: dict[str, int] = {}
+        self.last: dict[int, tuple[tuple[int, int], int]] = {}
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows of the window."""
@@ -216,7 +217,9 @@ class _Table:
                 rows.refuse("session", k, "a name")
 
             self.calls += 1
-            name = session or str(rows.line[k]), self.calls
+            nameless = session in ("", "null")  # a session of its own
+            number = self.calls if nameless else self.sessions.setdefault(session, self.calls)
+            name = number, self.calls
             before, end = self.last.get(name[0], (None, 0))
             wait = max(int(time[k]) - end, 0)
             found.append((name, () if before is None else (before,), wait))
@@ -358,7 +361,7 @@ def _register(
         *(("sessions",) if layout.session else ()),
     )
     known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens}
-    register = trace_format(name, summary, options=options, **known)  # type: ignore[arg-type]
+    register = trace_format(name, summary, options=options, **known)
     register(lambda source: _Table(source, layout).blocks())
 
 

@@ -10,6 +10,7 @@ from typing import IO, Any, NoReturn
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
+from optsched.workloads.traces.declared import check_declared
 from optsched.workloads.traces.delimited import open_bytes, plain_name, without_mark
 from optsched.workloads.traces.fields import Fields
 
@@ -32,10 +33,11 @@ def objects_in_blocks(
     which the user picks one. What cannot be read as an object is told to the findings.
     """
     stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
-    for block in source.window.blocks(_objects(source.path, stream, inside), rows):
+    for block in source.window.blocks(_objects(source, stream, inside), rows):
         found = list[tuple[int, dict[str, Any]]]()
         for line, value in block:
             if isinstance(value, dict):
+                check_declared(source, line, value)
                 found.append((line, value))
             else:
                 source.findings.skip(line, value)
@@ -52,8 +54,9 @@ def pick_run(
     Each object of the file is a run, or has a list of runs at the path ``runs``.
     """
     path, found, broken = source.path, [], None
-    for line, entry in _objects(path, json_objects(path, floats), runs):
+    for line, entry in _objects(source, json_objects(path, floats), runs):
         if isinstance(entry, dict):
+            check_declared(source, line, entry)
             found.append((line, entry))
         else:
             broken = broken or entry
@@ -94,14 +97,18 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
 
 
 def _objects(
-    path: Path, stream: Iterator[tuple[int, Any]], inside: str
+    source: Source, stream: Iterator[tuple[int, Any]], inside: str
 ) -> Iterator[tuple[int, dict[str, Any] | InputError]]:
     """Yield the objects at a path inside values, or what is wrong with each."""
     for line, value in stream:
+        if inside and isinstance(value, dict):  # a document, which may say more of itself
+            about = value.get("metadata")
+            check_declared(source, line, {**value, **(about if isinstance(about, dict) else {})})
+
         for entry in _entries(value, inside.split(".")) if inside else [value]:
             if not isinstance(entry, (dict, InputError)):
                 found = f"found {str(entry)[:40]!r}; expected an object with named fields"
-                entry = InputError(f"{path}: line {line}: {found}")
+                entry = source.findings.at(line, found)
 
             yield line, entry
 
