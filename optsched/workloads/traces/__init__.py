@@ -295,6 +295,13 @@ def read_trace_report(
     UsageError
         The format does not take an option.
     """
+    return read_with_findings(format, path, **options)[:2]
+
+
+def read_with_findings(
+    format: str, path: str | Path, **options: Any
+) -> tuple[Instance, TraceReport, Findings]:
+    """Return what `read_trace_report` does, and what was found on the way."""
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
     from optsched.workloads.traces.tokenizer import tokens_of
@@ -354,7 +361,7 @@ def read_trace_report(
     if not rows.arrivals:
         why = why or "latencies, but no arrivals (of a benchmark, start_times)"
 
-    return instance, TraceReport(
+    report = TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,
         failed=rows.failed,
@@ -367,6 +374,7 @@ def read_trace_report(
         unmeasured=why,
         notes=tuple(notes),
     )
+    return instance, report, source.findings
 
 
 def _instance(

@@ -105,12 +105,14 @@ class Findings:
     """What is wrong or odd in a trace: rows that cannot be read, and what is worth a warning.
 
     With ``strict`` either is refused at once. ``ids_tokens`` is how many tokens an id stands for,
-    if the user or the file says so.
+    if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
+    ``marked`` whether it has those that no other format has, if there are such.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
         self.path, self.strict, self.unreadable = Path(), strict, 0
-        self.ids_tokens = ids_tokens
+        self.ids_tokens, self.fields = ids_tokens, 0
+        self.marked: bool | None = None
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}

@@ -48,6 +48,7 @@ class Layout:
     mixed: bool = False
     whole: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
+    marks: Sequence[str] = ()
     ids: Sequence[str] = ()
     follows: Sequence[str] = ()
     session: Sequence[str] = ()
@@ -79,6 +80,7 @@ class _Table:
                 absent = {name for name in filter(self._may_lack, have) if _empty(rows, name).all()}
                 have -= absent
                 self._check(rows, have)
+                self._tell_fields(rows, have)
 
             yield self._block(rows, have)
 
@@ -89,6 +91,15 @@ class _Table:
                     f"the column {name} has several values ({shown:.80}), which are all read alike",
                     harmless=self.layout.names.keys().isdisjoint(("latency", "finished_at")),
                 )
+
+    def _tell_fields(self, rows: Fields, have: Set[str]) -> None:
+        """Tell the findings which fields the file has. One without arrivals needs marks."""
+        found, marks = self.source.findings, self.layout.marks
+        raw = {name for name, column in rows.raw.items() if any(one is not None for one in column)}
+        named = raw.union(have, (name.removeprefix("status ") for name in have))
+        found.fields = len(have & self.layout.names.keys())
+        if marks or "arrival" not in have:
+            found.marked = bool(marks) and named.issuperset(marks)
 
     def _may_lack(self, name: str) -> bool:
         """Return whether a field may be missing: not tokens and what the layout needs."""
@@ -112,6 +123,7 @@ class _Table:
         optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
+            optional -= {"prompt_tokens", "output_tokens"}
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
             raw = (*layout.ids, *layout.follows)

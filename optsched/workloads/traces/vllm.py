@@ -37,6 +37,9 @@ def read_vllm(source: Source) -> Iterator[Block]:
     Results without ``start_times`` have no arrivals, unless all requests were sent at once.
     """
     _, run = pick_run(source, floats=float)
+    source.findings.fields = int(
+        source.form is not None and source.form.name in str(run.get("backend"))
+    )
     ends = next((name for name in _LATENCIES if name in run), "itls")
     needed = ("input_lens", "output_lens", *(("ttfts", "itls") if ends == "itls" else ()))
     for name in needed:

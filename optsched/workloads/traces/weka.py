@@ -94,7 +94,7 @@ def read_agentic(source: Source) -> Iterator[Block]:
                 raise source.findings.at(
                     line,
                     "found a session, whose later calls have no arrivals; expected sessions=True "
-                    "(--sessions)",
+                    "(`import --sessions`)",
                 )
 
             begin = session.get("arrival_time_ns")
