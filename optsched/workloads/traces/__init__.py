@@ -22,6 +22,7 @@ from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
+from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
 from optsched.workloads.traces.plausible import check_trace
@@ -324,7 +325,7 @@ def read_with_findings(
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
     rows = Rows(source, wanted.sample, draws[0])
     rows.collect(chosen.read(source), wanted.progress)
-    kept = rows.kept()
+    kept = with_cached(rows.kept(), source.findings)
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
     ids_tokens = source.findings.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:

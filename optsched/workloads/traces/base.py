@@ -29,6 +29,7 @@ class Block:
     none. ``failed`` are requests that the trace marks as such. ``ids`` has a list for each request,
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
     ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
+    ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
     """
 
     line: NDArray[np.int64]
@@ -41,6 +42,7 @@ class Block:
     ids: NDArray[Any] | None = None
     follows: NDArray[Any] | None = None
     calls: NDArray[Any] | None = None
+    cached: NDArray[Any] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""

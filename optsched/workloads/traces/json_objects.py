@@ -25,15 +25,20 @@ class UnreadableError(InputError):
 
 
 def objects_in_blocks(
-    source: Source, rows: int = 16_384, inside: str = "", runs: str = ""
+    source: Source,
+    rows: int = 16_384,
+    inside: str = "",
+    runs: str = "",
+    mark: Callable[[Any], Any] = iter,
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """Yield the objects in the window, each with its line, in lists of at most ``rows``.
 
     ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
-    which the user picks one. What cannot be read as an object is told to the findings.
+    which the user picks one. ``mark`` may change what is read. What cannot be read as an object is
+    told to the findings.
     """
     stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
-    for block in source.window.blocks(_objects(source, stream, inside), rows):
+    for block in source.window.blocks(mark(_objects(source, stream, inside)), rows):
         found = list[tuple[int, dict[str, Any]]]()
         for line, value in block:
             if isinstance(value, dict):
@@ -237,6 +242,7 @@ def read_objects(
     inside: str = "",
     runs: str = "",
     raw: Collection[str] = (),
+    mark: Callable[[Any], Any] = iter,
 ) -> Iterator[Fields]:
     """Yield the objects in the window of a file as rows, with the `raw` values of some names.
 
@@ -247,7 +253,7 @@ def read_objects(
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
     known = {field: found for field, found in wanted.items() if not field.startswith("? ")}
 
-    for rows in objects_in_blocks(source, inside=inside, runs=runs):
+    for rows in objects_in_blocks(source, inside=inside, runs=runs, mark=mark):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
         for k, (line, row) in enumerate(rows):
@@ -323,8 +329,8 @@ def _inside(value: Any, name: str) -> Any:
 
     if not isinstance(value, dict):
         return _MISSING
-    if name in value:
-        return value[name]
+    if name in value or "." not in name:
+        return value.get(name, _MISSING)
 
     for at, char in enumerate(name):
         if char == "." and name[:at] in value:
