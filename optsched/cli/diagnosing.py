@@ -94,6 +94,12 @@ def diagnose(
         instance, taken = _read(trace_file, format_name, options)
         times = times or taken
 
+    if instance.clients is not None:
+        tell(
+            f"warning: {trace_file}: {instance.clients} clients waited for their answers: gains are "
+            "of requests at these times, and not of clients that would wait less and send more"
+        )
+
     settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, **slos}
     with stop_at_ctrl_c() as stop:
         found = run(instance, cost, measured=times, **settings, stop=stop)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from optsched.files.measured import Measured
 from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
+from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting, clients_words
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
-from optsched.workloads.traces.plausible import check_trace
+from optsched.workloads.traces.plausible import check_trace, waiting_clients
 from optsched.workloads.traces.prefixes import OUTPUTS, check_ids, prefix_columns
 
 UNITS = (*PLACES, "datetime")
@@ -356,6 +356,11 @@ def read_with_findings(
             kept = kept.pick(order)
 
     instance = _instance(file, kept, wanted, since, ids_tokens)
+    own = None if source.drawn else waiting_clients(kept, source.findings.clients)
+    if own is not None:
+        instance = replace(instance, clients=own[1])
+        notes.append(f"{own[0]}: {clients_words(own[1])}")
+
     why = wanted.changes
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"

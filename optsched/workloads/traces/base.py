@@ -108,13 +108,15 @@ class Findings:
 
     With ``strict`` either is refused at once. ``ids_tokens`` is how many tokens an id stands for,
     if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
-    ``marked`` whether it has those that no other format has, if there are such.
+    ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
+    many requests at most the file says that its clients had at once, with the words for it.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
         self.path, self.strict, self.unreadable = Path(), strict, 0
         self.ids_tokens, self.fields = ids_tokens, 0
         self.marked: bool | None = None
+        self.clients: tuple[str, int | None] | None = None
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}

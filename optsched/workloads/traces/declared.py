@@ -42,6 +42,22 @@ def check_declared(source: Source, line: int, found: Mapping[str, Any]) -> None:
             raise source.findings.at(line, f"{name}: found {value!r:.40}; expected {right}")
 
 
+def strategy_clients(run: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """Return how many clients a run's strategy has, in GuideLLM's words; None in open traffic."""
+    for name in ("config", "args"):
+        inside: Any = run.get(name)
+        strategy = inside.get("strategy") if isinstance(inside, dict) else None
+        given: Any = strategy if isinstance(strategy, dict) else {"type_": strategy}
+        kind = str(given.get("type_", given.get("type")))
+        if kind in ("synchronous", "concurrent", "throughput"):
+            counts = [given.get(key) for key in ("streams", "max_concurrency", "rate")]
+            known = next((exact_whole(str(one)) for one in counts if one is not None), None)
+            words = f"the file says that its strategy is {kind}"
+            return words, 1 if kind == "synchronous" else known
+
+    return None
+
+
 def check_unit(source: Source, line: int, found: Mapping[str, Any], default: str) -> None:
     """Refuse an object that says another unit of its times than that in which they are read."""
     used = source.unit("arrival", default)

@@ -142,7 +142,7 @@ class _Table:
         wanted |= {f"one {name}": (name,) for name in layout.one}
         taken = {plain_name(name) for names in wanted.values() for name in names}
         others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
-        others += (*ID_NAMES, *PARENT_NAMES, REFERENCES)
+        others += (*ID_NAMES, *PARENT_NAMES, REFERENCES, *status.CLIENT_NAMES)
         wanted |= {name: (column,) for name, column in layout.plus.items()}
         if "prompt_tokens + 1" not in layout.plus:
             wanted |= cached_names(layout.names["prompt_tokens"])
@@ -328,6 +328,12 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], left: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
+        for name in have & {f"? {name}" for name in status.CLIENT_NAMES}:
+            values = set(rows.columns[name][~left])
+            if len(values) == 1 and (limit := exact_whole(values.pop())):
+                found = f"the column {rows.names[name]} says {limit}", limit
+                self.source.findings.clients = found
+
         same = {f"? {name}" for name in (*status.IDENTITY_NAMES, *status.UNIT_NAMES)}
         for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())

@@ -10,7 +10,7 @@ from typing import IO, Any, NoReturn
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
-from optsched.workloads.traces.declared import check_declared
+from optsched.workloads.traces.declared import check_declared, strategy_clients
 from optsched.workloads.traces.delimited import open_bytes, plain_name, without_mark
 from optsched.workloads.traces.fields import Fields
 
@@ -80,7 +80,9 @@ def pick_run(
     if not 1 <= abs(wanted) <= len(found):
         raise InputError(f"{path}: run: found {wanted}; expected a run of the {len(found)}")
 
-    return found[wanted - 1 if wanted > 0 else wanted]
+    picked = found[wanted - 1 if wanted > 0 else wanted]
+    source.findings.clients = strategy_clients(picked[1])
+    return picked
 
 
 def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:

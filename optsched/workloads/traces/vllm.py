@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.fields import PLACES, Fields, Mask
+from optsched.workloads.traces.fields import PLACES, Fields, Mask, exact_whole
 from optsched.workloads.traces.json_objects import as_text, pick_run
 
 _LATENCIES = ("latencies", "e2els")
@@ -79,6 +79,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     elif timed:
         latency = rows.seconds(ends, source.unit("latency", "s"), left)
 
+    if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
+        source.findings.clients = f"the file says max_concurrency {limit}", limit
     if "start_times" in lists:
         time = rows.points("start_times", source.unit("arrival", "s"), left)
     elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):
