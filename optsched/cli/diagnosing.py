@@ -96,8 +96,8 @@ def diagnose(
 
     if instance.clients is not None:
         tell(
-            f"warning: {trace_file}: {instance.clients} clients waited for their answers: gains are "
-            "of requests at these times, and not of clients that would wait less and send more"
+            f"warning: {trace_file}: {instance.clients} clients waited for their answers: gains "
+            "are of requests at these times, and not of clients that would wait less and send more"
         )
 
     settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, **slos}

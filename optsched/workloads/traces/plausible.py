@@ -54,7 +54,8 @@ def waiting_clients(kept: Block, said: tuple[str, int | None] | None) -> tuple[s
     Without latencies it is what the file says, if anything. What it says counts if that many ran at
     some time: else it never held a request back. Where it says nothing, nearly as many requests as
     ever must run from each start on, but for the first ones, and each must come right after an end.
-    In open traffic both happen by chance, but hardly at 19 of 20 starts.
+    In open traffic both happen by chance, but hardly at 19 of 20 starts: with few clients an end is
+    seldom near, and with many their number varies.
     """
     time, latency = kept.time_ns, kept.latency_s
     if time is None:
@@ -70,8 +71,8 @@ def waiting_clients(kept: Block, said: tuple[str, int | None] | None) -> tuple[s
         return said[0], said[1] or most
 
     since = start - end[np.maximum(ended, 1) - 1]
-    follows = (running >= 0.9 * most) & (since <= 0.05e9 * np.median(latency))
-    if len(start) >= most + 10 and follows[most:].mean() >= 0.95:
+    follows = (running >= min(0.9 * most, most - 1)) & (since <= 0.05e9 * np.median(latency))
+    if len(start) >= max(most + 10, 3 * most) and follows[most:].mean() >= 0.95:
         return "each request starts when another has ended", most
 
     return None
