@@ -66,14 +66,14 @@ def waiting_clients(kept: Block, said: tuple[str, int | None] | None) -> tuple[s
     start, end = np.sort(time), np.sort(time + np.round(latency * 1e9).astype(np.int64))
     ended = np.searchsorted(end, start + 1000, side="right")  # times are rounded
     running = np.arange(1, len(start) + 1) - ended
-    most = int(running.max())
-    if said is not None and most >= (said[1] or 1):
-        return said[0], said[1] or most
+    peak = int(running.max())
+    if said is not None and peak >= (said[1] or 1):
+        return said[0], said[1] or peak
 
     since = start - end[np.maximum(ended, 1) - 1]
-    follows = (running >= min(0.9 * most, most - 1)) & (since <= 0.05e9 * np.median(latency))
-    if len(start) >= max(most + 10, 3 * most) and follows[most:].mean() >= 0.95:
-        return "each request starts when another has ended", most
+    follows = (running >= min(0.9 * peak, peak - 1)) & (since <= 0.05e9 * np.median(latency))
+    if len(start) >= max(peak + 10, 3 * peak) and follows[peak:].mean() >= 0.95:
+        return "each request starts when another has ended", peak
 
     return None
 
