@@ -104,6 +104,29 @@ def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
     assert str(caught.value).startswith(str(tmp_path / "bench.json"))
 
 
+@pytest.mark.parametrize("lacking", [{"ttfts", "itls"}, {"itls"}, {"ttfts"}])
+@pytest.mark.parametrize("form", ["vllm", "sglang"])
+def test_lengths_alone_are_enough_where_arrivals_are_drawn(tmp_path, form, lacking):
+    run = {**BENCH, "start_times": None, "errors": None, **dict.fromkeys(lacking)}
+    file, out = tmp_path / "lens.json", tmp_path / "out.json"
+    file.write_text(json.dumps({name: value for name, value in run.items() if value is not None}))
+    words = ("import", form, file, "-o", out)
+    assert invoke(*words, "--rate", 2).exit_code == 0
+    assert optsched.read_instance(out).prompt_tokens.tolist() == BENCH["input_lens"]
+    error = one_line_error(invoke(*words))
+    assert "--save-detailed (vLLM) or --output-details (SGLang), which writes them" in error
+    assert "--rate R" in error
+
+
+def test_latencies_alone_are_enough_too(tmp_path):
+    run = {name: BENCH[name] for name in ("input_lens", "output_lens")}
+    file, out = tmp_path / "rust.json", tmp_path / "out.json"
+    file.write_text(json.dumps({**run, "latencies": [0.2, 0.3, 0.4], "request_rate": "inf"}))
+    measured = tmp_path / "m.json"
+    assert invoke("import", "vllm", file, "-o", out, "--measured-out", measured).exit_code == 0
+    assert json.loads(measured.read_text())["latency"] == [0.2, 0.3, 0.4]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

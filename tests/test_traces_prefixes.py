@@ -230,13 +230,13 @@ def test_ids_of_weka_are_local_to_a_session_and_sub_agents_are_calls_of_it(tmp_p
     def call(t, size, ids):
         return {"t": t, "type": "n", "in": size, "out": 3, "hash_ids": ids}
 
-    inner = {"type": "subagent", "t": 2.0, "requests": [call(2.0, 130, [1, 2])]}
+    inner = {"type": "subagent", "t": 2.0, "requests": [call(0.5, 130, [1, 2])]}
     rows = [
         {"id": "a", "block_size": 64, "requests": [call(0.0, 140, [1, 2]), inner]},
         {"id": "b", "block_size": 64, "requests": [call(3.0, 140, [1, 2])]},
     ]
     instance = read_trace("weka", write(tmp_path / "w.jsonl", rows), prefixes=True)
-    assert instance.arrival.tolist() == [0.0, 2.0, 3.0]
+    assert instance.arrival.tolist() == [0.0, 2.5, 3.0]
     assert instance.prefix_parent.tolist() == [-1, 0, -1]
     assert instance.prefix_tokens.tolist() == [0, 128, 0]
 

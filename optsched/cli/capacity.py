@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, in_pools, read_checked
-from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c
+from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError, UsageError
+from optsched.problem.instance import clients_words
 
 if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity
@@ -44,6 +45,12 @@ def capacity(
         raise UsageError(f"--workers: found {workers!r}; expected an integer >= 1, or auto")
 
     instance, cost = read_checked(instance_file, cost_model, json_out)
+    if instance.clients is not None:
+        tell(
+            f"warning: {instance_file}: {clients_words(instance.clients)}; the load found here is "
+            "of open traffic in this pattern, and no limit of such clients"
+        )
+
     count = workers if workers == "auto" else int(workers)
     asked: dict[str, Any] = {"attainment": attainment, "workers": count, "router": router}
     asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}

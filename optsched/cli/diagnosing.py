@@ -94,6 +94,12 @@ def diagnose(
         instance, taken = _read(trace_file, format_name, options)
         times = times or taken
 
+    if instance.clients is not None:
+        tell(
+            f"warning: {trace_file}: {instance.clients} clients waited for their answers: gains "
+            "are of requests at these times, and not of clients that would wait less and send more"
+        )
+
     settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, **slos}
     with stop_at_ctrl_c() as stop:
         found = run(instance, cost, measured=times, **settings, stop=stop)
@@ -145,31 +151,27 @@ def _read(
     file: str, name: str | None, options: dict[str, int | None]
 ) -> tuple[Instance, Measured | None]:
     """Return a file's requests and measured times; which format it is in, is found out."""
-    from optsched.workloads.traces import read_trace_report, trace_formats
+    from optsched.workloads.traces import read_trace_report
+    from optsched.workloads.traces.recognized import recognize
 
     if not os.path.isfile(named_instance(file)) or not os.path.getsize(named_instance(file)):
         raise InputError(f"{file}: found no file with anything in it; expected requests")
-    for form in trace_formats() if name is None else [name]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                instance, report = read_trace_report(form, file, **options)
-        except OptschedError:
-            if name is not None:
-                raise
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        form = recognize(file) if name is None else name
+        instance, report = read_trace_report(form, file, **options)
 
-            continue
+    if report.unmeasured.startswith("latencies"):
+        raise InputError(
+            f"{file}: found {report.unmeasured}, so the measured run cannot be repeated; expected "
+            f"both, or an instance of `import {form} --rate R`"
+        )
 
-        tell(f"note: {file}: taken as {form}, {instance.n} requests")
-        for note in report.notes:
-            tell(f"warning: {file}: {note}")
+    tell(f"note: {file}: taken as {form}, {instance.n} requests")
+    for note in report.notes:
+        tell(f"warning: {file}: {note}")
 
-        return instance, report.measured
-
-    raise InputError(
-        f"{file}: found no format that it is in; expected requests in one that `import --help` "
-        "lists (--format NAME says why it is not in that), or an instance"
-    )
+    return instance, report.measured
 
 
 def _twin(found: Diagnosis) -> tuple[float, str]:

@@ -114,7 +114,7 @@ def import_trace(
       rate_scale X: Make arrivals X times as fast.
       rounds SECONDS: Make an instance in rounds, each of this length.
       column FIELD=NAME: For csv and jsonl, the name of the column of a field (repeatable): arrival,
-        prompt_tokens, output_tokens, ttft and latency from the arrival, first_token_at and
+        prompt_tokens and output_tokens (A+B adds two columns), ttft and latency, first_token_at and
         finished_at as points in time, status, and rows, the list of requests in a JSON document. In
         JSON a point leads into an object: usage.prompt_tokens.
       units --unit UNIT|FIELD=UNIT: The unit of times, or of one field (repeatable): s, ms, us, ns

@@ -158,6 +158,7 @@ class InstanceFile(_File):
       kv_accounting: whether the KV of a running request's newest token counts
       kv_block_tokens: KV tokens of a block; a request holds whole blocks of kv_capacity
       prefix_block_tokens: tokens of the blocks in which KV is shared, a multiple of kv_block_tokens
+      clients: of a measured run, the number of clients, each of which waited for its answer
     """
 
     model_config = ConfigDict(
@@ -175,6 +176,7 @@ class InstanceFile(_File):
     limits: LimitsFile | None = None
     hybrid_batching: bool | None = None
     chunked_prefill: bool | None = None
+    clients: _Limit = None
     requests: RequestsFile
     known: KnownFile | None = None
 

@@ -161,6 +161,9 @@ class Instance:
         its arrival is given. Nobody may wait in a circle (`optsched.problem.sessions`).
     delay : array_like, shape (n,), optional
         Time, >= 0, from the end of the last of these to the release: whole rounds, or seconds.
+    clients : int, optional
+        The number of clients of a measured run, each of which sent a request when its last one had
+        ended. Arrivals are then the speed of that server, and not its traffic.
 
     Raises
     ------
@@ -196,6 +199,7 @@ class Instance:
     prefix_block_tokens: int | None = None
     after: After | None = None
     delay: NDArray[Any] | None = None
+    clients: int | None = None
 
     if TYPE_CHECKING:
         # Type checkers shall know that columns are made of anything like an array.
@@ -249,6 +253,9 @@ class Instance:
 
         put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
         put("kv_block_tokens", whole_number(self.kv_block_tokens, "kv_block_tokens", 1, MAX_TOKENS))
+        if self.clients is not None:
+            put("clients", whole_number(self.clients, "clients", 1, INT64_MAX))
+
         self._put_arrivals()
 
         for name in ("prompt_tokens", "output_tokens"):
@@ -426,6 +433,7 @@ class Instance:
             ("prefix block", self.prefixes and self.prefixes.block),
             ("arrivals", f"{arrival.min():g} to {arrival.max():g} {unit}"),
             ("rate", f"{self.n / span:.3g} requests/{per}" if span else None),
+            ("clients", self.clients),
             ("sessions", self.sessions and int(self.sessions.session.max()) + 1),
             ("prompt tokens", spread(self.prompt_tokens)),
             ("output tokens", spread(self.output_tokens)),
@@ -669,6 +677,9 @@ class Instance:
             if getattr(self, switch) is not None:
                 data[switch] = getattr(self, switch)
 
+        if self.clients is not None:
+            data["clients"] = self.clients
+
         data["requests"] = requests
         if self.known:
             data["known"] = dict(self.known)
@@ -677,13 +688,13 @@ class Instance:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the content without ``name``, ``id`` and ``known``, as canonical JSON.
+        """SHA-256 of the content without ``name``, ``id``, ``clients`` and ``known``, as JSON.
 
         Numbers without a fraction are integers, and absent and null fields, which mean the same,
         left out.
         """
         data = self.to_dict()
-        for key in ("name", "known"):
+        for key in ("name", "clients", "known"):
             data.pop(key, None)
 
         data["requests"].pop("id", None)
@@ -698,6 +709,14 @@ class Instance:
         requests = self.to_dict()["requests"]
         sent = {name: requests[name] for name in SENT if name in requests}
         return hashlib.sha256(canonical_json(sent)).hexdigest()
+
+
+def clients_words(clients: int) -> str:
+    """Return what it means that a run had a fixed number of clients."""
+    return (
+        f"{clients} clients waited for their answers, so arrivals are the speed of the server that "
+        "was measured and not its traffic: a faster one would have been sent more"
+    )
 
 
 def canonical_json(data: Any) -> bytes:

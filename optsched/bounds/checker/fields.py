@@ -25,7 +25,7 @@ SESSION_FIELDS = frozenset({"after", "delay"})
 """Fields by which requests are released when others end. Only the bounds of
 `optsched.bounds.sessions` allow for them."""
 SILENT = frozenset({
-    "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known",
+    "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", "clients",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency",
 })  # fmt: skip
 """Fields that rule no schedule out and change no time. An objective that depends on SLOs reads

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from optsched.files.measured import Measured
 from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError, check_keywords
-from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting
+from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting, clients_words
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
+from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
 from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
-from optsched.workloads.traces.plausible import check_trace
+from optsched.workloads.traces.plausible import check_trace, waiting_clients
 from optsched.workloads.traces.prefixes import OUTPUTS, check_ids, prefix_columns
 
 UNITS = (*PLACES, "datetime")
@@ -295,6 +296,13 @@ def read_trace_report(
     UsageError
         The format does not take an option.
     """
+    return read_with_findings(format, path, **options)[:2]
+
+
+def read_with_findings(
+    format: str, path: str | Path, **options: Any
+) -> tuple[Instance, TraceReport, Findings]:
+    """Return what `read_trace_report` does, and what was found on the way."""
     check_keywords(read_trace_report, options, [one.name for one in fields(TraceOptions)])
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
@@ -311,15 +319,16 @@ def read_trace_report(
         closed=wanted.sessions,
         shared=wanted.sessions if wanted.prefixes is None else wanted.prefixes,
         tokens=tokens_of(wanted.tokenizer),
-        findings=Findings(wanted.strict),
+        form=chosen,
+        findings=Findings(wanted.strict, wanted.ids_tokens),
     )
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
     draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
     rows = Rows(source, wanted.sample, draws[0])
     rows.collect(chosen.read(source), wanted.progress)
-    kept = rows.kept()
+    kept = with_cached(rows.kept(), source.findings)
     check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
-    ids_tokens = wanted.ids_tokens or chosen.ids_tokens
+    ids_tokens = source.findings.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:
         known = kept.follows is not None  # whose prompts go on behind others' answers
         if kept.ids is not None:
@@ -348,13 +357,18 @@ def read_trace_report(
             kept = kept.pick(order)
 
     instance = _instance(file, kept, wanted, since, ids_tokens)
+    own = None if source.drawn else waiting_clients(kept, source.findings.clients)
+    if own is not None:
+        instance = replace(instance, clients=own[1])
+        notes.append(f"{own[0]}: {clients_words(own[1])}")
+
     why = wanted.changes
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
     if not rows.arrivals:
         why = why or "latencies, but no arrivals (of a benchmark, start_times)"
 
-    return instance, TraceReport(
+    report = TraceReport(
         read=source.window.taken,
         dropped=rows.dropped,
         failed=rows.failed,
@@ -367,6 +381,7 @@ def read_trace_report(
         unmeasured=why,
         notes=tuple(notes),
     )
+    return instance, report, source.findings
 
 
 def _instance(

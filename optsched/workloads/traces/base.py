@@ -29,6 +29,7 @@ class Block:
     none. ``failed`` are requests that the trace marks as such. ``ids`` has a list for each request,
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
     ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
+    ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
     """
 
     line: NDArray[np.int64]
@@ -41,6 +42,7 @@ class Block:
     ids: NDArray[Any] | None = None
     follows: NDArray[Any] | None = None
     calls: NDArray[Any] | None = None
+    cached: NDArray[Any] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""
@@ -104,11 +106,17 @@ class Window:
 class Findings:
     """What is wrong or odd in a trace: rows that cannot be read, and what is worth a warning.
 
-    With ``strict`` either is refused at once.
+    With ``strict`` either is refused at once. ``ids_tokens`` is how many tokens an id stands for,
+    if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
+    ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
+    many requests at most the file says that its clients had at once, with the words for it.
     """
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
         self.path, self.strict, self.unreadable = Path(), strict, 0
+        self.ids_tokens, self.fields = ids_tokens, 0
+        self.marked: bool | None = None
+        self.clients: tuple[str, int | None] | None = None
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}
@@ -192,6 +200,7 @@ class Source:
     closed: bool = False
     shared: bool = False
     tokens: Callable[[str], Sequence[Any]] = words
+    form: TraceFormat | None = None
     findings: Findings = field(default_factory=lambda: Findings(strict=True))
 
     def __post_init__(self) -> None:
@@ -216,7 +225,8 @@ class TraceFormat:
 
     ``options`` are those options that only some formats take and this one does. ``unit`` is that
     of arrivals if the user gives none, in a format whose files may have another; else empty.
-    ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts.
+    ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts, and
+    ``scopes`` are the words by which a file may say where equal ids mean equal tokens.
     """
 
     name: str
@@ -225,18 +235,17 @@ class TraceFormat:
     options: tuple[str, ...] = ()
     unit: str = ""
     ids_tokens: int = 0
+    scopes: tuple[str, ...] = ("global",)
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
 
 
-def trace_format(
-    name: str, summary: str, *, options: tuple[str, ...] = (), unit: str = "", ids_tokens: int = 0
-) -> Callable[[Reader], Reader]:
-    """Return a decorator that registers a function as the reader of a trace format."""
+def trace_format(name: str, summary: str, **options: Any) -> Callable[[Reader], Reader]:
+    """Return a decorator that registers a function as the reader of a `TraceFormat`."""
 
     def register(read: Reader) -> Reader:
-        FORMATS.add(name, TraceFormat(name, summary, read, options, unit, ids_tokens))
+        FORMATS.add(name, TraceFormat(name, summary, read, **options))
         return read
 
     return register

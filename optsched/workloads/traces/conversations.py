@@ -42,6 +42,7 @@ def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
         found = list[_Turn]()
         for line, row in rows:
             talks += 1
+            source.findings.fields += names[0] in row
             try:
                 turns = member(source.path, line, row, *names)
                 found += [_Turn(line, talks, *one) for one in _turns(source, line, turns)]

@@ -5,8 +5,9 @@ say have a function.
 """
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,27 @@ from numpy.typing import NDArray
 from optsched.problem.errors import InputError
 from optsched.workloads.traces import status
 from optsched.workloads.traces.base import Block, Source, objects, trace_format
+from optsched.workloads.traces.cached import cached_names
 from optsched.workloads.traces.delimited import find_columns, open_bytes, plain_name, read_delimited
-from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES, UNIT_WORDS, Fields, Mask
-from optsched.workloads.traces.json_objects import read_objects
+from optsched.workloads.traces.fields import (
+    DURATIONS,
+    PLACES,
+    TIMES,
+    UNIT_WORDS,
+    Fields,
+    Mask,
+    exact_whole,
+)
+from optsched.workloads.traces.json_objects import as_text, member, read_objects
+from optsched.workloads.traces.nested import (
+    ID_NAMES,
+    OUTER,
+    PARENT_NAMES,
+    REFERENCES,
+    Repeats,
+    mark_outer,
+    say_outer,
+)
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import unit_in_name
 
@@ -32,7 +51,7 @@ class Layout:
 
     ``layouts.toml`` says what each field is. Here, ``units`` has the unit of all other fields by an
     empty name, and ``json`` is None for a file to look at. With ``open`` the user names the
-    columns.
+    columns, of which those in ``plus`` are added to the field before the sign.
     """
 
     names: Mapping[str, tuple[str, ...]]
@@ -45,14 +64,17 @@ class Layout:
     json: bool | None = True
     inside: str = ""
     runs: str = ""
+    tree: Sequence[str] = ()
     mixed: bool = False
     whole: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
+    marks: Sequence[str] = ()
     ids: Sequence[str] = ()
     follows: Sequence[str] = ()
     session: Sequence[str] = ()
     grows: bool = False
     open: bool = False
+    plus: Mapping[str, str] = field(default_factory=dict)
 
     def unit(self, source: Source, name: str) -> str:
         """Return the unit of a field: the user's, or else this format's."""
@@ -67,7 +89,9 @@ class _Table:
         self.values: dict[str, set[str]] = {}
         self.failures: dict[str, str] = {}
         self.calls = 0
-        self.last: dict[str, tuple[tuple[str, int], int]] = {}
+        self.sessions: dict[str, int] = {}
+        self.last: dict[int, tuple[tuple[int, int], int]] = {}
+        self.repeats = Repeats()
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows of the window."""
@@ -78,9 +102,11 @@ class _Table:
                 absent = {name for name in filter(self._may_lack, have) if _empty(rows, name).all()}
                 have -= absent
                 self._check(rows, have)
+                self._tell_fields(rows, have)
 
             yield self._block(rows, have)
 
+        self.repeats.finish(self.source.findings)
         for name, values in self.values.items():
             if len(values) > 1:
                 shown = ", ".join(sorted(map(repr, values)))
@@ -88,6 +114,15 @@ class _Table:
                     f"the column {name} has several values ({shown:.80}), which are all read alike",
                     harmless=self.layout.names.keys().isdisjoint(("latency", "finished_at")),
                 )
+
+    def _tell_fields(self, rows: Fields, have: Set[str]) -> None:
+        """Tell the findings which fields the file has. One without arrivals needs marks."""
+        found, marks = self.source.findings, self.layout.marks
+        raw = {name for name, column in rows.raw.items() if any(one is not None for one in column)}
+        named = raw.union(have, (name.removeprefix("status ") for name in have))
+        found.fields = len(have & self.layout.names.keys())
+        if marks or "arrival" not in have:
+            found.marked = bool(marks) and named.issuperset(marks)
 
     def _may_lack(self, name: str) -> bool:
         """Return whether a field may be missing: not tokens and what the layout needs."""
@@ -107,16 +142,35 @@ class _Table:
         wanted |= {f"one {name}": (name,) for name in layout.one}
         taken = {plain_name(name) for names in wanted.values() for name in names}
         others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
+        others += (*ID_NAMES, *PARENT_NAMES, REFERENCES, *status.CLIENT_NAMES)
+        wanted |= {name: (column,) for name, column in layout.plus.items()}
+        if "prompt_tokens + 1" not in layout.plus:
+            wanted |= cached_names(layout.names["prompt_tokens"])
         wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
         optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
+            optional -= {"prompt_tokens", "output_tokens"}
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
             raw = (*layout.ids, *layout.follows)
-            yield from read_objects(source, wanted, optional, layout.inside, layout.runs, raw)
+            mark: Callable[[Any], Any] = iter
+            if layout.tree:
+                wanted[OUTER] = (OUTER,)
+                optional.add(OUTER)
+                mark = partial(mark_outer, names=layout.tree, is_request=self._is_request)
+
+            paths = layout.inside, layout.runs, raw
+            yield from read_objects(source, wanted, optional, *paths, mark)
         else:
             yield from read_delimited(source, wanted, optional)
+
+    def _is_request(self, line: int, span: dict[str, Any]) -> bool:
+        """Return whether a span has tokens and an operation that is a request's."""
+        names, path = self.layout.names, self.source.path
+        wanted = (names["prompt_tokens"], names["output_tokens"], self.layout.status[-1:])
+        *tokens, kind = (as_text(member(path, line, span, *one, optional=True)) for one in wanted)
+        return kind in self.layout.success and all((exact_whole(one) or 0) > 0 for one in tokens)
 
     def _check(self, rows: Fields, have: Set[str]) -> None:
         """Refuse a file whose names or marks say another format or unit than is meant."""
@@ -125,6 +179,10 @@ class _Table:
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
                 raise findings.at(first, f"found the field {name} of {words}")
+
+        for name, column in layout.plus.items():
+            if name not in have:
+                raise findings.at(first, f"expected values in {column}, to be added; found none")
 
         for point in DURATIONS.values():
             if point in have and "arrival" not in have:
@@ -156,16 +214,19 @@ class _Table:
         source, layout = self.source, self.layout
         other = _empty(rows, "prompt_tokens") & layout.mixed
         rows.odd("objects have no tokens and are no requests", other, harmless=True)
+        other |= say_outer(rows)
 
         failed = self._failed(rows, have)
         left = failed | other | rows.unreadable
-        prompt = rows.whole_numbers("prompt_tokens", left)
-        output = rows.whole_numbers("output_tokens", left)
+        prompt = self._tokens(rows, "prompt_tokens", left)
+        output = self._tokens(rows, "output_tokens", left)
+        cached = self._cached(rows, have, left, prompt)
         if layout.silent:
             failed = failed | (output == 0) & ~rows.unreadable
 
         left |= (prompt <= 0) | (output <= 0) | rows.unreadable
         self._look(rows, have, left)
+        self.repeats.look(rows, ~left)
 
         time, measured = None, {}
         if "arrival" in have:
@@ -188,8 +249,30 @@ class _Table:
             follows = np.array([2 * (own[0],) for own, _, _ in calls], dtype=object)
 
         calls = calls if source.closed else None
-        block = Block(rows.line, prompt, output, time, failed, *times, ids, follows, calls)
+        columns = *times, ids, follows, calls, cached
+        block = Block(rows.line, prompt, output, time, failed, *columns)
         return block.pick(~(other | rows.unreadable))
+
+    def _tokens(self, rows: Fields, name: str, left: Mask) -> NDArray[np.int64]:
+        """Return a number of tokens, with the columns that the user adds to it."""
+        tokens = rows.whole_numbers(name, left)
+        for more in (key for key in self.layout.plus if key.startswith(name)):
+            tokens = tokens + rows.whole_numbers(more, left | _empty(rows, more))
+
+        return tokens
+
+    def _cached(
+        self, rows: Fields, have: Set[str], left: Mask, prompt: NDArray[np.int64]
+    ) -> NDArray[Any] | None:
+        """Return the model, the cached tokens and the prompt tokens of each request."""
+        names = sorted(name for name in have if name.startswith("cached "))
+        if not names:
+            return None
+
+        tokens = sum(rows.whole_numbers(name, left | _empty(rows, name)) for name in names)
+        models = [f"one {name}" for name in self.layout.one] + ["? model", "? model_name"]
+        model = next((rows.columns[key] for key in models if key in have), [""] * len(prompt))
+        return objects(list(zip(model, np.asarray(tokens).tolist(), prompt.tolist(), strict=True)))
 
     def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Return each request's ids, or what stands in their place, and whom it follows by name."""
@@ -216,7 +299,9 @@ class _Table:
                 rows.refuse("session", k, "a name")
 
             self.calls += 1
-            name = session or str(rows.line[k]), self.calls
+            nameless = session in ("", "null")  # a session of its own
+            number = self.calls if nameless else self.sessions.setdefault(session, self.calls)
+            name = number, self.calls
             before, end = self.last.get(name[0], (None, 0))
             wait = max(int(time[k]) - end, 0)
             found.append((name, () if before is None else (before,), wait))
@@ -243,6 +328,12 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], left: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
+        for name in have & {f"? {name}" for name in status.CLIENT_NAMES}:
+            values = set(rows.columns[name][~left])
+            if len(values) == 1 and (limit := exact_whole(values.pop())):
+                found = f"the column {rows.names[name]} says {limit}", limit
+                self.source.findings.clients = found
+
         same = {f"? {name}" for name in (*status.IDENTITY_NAMES, *status.UNIT_NAMES)}
         for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())
@@ -329,6 +420,11 @@ def _named(source: Source, json: bool) -> Layout:
         if name in columns and point in columns:
             raise InputError(f"columns: found {name} and {point}; expected one of them")
 
+    plus = dict[str, str]()
+    for name in ("prompt_tokens", "output_tokens"):
+        columns[name], *more = columns.get(name, name).split("+")
+        plus |= {f"{name} + {k}": column for k, column in enumerate(more, start=1)}
+
     named = columns.pop("status", None)
     needs = (*columns, *([f"status {named}"] if named and not status.lists_errors(named) else []))
     return Layout(
@@ -338,6 +434,7 @@ def _named(source: Source, json: bool) -> Layout:
         json=json,
         inside=inside,
         open=True,
+        plus=plus,
     )
 
 
@@ -358,7 +455,7 @@ def _register(
         *(("sessions",) if layout.session else ()),
     )
     known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens}
-    register = trace_format(name, summary, options=options, **known)  # type: ignore[arg-type]
+    register = trace_format(name, summary, options=options, **known)
     register(lambda source: _Table(source, layout).blocks())
 
 

@@ -10,6 +10,7 @@ from typing import IO, Any, NoReturn
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
+from optsched.workloads.traces.declared import check_declared, strategy_clients
 from optsched.workloads.traces.delimited import open_bytes, plain_name, without_mark
 from optsched.workloads.traces.fields import Fields
 
@@ -24,18 +25,24 @@ class UnreadableError(InputError):
 
 
 def objects_in_blocks(
-    source: Source, rows: int = 16_384, inside: str = "", runs: str = ""
+    source: Source,
+    rows: int = 16_384,
+    inside: str = "",
+    runs: str = "",
+    mark: Callable[[Any], Any] = iter,
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """Yield the objects in the window, each with its line, in lists of at most ``rows``.
 
     ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
-    which the user picks one. What cannot be read as an object is told to the findings.
+    which the user picks one. ``mark`` may change what is read. What cannot be read as an object is
+    told to the findings.
     """
     stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
-    for block in source.window.blocks(_objects(source.path, stream, inside), rows):
+    for block in source.window.blocks(mark(_objects(source, stream, inside)), rows):
         found = list[tuple[int, dict[str, Any]]]()
         for line, value in block:
             if isinstance(value, dict):
+                check_declared(source, line, value)
                 found.append((line, value))
             else:
                 source.findings.skip(line, value)
@@ -52,8 +59,9 @@ def pick_run(
     Each object of the file is a run, or has a list of runs at the path ``runs``.
     """
     path, found, broken = source.path, [], None
-    for line, entry in _objects(path, json_objects(path, floats), runs):
+    for line, entry in _objects(source, json_objects(path, floats), runs):
         if isinstance(entry, dict):
+            check_declared(source, line, entry)
             found.append((line, entry))
         else:
             broken = broken or entry
@@ -72,7 +80,9 @@ def pick_run(
     if not 1 <= abs(wanted) <= len(found):
         raise InputError(f"{path}: run: found {wanted}; expected a run of the {len(found)}")
 
-    return found[wanted - 1 if wanted > 0 else wanted]
+    picked = found[wanted - 1 if wanted > 0 else wanted]
+    source.findings.clients = strategy_clients(picked[1])
+    return picked
 
 
 def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
@@ -94,14 +104,18 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
 
 
 def _objects(
-    path: Path, stream: Iterator[tuple[int, Any]], inside: str
+    source: Source, stream: Iterator[tuple[int, Any]], inside: str
 ) -> Iterator[tuple[int, dict[str, Any] | InputError]]:
     """Yield the objects at a path inside values, or what is wrong with each."""
     for line, value in stream:
+        if inside and isinstance(value, dict):  # a document, which may say more of itself
+            about = value.get("metadata")
+            check_declared(source, line, {**value, **(about if isinstance(about, dict) else {})})
+
         for entry in _entries(value, inside.split(".")) if inside else [value]:
             if not isinstance(entry, (dict, InputError)):
                 found = f"found {str(entry)[:40]!r}; expected an object with named fields"
-                entry = InputError(f"{path}: line {line}: {found}")
+                entry = source.findings.at(line, found)
 
             yield line, entry
 
@@ -230,6 +244,7 @@ def read_objects(
     inside: str = "",
     runs: str = "",
     raw: Collection[str] = (),
+    mark: Callable[[Any], Any] = iter,
 ) -> Iterator[Fields]:
     """Yield the objects in the window of a file as rows, with the `raw` values of some names.
 
@@ -240,7 +255,7 @@ def read_objects(
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
     known = {field: found for field, found in wanted.items() if not field.startswith("? ")}
 
-    for rows in objects_in_blocks(source, inside=inside, runs=runs):
+    for rows in objects_in_blocks(source, inside=inside, runs=runs, mark=mark):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
         for k, (line, row) in enumerate(rows):
@@ -316,8 +331,8 @@ def _inside(value: Any, name: str) -> Any:
 
     if not isinstance(value, dict):
         return _MISSING
-    if name in value:
-        return value[name]
+    if name in value or "." not in name:
+        return value.get(name, _MISSING)
 
     for at, char in enumerate(name):
         if char == "." and name[:at] in value:

@@ -22,6 +22,9 @@ _IDENTITY = (
 IDENTITY_NAMES = _IDENTITY.split("|")
 """Names of columns of which an instance expects one value."""
 
+CLIENT_NAMES = ["max_concurrency", "concurrency", "num_concurrent_requests", "num_clients"]
+"""Names of columns with the number of clients of a run."""
+
 UNIT_NAMES = ["unit", "units", "time_unit", "time_units"]
 
 _NOTHING = re.compile(r"|null|none|nan|\[\]|\{\}|no_error|no|false|0|ok")

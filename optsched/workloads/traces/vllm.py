@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.fields import PLACES, Fields, Mask
+from optsched.workloads.traces.fields import PLACES, Fields, Mask, exact_whole
 from optsched.workloads.traces.json_objects import as_text, pick_run
 
 _LATENCIES = ("latencies", "e2els")
-_NO_LISTS = (
-    "input_lens: found no lists of requests; expected a benchmark run with --save-result and "
-    "--save-detailed (vLLM) or --output-details (SGLang), which writes them"
+_DETAILED = (
+    "expected a benchmark run with --save-result and --save-detailed (vLLM) or --output-details "
+    "(SGLang), which writes them"
 )
 
 
@@ -34,18 +34,27 @@ def read_vllm(source: Source) -> Iterator[Block]:
     The entry k of every list is request k, and counts as line k + 1. The latency of a request is
     its entry of ``latencies``. If there is no such list, it is the time to the first token plus
     the sum of the inter-token latencies. A request with an error or without output failed.
-    Results without ``start_times`` have no arrivals, unless all requests were sent at once.
+    Results without ``start_times`` have no arrivals, unless all requests were sent at once. Where
+    arrivals are drawn, lengths are enough.
     """
     _, run = pick_run(source, floats=float)
+    source.findings.fields = int(
+        source.form is not None and source.form.name in str(run.get("backend"))
+    )
+    run = {name: value for name, value in run.items() if value is not None}
     ends = next((name for name in _LATENCIES if name in run), "itls")
-    needed = ("input_lens", "output_lens", *(("ttfts", "itls") if ends == "itls" else ()))
-    for name in needed:
+    times = ("ttfts", "itls") if ends == "itls" else (ends,)
+    timed = run.keys() >= set(times)
+    for name in ("input_lens", "output_lens", *(() if source.drawn else times)):
         if name not in run:
             words = f"expected the list {name}; found {', '.join(run)[:200]}"
-            raise InputError(f"{source.path}: {_NO_LISTS if name == 'input_lens' else words}")
+            drawn = "; or rate=R (--rate R), which needs no times" * (name in times)
+            words = "input_lens: found no lists of requests" if name == "input_lens" else words
+            raise InputError(f"{source.path}: {words}; {_DETAILED}{drawn}")
 
     found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
-    lists = {name: _entries(source, run, name) for name in (*needed, *found, ends)}
+    names = ("input_lens", "output_lens", *found, *(times if timed else ()))
+    lists = {name: _entries(source, run, name) for name in names}
     inside = source.window.take(len(lists["input_lens"]))
     if inside.start == inside.stop:
         return
@@ -65,11 +74,13 @@ def read_vllm(source: Source) -> Iterator[Block]:
     ttft, latency, time = None, None, None
     if "ttfts" in lists:
         ttft = rows.seconds("ttfts", source.unit("ttft", "s"), left)
-    if ttft is not None and ends == "itls":
+    if timed and ttft is not None and ends == "itls":
         latency = ttft + _after_first(rows, lists["itls"], ttft, output, left)
-    else:
+    elif timed:
         latency = rows.seconds(ends, source.unit("latency", "s"), left)
 
+    if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
+        source.findings.clients = f"the file says max_concurrency {limit}", limit
     if "start_times" in lists:
         time = rows.points("start_times", source.unit("arrival", "s"), left)
     elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):

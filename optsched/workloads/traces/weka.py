@@ -1,16 +1,17 @@
 """Sessions of agents: those by Weka, with ids of blocks that are local to them, and others."""
 
+import itertools
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_SECOND
 from optsched.workloads.traces.base import Block, Source, objects, trace_format
-from optsched.workloads.traces.fields import Fields, Mask
+from optsched.workloads.traces.declared import check_unit
+from optsched.workloads.traces.fields import PLACES, Fields, Mask
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
 
 _FIELDS = {"arrival": "t", "prompt_tokens": "in", "output_tokens": "out"}
@@ -28,34 +29,41 @@ Ints = NDArray[np.int64]
     "Weka's sessions of coding agents (JSON lines, a session each)",
     options=("unit", "sessions"),
     ids_tokens=64,
+    scopes=("local", "global"),
 )
 def read_weka(source: Source) -> Iterator[Block]:
     """Yield one row per call, in the line of its session; the window counts sessions.
 
-    Calls of sub-agents are calls of their session. Every session begins at 0, since the file does
-    not say when it did. Ids are made global by the line of the session. In closed loop a call is
-    released ``think_time`` after the end of the one before it.
+    Calls of sub-agents are calls of their session, and their times count from the beginning of the
+    sub-agent, as in the public files. Every session begins at 0, since the file does not say when
+    it did. Ids are those of one session unless it says that their scope is global. In closed loop a
+    call is released ``think_time`` after the end of the one before it.
     """
+    unit, name = source.unit("arrival", "s"), itertools.count()
     for sessions in objects_in_blocks(source, rows=64):
-        lines, calls, links = list[int](), list[dict[str, Any]](), list[Any]()
+        lines, calls, links, ids = list[int](), list[Call](), list[Any](), list[Any]()
         for line, session in sessions:
-            own = list[Call]()
-            _link(own, session.get("requests"))
+            check_unit(source, line, session, "s")
+            own, session_name = list[Call](), next(name)
+            _link(own, session.get("requests"), 10.0 ** (PLACES.get(unit, 9) - 9))
+            _check_base(source, line, own)
             lines += [line] * len(own)
-            calls += [call for call, _, _ in own]
-            links += [
-                ((line, k), tuple((line, j) for j in before), round(delay * 1e9))
-                for k, (_, before, delay) in enumerate(own)
-            ]
+            calls += own
+            scope = None if session.get("hash_id_scope") == "global" else session_name
+            for k, call in enumerate(own):
+                before = tuple((session_name, j) for j in call.before)
+                links.append(((session_name, k), before, round(call.delay * 1e9)))
+                found: Any = call.fields.get("hash_ids")
+                listed = isinstance(found, list)
+                ids.append([(scope, str(one)) for one in found] if listed else found)
 
-        ids = list[Any]()
-        for line, call in zip(lines, calls, strict=True):
-            found = call.get("hash_ids")
-            ids.append([(line, str(one)) for one in found] if isinstance(found, list) else found)
-
-        rows = _fields(source, lines, calls, _FIELDS)
+        rows = _fields(source, lines, [call.fields for call in calls], _FIELDS)
         prompt, output, left = _tokens(rows)
-        time = None if source.drawn else rows.points("arrival", source.unit("arrival", "s"), left)
+        time = None
+        if not source.drawn:
+            begun = np.array([round(call.base * 1e9) for call in calls], dtype=np.int64)
+            time = rows.points("arrival", unit, left) + begun
+
         block = Block(rows.line, prompt, output, time, ids=objects(ids), calls=objects(links))
         yield block.pick(~rows.unreadable)
 
@@ -72,22 +80,26 @@ def read_agentic(source: Source) -> Iterator[Block]:
     Each call is released ``tool_duration_ns`` after the end of the one before it. A line without
     ``sub_requests`` is a session of one call.
     """
-    if not source.closed:
-        raise InputError(
-            f"{source.path}: found sessions, whose later calls have no arrivals; expected "
-            "sessions=True (--sessions)"
-        )
-
+    name = itertools.count()
     for sessions in objects_in_blocks(source, rows=64):
-        lines, calls = list[int](), list[dict[str, Any]]()
+        lines, calls, names = list[int](), list[dict[str, Any]](), list[int]()
         for line, session in sessions:
+            check_unit(source, line, session, "ns")
             own = session.get("sub_requests", [session])
             if not isinstance(own, list) or not all(isinstance(one, dict) for one in own):
                 source.findings.skip(line, f"sub_requests: found {own!r:.40}; expected objects")
                 continue
 
+            if not source.closed and len(own) > 1:
+                raise source.findings.at(
+                    line,
+                    "found a session, whose later calls have no arrivals; expected sessions=True "
+                    "(`import --sessions`)",
+                )
+
             begin = session.get("arrival_time_ns")
             lines += [line] * len(own)
+            names += [next(name)] * len(own)
             calls += [{"tool_duration_ns": 0, **one, "arrival_time_ns": begin} for one in own]
 
         rows = _fields(source, lines, calls, _AGENTIC)
@@ -99,13 +111,12 @@ def read_agentic(source: Source) -> Iterator[Block]:
 
         left |= rows.unreadable
         links, before = list[Any](), dict[int, int]()
-        for k, line in enumerate(lines):
-            last = before.get(line)
-            links.append(
-                ((line, k), *(((), 0) if last is None else (((line, last),), waits[last])))
-            )
+        for k, own_name in enumerate(names):
+            last = before.get(own_name)
+            wait = ((), 0) if last is None else (((own_name, last),), waits[last])
+            links.append(((own_name, k), *wait))
             if not left[k]:
-                before[line] = k
+                before[own_name] = k
 
         ids = objects([one.get("input_tok_ids") for one in calls])
         for k, call in enumerate(calls):
@@ -130,33 +141,46 @@ def _tokens(rows: Fields) -> tuple[Ints, Ints, Mask]:
     return prompt, output, (prompt <= 0) | (output <= 0) | rows.unreadable
 
 
-Call = tuple[dict[str, Any], tuple[int, ...], float]
-"""A call, the places of those that it comes after, and the seconds from the last end to it."""
+class Call(NamedTuple):
+    """A call, when its agent began, the places of those before it, and the wait after them.
+
+    Times are seconds from the beginning of the session.
+    """
+
+    fields: dict[str, Any]
+    base: float
+    before: tuple[int, ...] = ()
+    delay: float = 0.0
 
 
 def _link(
-    found: list[Call], requests: Any, base: float = 0.0, last: tuple[int, float] | None = None
+    found: list[Call],
+    requests: Any,
+    scale: float,
+    base: float = 0.0,
+    last: tuple[int, float] | None = None,
 ) -> tuple[int, float] | None:
     """Append the calls of a session or a sub-agent that begins at a time; return the last's end.
 
     Each comes after the one before it. A sub-agent's first one comes after the call before the
     sub-agent, and the next call of the session that begins when the sub-agent has ended waits for
-    it, too. `last`: the place and the end of the call before.
+    it, too. `scale`: the seconds of a unit of times. `last`: the place and the end of the call
+    before.
     """
     own, running = False, list[tuple[int, float]]()
     for one in requests if isinstance(requests, list) else []:
         if not isinstance(one, dict):
             continue
 
-        start = base + _seconds(one.get("t"))
+        start = base + _number(one.get("t")) * scale
         if "requests" in one:
-            ended = _link(found, one["requests"], start, last)
+            ended = _link(found, one["requests"], scale, start, last)
             if ended is not None and ended != last:
                 running.append(ended)
 
             continue
-        if not (_seconds(one.get("in")) and _seconds(one.get("out"))):
-            found.append((one, (), 0.0))  # it will be left out, so nobody comes after it
+        if not (_number(one.get("in")) and _number(one.get("out"))):
+            found.append(Call(one, base))  # it will be left out, so nobody comes after it
             continue
 
         awaited = [one_end for one_end in running if one_end[1] <= start]
@@ -164,14 +188,26 @@ def _link(
         before = awaited if last is None else [last, *awaited]
         delay = max(start - max((end for _, end in before), default=start), 0.0)
         if own and not awaited and "think_time" in one:
-            delay = _seconds(one["think_time"])
+            delay = _number(one["think_time"]) * scale
 
-        found.append((one, tuple(place for place, _ in before), delay))
-        last, own = (len(found) - 1, start + _seconds(one.get("api_time"))), True
+        found.append(Call(one, base, tuple(place for place, _ in before), delay))
+        last, own = (len(found) - 1, start + _number(one.get("api_time")) * scale), True
 
     return last
 
 
-def _seconds(value: Any) -> float:
+def _check_base(source: Source, line: int, calls: list[Call]) -> None:
+    """Tell the findings if no call of any sub-agent begins before its sub-agent does."""
+    inner = [call for call in calls if call.base > 0]
+    if inner and all(_number(call.fields.get("t")) >= call.base for call in inner):
+        source.findings.odd(
+            "calls of sub-agents are read from the beginning of their sub-agent, and none is "
+            "earlier than that: do they count from that of the session?",
+            line,
+            len(inner),
+        )
+
+
+def _number(value: Any) -> float:
     plain = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
     return float(value) if plain and 0 < value < MAX_SECOND else 0.0

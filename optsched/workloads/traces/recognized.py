@@ -1,0 +1,125 @@
+"""The format that a file is in, found out by reading its beginning in every format."""
+
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from optsched.files.measured import Measured
+from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.instance import Instance
+from optsched.workloads.traces import read_with_findings
+from optsched.workloads.traces.base import FORMATS
+from optsched.workloads.traces.delimited import open_bytes
+from optsched.workloads.traces.parquet import is_parquet
+
+_ROWS = 200
+_LINES = 1000
+_BYTES = 1 << 20
+_LENGTHS = ("prompt_tokens", "output_tokens")
+_KV = 2**40  # whatever the requests need
+
+
+class _Fit(NamedTuple):
+    """A format that reads a file, what it finds of its own there (see `Findings`), and the rest."""
+
+    name: str
+    unreadable: int
+    marked: bool | None
+    fields: int
+    instance: Instance
+    measured: Measured | None
+
+    @property
+    def rank(self) -> tuple[int, bool, int, str]:
+        """What sorts formats, the best last."""
+        doubtful = self.marked is False
+        return -self.unreadable, self.marked is True, 0 if doubtful else self.fields, self.name
+
+    def is_like(self, other: "_Fit") -> bool:
+        """Whether two formats read the same."""
+        one, two = self.instance, other.instance
+        pairs = [(getattr(one, name), getattr(two, name)) for name in ("arrival", *_LENGTHS)]
+        seen = [None if fit.measured is None else fit.measured.latency for fit in (self, other)]
+        pairs.append((seen[0], seen[1]))
+        return all((a is None) is (b is None) and np.array_equal(a, b) for a, b in pairs)
+
+
+def recognize(path: str | Path) -> str:
+    """Return the name of the format that a file is in.
+
+    It is the one that reads most rows and whose marks stand in the file, such as Mooncake's ids; of
+    others the one with the largest number of its fields there.
+
+    Raises
+    ------
+    InputError
+        No format reads the file, or several do that differ.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        head = _beginning(Path(path), Path(folder))
+        found = [fit for name in FORMATS.all() if (fit := _fit(name, head)) is not None]
+
+    fits = sorted(found, key=lambda fit: fit.rank)
+    if not fits:
+        raise InputError(
+            f"{path}: found no format that it is in; expected requests in one that `import --help` "
+            "lists (--format NAME says why it is not in that), or an instance"
+        )
+
+    best, asked = fits[-1], list[str]()
+    for fit in fits:
+        as_good = fit.rank[:3] == best.rank[:3]
+        doubtful = fit.marked is False and not best.marked and fit.fields >= best.fields
+        doubtful = doubtful and fit.unreadable == best.unreadable
+        if (as_good or doubtful) and not (fit.is_like(best) and best.marked is not False):
+            asked.append(fit.name)
+
+    if asked:
+        names = " or ".join(sorted({*asked, best.name}))
+        raise InputError(
+            f"{path}: found what may be in the format {names}, but for its marks; expected "
+            "--format NAME to say what it is"
+        )
+
+    return best.name
+
+
+def _beginning(path: Path, folder: Path) -> Path:
+    """Return a file with the first lines of a long one; one document has to be read whole."""
+    if is_parquet(path):
+        return path
+    with open_bytes(path) as stream:
+        lines = stream.read(_BYTES).splitlines(keepends=True)
+        if len(lines) < 3 or (len(lines) <= _LINES and not stream.read(1)):
+            return path
+
+    if lines[0].lstrip()[:1] in (b"{", b"["):
+        first = None
+        with suppress(ValueError):
+            first = json.loads(lines[0])
+        if not isinstance(first, dict):
+            return path
+
+    head = folder / path.name
+    head.write_bytes(b"".join(lines[:-1][:_LINES]))
+    return head
+
+
+def _fit(name: str, path: Path) -> _Fit | None:
+    """Return how a format reads the beginning of a file; None if it does not."""
+    for sessions in (False, True) if "sessions" in FORMATS.get(name).options else (False,):
+        try:
+            instance, report, findings = read_with_findings(
+                name, path, limit=_ROWS, kv_capacity=_KV, prefixes=False, sessions=sessions
+            )
+        except OptschedError:
+            continue
+
+        own = name, report.unreadable, findings.marked, findings.fields
+        return _Fit(*own, instance, report.measured)
+
+    return None

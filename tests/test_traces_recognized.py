@@ -1,0 +1,130 @@
+"""`diagnose` finds out which format a file is in, or asks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import invoke, one_line_error, run
+from test_traces_layouts import AIPERF, BATCH, BLIS, GUIDE, LLMSERVINGSIM, OTEL, PERF, SPEND, lines
+from trace_files import OLD, put
+
+from optsched.problem.errors import InputError
+from optsched.workloads.traces import trace_formats
+from optsched.workloads.traces.recognized import recognize
+
+DATA = os.environ.get("OPTSCHED_DATA")
+LENGTHS = {"input_length": 600, "output_length": 9}
+TALK = [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c"}]
+SPOKEN = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+RUN = {
+    "input_lens": [100, 200], "output_lens": [3, 4], "start_times": [10.0, 10.5],
+    "ttfts": [0.2, 0.3], "latencies": [1.5, 2.0],
+}  # fmt: skip
+AGENT = {"arrival_time_ns": 0, "sub_requests": [
+    {"input_toks": 9, "output_toks": 5}, {"input_toks": 20, "output_toks": 5}]}  # fmt: skip
+CALL = {"t": 0.0, "in": 128, "out": 9, "hash_ids": [1, 2], "api_time": 1.0}
+TURN = {"conversation_id": "a", "start_time_ms": 5000.0, "input_num_tokens": 100,
+        "output_num_tokens": 10, "ttft_ms": 40.0, "latency_ms": 130.0}  # fmt: skip
+FILES = {
+    "aiperf": AIPERF,
+    "azure": OLD,
+    "bailian": lines(*({"chat_id": k, "parent_chat_id": -1, "timestamp": 60.0 * k, **LENGTHS,
+                        "hash_ids": [k]} for k in range(3))),
+    "blis": BLIS,
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens\n5,m,10,5\n50,m,20,6\n",
+    "csv": "arrival,prompt_tokens,output_tokens\n1.5,6,5\n3.5,7,4\n",
+    "guidellm": json.dumps(GUIDE),
+    "inference-perf": json.dumps(PERF),
+    "jsonl": lines({"arrival": 1.5, "prompt_tokens": 6, "output_tokens": 5, "latency": 0.4}),
+    "litellm": SPEND,
+    "llmservingsim": LLMSERVINGSIM,
+    "llmservingsim-agentic": lines(AGENT, {**AGENT, "arrival_time_ns": 5 * 10**9}),
+    "llmservingsim-workload": lines(*({"input_toks": 6, "output_toks": 5, "arrival_time_ns": t}
+                                      for t in (4 * 10**7, 2 * 10**9))),
+    "lmsys": json.dumps([{"conversation": SPOKEN}]),
+    "mooncake": lines(*({"timestamp": 3000 * k, **LENGTHS, "hash_ids": [k]} for k in range(3))),
+    "openai-batch": BATCH,
+    "otel": OTEL,
+    "servegen": "request_id,timestamp,input_tokens,output_tokens\n0,1.5,6,5\n1,3.5,7,4\n",
+    "sglang": json.dumps({"backend": "sglang", **RUN}),
+    "sharegpt": json.dumps([{"conversations": TALK}]),
+    "vidur": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,374,44\n2,396,109\n",
+    "vllm": json.dumps({"backend": "openai", **RUN}),
+    "vllm-multi-turn": json.dumps([TURN]),
+    "weka": json.dumps([{"block_size": 64, "requests": [CALL]}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(trace_formats()))
+def test_a_file_of_each_format_is_taken_for_what_it_is(tmp_path, name):
+    assert recognize(put(tmp_path, FILES[name], "file")) == name
+
+
+@pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("azure/AzureLLMInferenceTrace_code.csv", "azure"),
+        ("azure/AzureLLMInferenceTrace_conv.csv", "azure"),
+        ("llmservingsim/rtx4090-llama-3.1-8b/requests.jsonl", "llmservingsim"),
+        ("llmservingsim/rtxpro6000-llama-3.1-8b/requests.jsonl", "llmservingsim"),
+        ("mooncake/conversation_trace.jsonl.gz", "mooncake"),
+        ("mooncake/conversation_trace_head2000.jsonl", "mooncake"),
+        ("weka/sessions_up_to_100k.jsonl.gz", "weka"),
+        ("llmservingsim/rtx4090-llama-3.1-8b/timeseries.csv", None),
+        ("llmservingsim/rtx4090-llama-3.1-8b/profile/skew.csv", None),
+        ("splitwise/perf_model.csv", None),
+        ("vidur-a100/Llama-2-7b-hf/attention_sample.csv", None),
+    ],
+)
+def test_public_files_are_taken_for_what_they_are(file: str, name: str | None) -> None:
+    path = Path(str(DATA)) / file
+    if name is None:
+        with pytest.raises(InputError, match="found no format that it is in"):
+            recognize(path)
+    else:
+        assert recognize(path) == name
+
+
+GPU = ("--gpu", "h100-80gb", "--model", "llama3-8b")
+BARE = [{"timestamp": 3000 * k, **LENGTHS} for k in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (BARE, "mooncake or servegen"),  # milliseconds or seconds
+        ([{**one, "request_id": k} for k, one in enumerate(BARE)], "mooncake or servegen"),
+        ([{"start_time": 5.0, "prompt_tokens": 5, "output_tokens": 9}], "guidellm"),  # of no run
+        ([{"start": 5.0, "prompt_tokens": 5, "output_tokens": 9}], "jsonl"),  # whose arrivals?
+    ],
+)
+def test_a_file_that_may_be_in_several_formats_is_asked_about(
+    tmp_path: Path, rows: Any, names: str
+) -> None:
+    file = put(tmp_path, lines(*rows), "requests.jsonl")
+    error = one_line_error(invoke("diagnose", file, *GPU))
+    assert names in error
+    assert "expected --format NAME" in error
+
+
+def test_the_format_that_is_named_or_found_is_said(tmp_path: Path) -> None:
+    file = put(tmp_path, lines(*BARE), "requests.jsonl")
+    assert "taken as mooncake, 3 requests" in run("diagnose", file, *GPU, "--format", "mooncake")
+    file = put(tmp_path, FILES["mooncake"], "own.jsonl")
+    assert "taken as mooncake, 3 requests" in run("diagnose", file, *GPU)
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang-oai", "openai"])
+def test_measured_times_are_not_dropped_where_a_run_has_no_arrivals(
+    tmp_path: Path, backend: str
+) -> None:
+    without = {key: value for key, value in RUN.items() if key != "start_times"}
+    file = put(tmp_path, json.dumps({"backend": backend, "request_rate": 4.0, **without}), "b.json")
+    error = one_line_error(invoke("diagnose", file, *GPU))
+    assert "found latencies, but no arrivals" in error
+    assert "import " in error
