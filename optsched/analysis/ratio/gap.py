@@ -114,7 +114,7 @@ def gap_breakdown(
         An instance in rounds, without limits on batches.
     policy : str, Rules, Windows or Policy
     seeds, seed : int
-        Number of runs of a random policy, and the seed of the first one.
+        Number of runs of a random policy, and their seed: run r has ``[seed, 0, r]``.
     time_limit_s : float
         Seconds for the optimum. If it is not proved, ``best`` is the best schedule found.
     progress : bool or callable
@@ -205,7 +205,8 @@ def _foreseen(line, arrival, output, base, capacity, use):  # type: ignore[no-un
 def _mean_latency(
     instance: Instance, policy: str | Scheduler, seed: int, seeds: int
 ) -> NDArray[np.float64]:
-    found = [evaluate(instance, simulate(instance, policy, seed=seed + k)) for k in range(seeds)]
+    every = ([seed, 0, run] for run in range(seeds))
+    found = [evaluate(instance, simulate(instance, policy, seed=one)) for one in every]
     if any(one.workers > 1 for one in found):
         raise UsageError("gap_breakdown: found a policy on several workers; expected one worker")
 
