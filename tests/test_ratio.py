@@ -121,7 +121,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
         with pytest.raises(SolverError, match="contradicts a schedule of tel"):
             worst_case("mc-sf", "offline", 0.2, n=3, kv_capacity=20, progress=False)
     else:
-        with pytest.raises(SolverError, match="contradicts a schedule of tel .*, below 1"):
+        with pytest.raises(SolverError, match=r"contradicts a schedule of tel .*, below 1"):
             competitive_ratio("mc-sf", [small(0)], reference)
 
 
