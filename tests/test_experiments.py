@@ -97,25 +97,17 @@ def test_a_claim_holds_within_15_percent() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "trials", "departures"),
     [
-        ("jaillet-model-1", {"n": 4}, 2, ["n = 4", "the first 2 trials only"]),
+        ("jaillet-model-1", {"n": 4}, 2, ["n = 4", "trials = 2"]),
         ("infermax-csp", {"output": 2, "prompt": [1, 8]}, None, ["output = 2", "prompt = [1, 8]"]),
-        ("infermax-csp", {"time_limit_s": 99.0}, 1, ["the first 1 trials only"]),
-        (
-            "chen-distributions",
-            {"requests_per_token": 1},
-            1,
-            ["requests_per_token = 1", "the first"],
-        ),
+        ("infermax-csp", {"time_limit_s": 99.0}, 1, ["trials = 1"]),
+        ("chen-distributions", {"seeds": 1}, 1, ["seeds = 1", "trials = 1"]),
     ],
 )
 def test_there_is_a_verdict_only_with_the_parameters_of_the_paper(
     name: str, settings: dict, trials: int | None, departures: list[str]
 ) -> None:
     outcome = run_experiment(name, settings, trials=trials)
-    assert len(outcome.departures) == len(departures)
-    for found, expected in zip(outcome.departures, departures, strict=True):
-        assert found.startswith(expected)
-
+    assert outcome.departures == departures
     assert outcome.claims
     assert {claim.verdict for claim in outcome.claims} == {None}
     assert {claim["holds"] for claim in outcome.summary()["claims"]} == {None}

@@ -154,7 +154,7 @@ def run_experiment(
     claims = experiment.summarize([row for row in rows if row["failed"] is None])
     departures = experiment.departures(parameters)
     if in_part:
-        departures.append(f"the first {len(wanted)} trials only")
+        departures.append(f"trials = {len(wanted)}")
 
     outcome = Outcome(
         experiment=experiment,
