@@ -32,36 +32,35 @@ from optsched.policies import Runner
 
 
 class Counts:
-    '''Serves one after the other, and waits a round more before each one that it has served.'''
+    '''Serves one after the other; the next is as far down the line as it has served requests.'''
 
     clairvoyant = False
 
     def __init__(self):
-        self.served, self.waits = 0, 0
+        self.served = 0
 
     def batch(self, view):
         if view.running:
-            self.waits = self.served
             return Batch({i: 1 for i in view.running})
-        if self.waits > 0 and len(view.waiting) > 0:
-            self.waits -= 1
-            return Batch(stall=True)
+        i = view.waiting[self.served % len(view.waiting)]
         self.served += 1
-        i = view.waiting[0]
         return Batch({i: view.rest(i)})
 
 
-class Remembers(Counts):
-    '''Keeps those that it has seen in a set of its own.'''
+class Remembers:
+    '''Serves the last one that it has not served before, or else the first.'''
+
+    clairvoyant = False
 
     def __init__(self):
-        super().__init__()
         self.seen = set()
 
     def batch(self, view):
-        self.served = len(self.seen)
-        self.seen |= set(view.waiting)
-        return super().batch(view)
+        if view.running:
+            return Batch({i: 1 for i in view.running})
+        i = next((i for i in reversed(view.waiting) if i not in self.seen), view.waiting[0])
+        self.seen.add(i)
+        return Batch({i: view.rest(i)})
 
 
 class Alternates(Runner):
@@ -79,6 +78,10 @@ made = Alternates()
 """
 
 
+# Three requests at 0 that do not fit together, so that the order is what counts.
+CASES = [Instance([0] * 3, [5] * 3, outputs, kv_capacity=9) for outputs in ([1, 2, 4], [4, 1, 2])]
+
+
 def counters(folder: Path) -> dict[str, Any]:
     """Return the objects of `COUNTERS`, and write its file."""
     file = folder / "counters.py"
@@ -94,18 +97,17 @@ STATEFUL = ["Counts", "Remembers", "Alternates"]
 @pytest.mark.parametrize("name", STATEFUL)
 def test_an_object_and_its_file_have_the_same_ratios(name: str, tmp_path: Path) -> None:
     thing, spec = counters(tmp_path)[name](), f"{tmp_path}/counters.py:{name}"
-    instances = [small(seed) for seed in range(3)]
-    study = competitive_ratio({"object": thing, "file": spec}, instances, "h-sf", seeds=4)
+    study = competitive_ratio({"object": thing, "file": spec}, CASES, "h-sf", seeds=4)
     as_object, as_file = ([row.tel for row in study.of(label)] for label in ("object", "file"))
     assert as_object == as_file
     # Four runs of a policy without coins are one: their mean is the latency of each.
-    once = competitive_ratio({"once": thing}, instances, "h-sf")
+    once = competitive_ratio({"once": thing}, CASES, "h-sf")
     assert [row.tel for row in once.rows] == as_object
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
-    thing, instance = counters(tmp_path)[name](), small(1)
+    thing, instance = counters(tmp_path)[name](), CASES[1]
 
     def tel() -> float:
         return evaluate(instance, simulate(instance, thing)).metrics["tel"]
@@ -121,12 +123,12 @@ def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
 
 
 def test_every_worker_has_an_object_of_its_own(tmp_path: Path) -> None:
-    # Two workers that serve one request each wait for nobody. One that has served waits a round.
+    # Each worker has two requests, and begins with the first: 3 rounds, then 1.
     spec = f"{tmp_path}/counters.py:Counts:workers=2,router=round-robin"
     things = counters(tmp_path)
-    two = Instance([0, 0], [1, 1], [3, 3], kv_capacity=9)
+    four = Instance([0] * 4, [1] * 4, [3, 3, 1, 1], kv_capacity=9)
     for policy in (spec, Routed(runner_of(things["Counts"]()), 2, "round-robin")):
-        assert evaluate(two, simulate(two, policy)).finish.tolist() == [3, 3]
+        assert evaluate(four, simulate(four, policy)).finish.tolist() == [3, 3, 4, 4]
     # Workers that run only whole instances: both are first come first served.
     four = Instance([0] * 4, [1] * 4, [5, 5, 2, 2], kv_capacity=6)
     routed = Routed(things["Alternates"](), 2, "round-robin")
@@ -136,7 +138,7 @@ def test_every_worker_has_an_object_of_its_own(tmp_path: Path) -> None:
 
 def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:
     counters(tmp_path)
-    instance, spec = small(1), f"{tmp_path}/counters.py:made"
+    instance, spec = CASES[1], f"{tmp_path}/counters.py:made"
     runs = [evaluate(instance, simulate(instance, spec)).metrics["tel"] for _ in range(3)]
     assert runs == [evaluate(instance, simulate(instance, "fcfs")).metrics["tel"]] * 3
 
