@@ -4,7 +4,8 @@
 
 Every instance is served by `a-random` with the seed that drew it, as ``generate --seed K`` and
 ``simulate --seed K`` do, and with seeds that have nothing to do with it. The two means may differ
-by chance only. With one stream for both they differed by -2.7 %, six standard errors.
+by chance only. Over 8,000 instances they differ by -0.09 %, with a standard error of 0.22 %. When
+both had one stream, the first was 2.7 % too small over 2,000 instances.
 """
 
 import argparse
