@@ -94,6 +94,32 @@ def test_a_claim_holds_within_15_percent() -> None:
     assert Claim("x", "always", "22 of 33", False).verdict is False
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "trials", "departures"),
+    [
+        ("jaillet-model-1", {"n": 4}, 2, ["n = 4", "trials = 2"]),
+        ("infermax-csp", {"output": 2, "prompt": [1, 8]}, None, ["output = 2", "prompt = [1, 8]"]),
+        ("infermax-csp", {"time_limit_s": 99.0}, 1, ["trials = 1"]),
+        ("chen-distributions", {"seeds": 1}, 1, ["seeds = 1", "trials = 1"]),
+    ],
+)
+def test_there_is_a_verdict_only_with_the_parameters_of_the_paper(
+    name: str, settings: dict, trials: int | None, departures: list[str]
+) -> None:
+    outcome = run_experiment(name, settings, trials=trials)
+    assert outcome.departures == departures
+    assert outcome.claims
+    assert {claim.verdict for claim in outcome.claims} == {None}
+    assert {claim["holds"] for claim in outcome.summary()["claims"]} == {None}
+
+
+def test_a_study_with_its_own_parameters_has_verdicts() -> None:
+    # More seconds, or another solver, are no other problem.
+    outcome = run_experiment("infermax-csp", {"time_limit_s": 99.0})
+    assert outcome.departures == []
+    assert {claim.verdict for claim in outcome.claims} - {None}
+
+
 def test_csv_keeps_every_digit_and_leaves_unknown_values_empty() -> None:
     assert rows_as_csv([{"a": "=1"}, {"a": -1.5}, {"a": "x-1"}]) == "a\n'=1\n-1.5\nx-1\n"
     assert rows_as_csv([{"a": 0.1 + 0.2, "b": None}, {"a": 1, "c": "x,y"}]) == (
@@ -233,7 +259,8 @@ def test_mean_running_size_of_eviction_free_schedulers_is_what_memory_allows() -
 def test_evictions_follow_the_paper_at_full_size() -> None:
     settings = {"prompt": [1, 1024], "variants": ["vidur"]}
     outcome = run_experiment(EVICTION_FREE, settings)
-    held = {c.what: c.verdict for c in outcome.claims}
+    assert outcome.departures == ["prompt = [1, 1024]", "variants = ['vidur']"]
+    held = {c.what: replace(c, comparable=True).verdict for c in outcome.claims}
     assert held["vidur: vllm: most TPS of eviction-free over original"]
     assert held["vidur: vllm: most TTFT, the same"]
     assert held["vidur: sarathi: most TTFT, the same"]

@@ -201,6 +201,9 @@ class ByRemaining:
     def __init__(self) -> None:
         self.shown: list[tuple[list[float], list[int]]] = []
 
+    def __deepcopy__(self, memo: dict) -> ByRemaining:
+        return self  # every run is told to one object
+
     def batch(self, view: View) -> Batch:
         self.shown.append((view.remaining.tolist(), view.generated.tolist()))
         i = min([*view.running, *view.waiting], key=lambda k: (view.remaining[k], k))

@@ -30,7 +30,8 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies import Batch, View
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.budget import Progress
+from optsched.problem.errors import InputError, SolverError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
 from optsched.workloads.generate import generate
@@ -84,10 +85,76 @@ def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
     assert mean.interval[0] <= mean.low < mean.high <= mean.interval[1]
 
 
-def test_a_known_optimum_is_taken() -> None:
+def test_a_known_optimum_is_found_again() -> None:
     instance = read_instance("tiny")
     (row,) = competitive_ratio("mc-sf", [instance]).rows
     assert row.low == row.high == 48 / 33
+
+
+@pytest.mark.parametrize("reference", ["optimum", "bound", "best-known"])
+@pytest.mark.parametrize(
+    "known", [{"optimum": 99}, {"optimum": 1}, {"bound": 500}, {"best_known": 2, "bound": 1}]
+)
+def test_what_an_instance_says_of_itself_is_not_believed(reference, known) -> None:
+    instance = read_instance("tiny")
+    told = competitive_ratio("fcfs", [replace(instance, known=known)], reference)
+    bare = competitive_ratio("fcfs", [replace(instance, known=None)], reference)
+    assert told.rows == bare.rows
+    assert told.rows[0].low >= 1
+
+
+@pytest.mark.parametrize("reference", ["optimum", "bound", "worst case"])
+def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypatch) -> None:
+    import optsched.analysis.ratio.study as study
+    import optsched.analysis.ratio.worst as worst
+
+    def lies(instance, **options):
+        found = solve(instance, threads=1)
+        return replace(found, objective=found.objective + 50, bound=found.objective + 50)
+
+    monkeypatch.setattr(study, "optimum", lies)
+    monkeypatch.setattr(worst, "optimum", lies)
+    monkeypatch.setattr(study, "lower_bound", lambda *_, **__: (10_000.0, "a lie"))
+    if reference == "worst case":
+        with pytest.raises(SolverError, match="contradicts a schedule of tel"):
+            worst_case("mc-sf", "offline", 0.2, n=3, kv_capacity=20, progress=False)
+    else:
+        with pytest.raises(SolverError, match=r"contradicts a schedule of tel .*, below 1"):
+            competitive_ratio("mc-sf", [small(0)], reference)
+
+
+def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
+    import optsched.analysis.ratio.study as module
+
+    def stopped(instance, **options):
+        found = solve(instance, threads=1)
+        return replace(found, objective=found.objective + 1000, bound=1.0)
+
+    monkeypatch.setattr(module, "optimum", stopped)
+    (row,) = competitive_ratio("mc-sf", [small(0)]).rows
+    assert row.low == 1 < row.high
+
+
+def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
+    known = read_instance("tiny")
+    limited = replace(small(0), limits=Limits(max_running=1), name="limited")
+    phases = replace(small(1), hybrid_batching=False, name="phases")
+    study = competitive_ratio("mc-sf", [known, limited, phases], certificates=tmp_path / "c")
+    assert len(list((tmp_path / "c").glob("*-certificate.json"))) == 1
+    assert study.uncertified == ("limited: solved by cpsat", "phases: solved by cpsat")
+    words = "certificates: none for 2 instances, the first limited: solved by cpsat"
+    assert words in study.table()
+    assert study.to_dict()["uncertified"] == study.uncertified
+
+
+@pytest.mark.parametrize("reference", ["bound", "h-sf", "best-known"])
+def test_certificates_of_another_reference_are_refused(reference: str, tmp_path: Path) -> None:
+    words = f"certificates: found reference {reference}; expected optimum"
+    with pytest.raises(UsageError, match=words):
+        competitive_ratio("mc-sf", [small(0)], reference, certificates=tmp_path / "c")
+
+    asked = ["--set", "n=4", "--trials", 1, "--reference", reference]
+    assert words in run("ratios", *asked, "--certificates", str(tmp_path / "c"), status=2)
 
 
 def test_policies_are_compared_in_pairs() -> None:

@@ -232,10 +232,15 @@ class Never:
 class SeesIntervals:
     """Serves the waiting request of least upper prediction, one at a time."""
 
+    hidden = 0
+
+    def __deepcopy__(self, memo: dict) -> SeesIntervals:
+        return self  # every run is told to one object
+
     def batch(self, view: View) -> Batch:
         assert view.predicted_upper is not None
         hidden = view.predicted_upper[view.predicted_upper < 0]
-        self.hidden = max(getattr(self, "hidden", 0), len(hidden))
+        self.hidden = max(self.hidden, len(hidden))
         line = view.running or sorted(view.waiting, key=lambda i: view.predicted_upper[i])
         return Batch({line[0]: view.rest(line[0])})
 

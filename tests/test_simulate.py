@@ -306,6 +306,9 @@ class Spy:
     def __init__(self) -> None:
         self.seen: list[dict] = []
 
+    def __deepcopy__(self, memo: dict) -> Spy:
+        return self  # every run is told to one object
+
     def batch(self, view: View) -> Batch:
         columns = ("arrival", "prompt_tokens", "predicted", "generated", "cached")
         self.seen.append(
@@ -567,6 +570,9 @@ class Sisyphus:
 
     def __init__(self, *, evicts: bool) -> None:
         self.asked, self.evicts = 0, evicts
+
+    def __deepcopy__(self, memo: dict) -> Sisyphus:
+        return self  # every run is told to one object
 
     def batch(self, view: View) -> Batch:
         self.asked += 1

@@ -190,7 +190,8 @@ def run_ratio(trial: Row) -> Row:
     """Return the simulated ratio to H-SF with the closed form for the same shares and s = 1."""
     draw = _two_point if trial["family"] == "two-point" else _shares
     instance, closed, bound = draw(trial)
-    found = [_tel(instance, trial["policy"], trial["seed"] + k) for k in range(trial["seeds"])]
+    runs = ([trial["seed"], run] for run in range(trial["seeds"]))
+    found = [_tel(instance, trial["policy"], run) for run in runs]
     ratio = float(np.mean(found)) / _tel(instance, "h-sf", 0)
 
     return {"ratio": ratio, "closed_form": closed, "bound": bound}
@@ -273,7 +274,7 @@ def _shares(trial: Row) -> tuple[Instance, float, float]:
     return instance, a_min_ratio(shares, prompt=1), bound
 
 
-def _tel(instance: Instance, policy: str, seed: int) -> float:
+def _tel(instance: Instance, policy: str, seed: int | Sequence[int]) -> float:
     return float(judged(instance, policy, seed=seed).metrics["tel"] or 0)
 
 

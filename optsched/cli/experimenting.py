@@ -113,6 +113,10 @@ def experiment(
             [(c.what, _text(c.paper), _text(c.ours), words[c.verdict]) for c in outcome.claims],
             text_columns=range(4),
         )
+        if outcome.departures:
+            found = ", ".join(outcome.departures)
+            print(f"no verdicts: found {found}, and the paper has other parameters")
+
         print()
 
     counts = f"{outcome.resumed} from the store, {errors} without a schedule"

@@ -30,6 +30,7 @@ from optsched.policies.base import Batch, Job, Rules, Scheduler, View
 from optsched.policies.engine.stepwise import Stepwise
 from optsched.problem.errors import PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.streams import stream
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
@@ -70,7 +71,7 @@ class Desk:
             raise UsageError("policy: found one that serves clients; vLLM's requests name none")
 
         self.kv_capacity -= self.kv_capacity % self.kv_block_tokens
-        self.generator = np.random.default_rng(self.seed)
+        self.generator = stream(self.seed, "policy", 0)
         self.asked: Any = self.policy
         self.told = 0  # requests that rules have been told of
 

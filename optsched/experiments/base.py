@@ -21,6 +21,9 @@ Run = Callable[[Row], Row]
 WITHIN = 0.15
 """Max relative difference at which a measured value counts as equal to the published one."""
 
+_MEANS = ("method", "time_limit", "time_limit_s", "cpu_limit", "certificate_every", "data")
+"""Parameters that say how something is found, and not what."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -37,16 +40,21 @@ class Claim:
     holds : bool, optional
         Whether the statement holds here. By default a number holds if it is within 15 % of the
         published one.
+    comparable : bool
+        Whether the parameters are the paper's. There is no verdict where they are not.
     """
 
     what: str
     paper: float | str
     ours: float | str | None
     holds: bool | None = None
+    comparable: bool = True
 
     @property
     def verdict(self) -> bool | None:
         """Whether the statement holds here, or None if that is unknown."""
+        if not self.comparable:
+            return None
         if self.holds is not None or self.ours is None:
             return self.holds
         if isinstance(self.ours, str) or isinstance(self.paper, str):
@@ -119,6 +127,15 @@ class Experiment:
             values[key] = _converted(value, default, f"experiment {self.name}: {key}")
 
         return values
+
+    def departures(self, parameters: Mapping[str, Any]) -> list[str]:
+        """Return in words which parameters are not those of the paper that is repeated."""
+        if self.paper.startswith("ours"):
+            return []
+
+        usual = self.settings({})
+        asked = {key: value for key, value in parameters.items() if key not in _MEANS}
+        return [f"{key} = {value}" for key, value in asked.items() if value != usual[key]]
 
 
 def _converted(value: Any, default: Any, where: str) -> Any:

@@ -25,6 +25,9 @@ _COLUMNS = {
 
 def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield trials without end, each of which is an instance with a seed of its own."""
+    from optsched.analysis.ratio.study import check_reference
+
+    check_reference(parameters["reference"], parameters["certificates"])
     names = (parse_spec(spec)[0] for spec in parameters["policies"])
     files = [Path(name.rpartition(":")[0]) for name in names if is_file(name)]
     code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
@@ -51,6 +54,7 @@ def _run(trial: Row) -> Row:
         certificates=trial["certificates"] or None,
     )
     columns = {f"{row.policy}: {key}": getattr(row, key) for row in study.rows for key in _COLUMNS}
+    columns["uncertified"] = next(iter(study.uncertified), None)
     return {"instance": instance.name, "requests": instance.n, **columns}
 
 
@@ -80,7 +84,8 @@ def study_of(
                 ratios.append(Ratio(policy, row["trial"], row["instance"], **values))
 
     policies, reference = tuple(parameters["policies"]), parameters["reference"]
-    return Study(policies, reference, tuple(ratios), 0.95, seed, unfinished)
+    without = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
+    return Study(policies, reference, tuple(ratios), 0.95, seed, unfinished, without)
 
 
 RATIOS = Experiment(
@@ -101,5 +106,6 @@ RATIOS = Experiment(
     run=_run,
     summarize=lambda rows: [],
     default_trials=100,
-    columns={f"POLICY: {key}": words for key, words in _COLUMNS.items()},
+    columns={f"POLICY: {key}": words for key, words in _COLUMNS.items()}
+    | {"uncertified": "the instance, if its optimum has no certificate though one was asked for"},
 )

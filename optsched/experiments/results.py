@@ -42,6 +42,8 @@ class Outcome:
         Number of trials that ran now, and that were taken from the store.
     wall_s : list of float
         Seconds that each trial took when it ran.
+    departures : list of str
+        What is not as in the paper, in words. Claims have no verdict then.
     """
 
     experiment: Experiment
@@ -52,6 +54,7 @@ class Outcome:
     ran: int
     resumed: int
     wall_s: list[float]
+    departures: list[str]
 
     @property
     def failed(self) -> dict[int, str]:
@@ -74,6 +77,7 @@ class Outcome:
             "parameters": self.parameters,
             "seed": self.seed,
             "trials": len(self.rows),
+            "departures": self.departures,
             "failed": [{"trial": trial, "why": why} for trial, why in self.failed.items()],
             "claims": [
                 {"what": c.what, "paper": c.paper, "ours": c.ours, "holds": c.verdict}

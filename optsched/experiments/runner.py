@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -133,7 +133,7 @@ def run_experiment(
     parameters = experiment.settings(settings or {})
     how = Options(**options)
     _check_importable(experiment, how)
-    wanted = _drawn(experiment, parameters, settings or {}, how)
+    wanted, in_part = _drawn(experiment, parameters, settings or {}, how)
     folder = None if how.out is None else make_folder(Path(how.out))
     identity = Identity(experiment.name, parameters, how.seed, code_version(), libraries())
     path = None if folder is None else folder / FILE
@@ -151,15 +151,21 @@ def run_experiment(
 
     records = [found[k] for k in range(len(wanted))]
     rows = [record.row for record in records]
+    claims = experiment.summarize([row for row in rows if row["failed"] is None])
+    departures = experiment.departures(parameters)
+    if in_part:
+        departures.append(f"trials = {len(wanted)}")
+
     outcome = Outcome(
         experiment=experiment,
         parameters=parameters,
         seed=how.seed,
         rows=rows,
-        claims=experiment.summarize([row for row in rows if row["failed"] is None]),
+        claims=[replace(one, comparable=not departures) for one in claims],
         ran=len(todo),
         resumed=len(wanted) - len(todo),
         wall_s=[record.wall_s for record in records],
+        departures=departures,
     )
 
     if folder is not None:
@@ -198,11 +204,12 @@ def _check_importable(experiment: Experiment, how: Options) -> None:
 
 def _drawn(
     experiment: Experiment, parameters: Mapping[str, Any], given: Mapping[str, Any], how: Options
-) -> list[Row]:
-    """Return the trials that are asked for."""
-    count = how.trials or experiment.default_trials or MAX_TRIALS
+) -> tuple[list[Row], bool]:
+    """Return the trials that are asked for, and whether these are fewer than by default."""
+    usual = experiment.default_trials or MAX_TRIALS
+    count = how.trials or usual
     try:
-        wanted = list(islice(experiment.trials(parameters, how.seed), count))
+        drawn = list(islice(experiment.trials(parameters, how.seed), count + 1))
     except OptschedError:
         raise
     except Exception as error:
@@ -212,10 +219,10 @@ def _drawn(
             f"{error!r}"
         ) from error
 
-    if not wanted:
+    if not drawn:
         raise InputError(
             f"experiment {experiment.name}: found no trial for these parameters; expected at least "
             "one"
         )
 
-    return wanted
+    return drawn[:count], count < min(usual, len(drawn))

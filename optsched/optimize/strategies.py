@@ -27,6 +27,7 @@ from optsched.problem.limits import with_slos
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.service import SLOS
+from optsched.problem.streams import Seed
 
 # The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1
@@ -102,7 +103,7 @@ def run_policy(
     spec: str | Scheduler,
     cost: Hardware,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     budget: Budget = NO_LIMIT,
     **limits: float | None,
 ) -> tuple[Schedule, Evaluation, float]:

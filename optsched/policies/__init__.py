@@ -9,6 +9,7 @@ A file of this package defines policies with `policy`; nothing else needs editin
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -138,7 +139,10 @@ def labelled(policies: Named) -> dict[str, str | Scheduler]:
 
 
 def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
-    """Make the policy that a specification describes. A policy that is made is returned as it is.
+    """Make the policy that a specification describes, or a copy of a policy that is made.
+
+    Every run makes its policy, so that none begins with what another one has left in an object. An
+    object with something that cannot be copied says by ``__deepcopy__`` what a copy is.
 
     A specification is ``name:key=value,...`` or ``file.py:NAME:key=value,...``. ``NAME`` is a
     class with ``batch(view)``, a `Runner` (`Rules`, `Windows`, or one with a loop of its own), or
@@ -162,7 +166,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     """
     if not isinstance(spec, str):
         made, label = _object_of(spec), label_of(spec)
-        return made, _declared(label, made, _info_of(label, made))
+        return _declared(label, made, _info_of(label, made))
 
     name, texts = parse_spec(spec)
     info = _from_file(name) if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
@@ -190,7 +194,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         raise InputError(f"policy {spec!r}: cannot be made: {raised(error)}") from error
 
     if is_file(name):
-        info = _declared(spec, made, info)
+        made, info = _declared(spec, made, info)
     if routing:
         made = _routed(spec, made, info, routing)
     if predictor is not None:
@@ -351,8 +355,8 @@ def _info_of(name: str, found: Any) -> PolicyInfo:
     return PolicyInfo(name, summary, found, clairvoyant=True, assumed=True)
 
 
-def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
-    """Check what a user's file made, and return the information with what the object declares."""
+def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> tuple[Scheduler, PolicyInfo]:
+    """Check a user's object; return a copy, and the information with what the object declares."""
     own = isinstance(made, Runner) or callable(getattr(made, "batch", None))
     if not own or isinstance(made, type):
         raise InputError(
@@ -360,11 +364,16 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> PolicyInfo:
             "batch(view)"
         )
 
-    says = getattr(made, "clairvoyant", None)
-    if says is None:
-        return info
+    try:
+        made = deepcopy(made)
+    except Exception as error:
+        raise InputError(
+            f"policy {spec!r}: every run has a copy of its own, and it cannot be copied: "
+            f"{raised(error)}; expected one that copy.deepcopy takes, such as by __deepcopy__"
+        ) from error
 
-    return replace(info, clairvoyant=bool(says), assumed=False)
+    says = getattr(made, "clairvoyant", None)
+    return made, info if says is None else replace(info, clairvoyant=bool(says), assumed=False)
 
 
 def allows(spec: str, instance: Instance) -> str | None:

@@ -17,6 +17,7 @@ from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
+from optsched.problem.streams import Seed, stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Job:
         The same requests without added predictions. The schedule is one of this instance.
     cost : CostModel
         It gives the time of every batch.
-    seed : int or list of int
+    seed : int or sequence of int
     name : str
         The scheduler's name in error messages.
     budget : Budget
@@ -40,16 +41,28 @@ class Job:
         The machine of each worker. Empty: each has the instance's capacity and limits and ``cost``.
     pools : Pools, optional
         What they form, if KV moves between them.
+    worker : int
+        Which of several workers the job is of.
     """
 
     instance: Instance
     problem: Instance
     cost: CostModel
-    seed: int | list[int] = 0
+    seed: Seed = 0
     name: str = "policy"
     budget: Budget = NO_LIMIT
     machines: tuple[Machine, ...] = ()
     pools: Pools | None = None
+    worker: int = 0
+
+    def coins(self, worker: int = 0) -> np.random.Generator:
+        """Return what the scheduler draws from on one of its workers.
+
+        Parameters
+        ----------
+        worker : int
+        """
+        return stream(self.seed, "policy", self.worker + worker)
 
     def on(self, worker: int) -> Job:
         """Return the job of one of the workers, whose machine is that of its instances.
@@ -61,9 +74,9 @@ class Job:
         worker : int
         """
         if not self.machines:
-            return self
+            return replace(self, worker=worker)
 
-        machine, seed = self.machines[worker], self.seed
+        machine = self.machines[worker]
         put = {"kv_capacity": machine.kv_capacity, "limits": machine.limits}
         try:
             instance, problem = (replace(one, **put) for one in (self.instance, self.problem))  # type: ignore[arg-type]
@@ -73,10 +86,7 @@ class Job:
         if self.pools is not None and machine.role == "prefill":
             instance, problem = _first_tokens(instance), _first_tokens(problem)
 
-        if isinstance(seed, int) and len(self.machines) > 1:
-            seed = [seed, worker]
-
-        own = replace(self, instance=instance, problem=problem, cost=machine.cost, seed=seed)
+        own = replace(self, instance=instance, problem=problem, cost=machine.cost, worker=worker)
         return replace(own, machines=(), pools=None)
 
 

@@ -60,7 +60,6 @@ class Geometric:
         check_whole(factor, "factor", 2)
         self.factor, self.staggered, self.by_length = factor, staggered, by_length
         self.clairvoyant = by_length
-        self._run: object = None  # the view's generator, which tells one run from the next
         self._phase: dict[int, int] = {}  # of each request that has arrived
         self._now = -1  # the phase that goes on
         self._width = 1  # K of that phase
@@ -69,8 +68,6 @@ class Geometric:
 
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
-        if self._run is not view.generator:
-            self._run, self._phase, self._now = view.generator, {}, -1
         for i in view.waiting:
             if i not in self._phase:
                 length = math.ceil(view.remaining[i]) if self.by_length else 1

@@ -57,7 +57,9 @@ class PoolFleet(MixedFleet):
 
     def _among(self, workers: list[int], router: Placing, finish: NDArray[np.float64]) -> Place:
         machines = tuple(self.job.machines[w] for w in workers)
-        place = router(replace(self.job, machines=machines), finish, len(workers))
+        # Both routers draw, each from the stream of its first worker.
+        job = replace(self.job, machines=machines, worker=workers[0])
+        place = router(job, finish, len(workers))
         return lambda request, now: workers[place(request, now)]
 
     def place(self, request: int, now: float) -> int:

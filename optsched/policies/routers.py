@@ -28,6 +28,7 @@ from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, PolicyError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
+from optsched.problem.streams import stream
 from optsched.workloads.predict import estimates
 
 MAX_WORKERS = 10_000
@@ -114,7 +115,7 @@ class Router:
             return self.by_turn(job.instance, workers)
 
         weights, choices = self.weights(job), self.choices
-        generator = np.random.default_rng([job.seed, workers])
+        generator = stream(job.seed, "router", job.worker)
         alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
         at = np.zeros(job.instance.n, dtype=np.int64)
         held = self.held(job.instance)
@@ -288,7 +289,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
 
         own = job.on(worker)
         own = replace(own, instance=own.instance.subset(mine), problem=own.problem.subset(mine))
-        schedule = inner.run(own)
+        schedule = deepcopy(inner).run(own)
         if schedule.worker is not None:
             raise UsageError(
                 f"policy {job.name!r}: found several workers of its own behind a router; expected "

@@ -434,8 +434,7 @@ class Rules(Runner):
         requests, settings, mode = self.prepared(job, caching)
         lengths = (requests["estimate"], requests["second"], requests["output"])
         span = 3 + max(int(column.max()) for column in lengths)
-        seeds = [job.seed if workers == 1 else [job.seed, w] for w in range(workers)]
-        generators = [np.random.default_rng(seed) for seed in seeds]
+        generators = [job.coins(w) for w in range(workers)]
         lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
         run, cost = common.direct(loop.run), job.cost.array

@@ -41,7 +41,6 @@ class SortedF:
     hybrid = True
 
     def __init__(self) -> None:
-        self._run: object = None  # the view's generator, which tells one run from the next
         self._asked: set[int] = set()  # the requests that have a place in the order
         self._ranked: dict[int, int] = {}  # the places that are known
         self._order: Iterator[int] = iter(())  # the requests of the places after these
@@ -49,8 +48,8 @@ class SortedF:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         tokens, evicted = evict_until_fits(view, decode_all(view, last=True))
-        if self._run is not view.generator or not self._asked >= set(view.waiting):
-            self._run, self._asked = view.generator, set(view.waiting)
+        if not self._asked >= set(view.waiting):
+            self._asked = set(view.waiting)
             self._ranked, self._order = {}, _order(view)
 
         admitted: list[int] = []

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,12 +21,14 @@ from optsched.bounds import lower_bound
 from optsched.costs.cost import CostModel, cost_for
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
+from optsched.optimize.consistency import reconcile
 from optsched.optimize.strategies import outside_reason, run_policy
 from optsched.policies import Named, Scheduler, labelled, make_policy
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import Objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
 
@@ -149,9 +151,11 @@ class Study:
     confidence : float
         Confidence of the intervals, such as 0.95.
     seed : int
-        Seed of the policies' first run, and of the resampling for the intervals.
+        Seed of the policies' runs, and of the resampling for the intervals.
     unfinished : int
         Number of instances without rows, because the work was stopped before they had run.
+    uncertified : tuple of str
+        The instances without the certificates that were asked for, and which method solved each.
     """
 
     policies: tuple[str, ...]
@@ -160,6 +164,7 @@ class Study:
     confidence: float
     seed: int
     unfinished: int = 0
+    uncertified: tuple[str, ...] = ()
 
     def of(self, policy: str) -> list[Ratio]:
         """Return a policy's ratios, one per instance.
@@ -253,6 +258,7 @@ class Study:
             "optsched": __version__,
             "reference": self.reference,
             "unfinished": self.unfinished,
+            "uncertified": self.uncertified,
             "summary": self.summary().to_dict("records"),
             "paired": [vars(pair) for pair in self.pairs()],
             "ratios": columns.where(columns.notna(), None).to_dict("list"),
@@ -304,7 +310,10 @@ class Study:
         return str(self.summary().to_latex(index=False, escape=True, column_format="lrrrlr"))
 
     def errors(self) -> list[str]:
-        """Return for each policy without a ratio on some instances why, in the first of them."""
+        """Return why policies have no ratio on some instances, or these no certificate.
+
+        It is a line for each policy, with the first instance, and one for certificates.
+        """
         found = []
         for policy in self.policies:
             rows = self.of(policy)
@@ -313,6 +322,10 @@ class Study:
                 why = str(row.error).removeprefix(f"policy {policy!r}: ")
                 share = f"{len(failed)} of {len(rows)} instances, the first {row.name}"
                 found.append(f"{policy}: failed on {share}: {why}")
+
+        if self.uncertified:
+            share = f"{len(self.uncertified)} instances, the first {self.uncertified[0]}"
+            found.append(f"certificates: none for {share}, which writes none")
 
         return found
 
@@ -377,17 +390,19 @@ def competitive_ratio(
 
         - ``"optimum"`` is the optimum of the hindsight program, in rounds only. If it is not
           proved within the limit, the ratio lies between policy / best known and policy / bound.
+          A ratio below 1 to what is proved is an error.
         - ``"bound"`` is the largest of `optsched.bounds`. The ratio to the optimum then lies
           between 1 (``low``) and ``high``.
         - ``"h-sf"`` is MC-SF with the true lengths (Chen, Ye and Zhou 2025).
-        - ``"best-known"`` is the instance's known optimum, or else the best value of all policies,
-          including those measured.
+        - ``"best-known"`` is the best value of all policies, including those measured. Nothing
+          trusts what the instance says of itself in ``known``.
     cost_model : BatchCost, str or path, optional
         The cost model, its name or its file. Instances in seconds need one.
     seeds : int
         Number of runs of each policy, whose mean latency counts.
     seed : int
-        Seed of the first run and of the resampling. The other runs have the next seeds.
+        Run r on instance k has the seed ``[seed, k, r]`` of `optsched.simulate`: no two runs share
+        their coins. The resampling has it, too.
     time_limit_s : float
         Seconds for each optimum, and for each run of a policy.
     confidence : float
@@ -400,7 +415,8 @@ def competitive_ratio(
         same effect once an instance has finished.
     certificates : str or Path, optional
         A folder for the instances and the certificates of their optima or bounds, with the
-        reference ``"optimum"``. ``optsched verify FOLDER`` checks them.
+        reference ``"optimum"``. ``optsched verify FOLDER`` checks them. Instances without one are
+        the study's ``uncertified``.
 
     Returns
     -------
@@ -408,6 +424,11 @@ def competitive_ratio(
         A policy that loops, raises, exceeds the time limit or names an unknown request has a row
         with the error, and all other rows are kept. If the work was stopped, it has the instances
         that had finished.
+
+    Raises
+    ------
+    SolverError
+        If a policy's total latency is below a proved bound: one of the two is wrong.
     """
     specs = labelled(policies)
     cases = list(instances)
@@ -416,7 +437,7 @@ def competitive_ratio(
             f"instances, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
         )
 
-    check_choice(reference, "reference", REFERENCES)
+    check_reference(reference, certificates)
     if seeds < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
         raise InputError(
             f"seeds, confidence, time_limit_s: found {seeds}, {confidence}, {time_limit_s}; "
@@ -437,7 +458,17 @@ def competitive_ratio(
     plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s, folder)
     found = _measure(plan, cases, progress, stop)
     every = tuple(row for rows in found for row in rows)
-    return Study(tuple(specs), reference, every, confidence, seed, len(cases) - len(found))
+    unfinished, without = len(cases) - len(found), tuple(plan.uncertified)
+    return Study(tuple(specs), reference, every, confidence, seed, unfinished, without)
+
+
+def check_reference(reference: str, certificates: object) -> None:
+    """Check that a reference is one, and has certificates if they are asked for."""
+    check_choice(reference, "reference", REFERENCES)
+    if certificates and reference != "optimum":
+        raise UsageError(
+            f"certificates: found reference {reference}; expected optimum, of which they are"
+        )
 
 
 def _measure(
@@ -480,17 +511,22 @@ class _Plan:
     seed: int
     time_limit_s: float
     certificates: Path | None
+    uncertified: list[str] = field(default_factory=list)
 
     def rows(self, number: int, instance: Instance) -> list[Ratio]:
         """Measure all policies on one instance."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
             found = [self._measured(number, instance, spec) for spec in self.specs.items()]
-            below, above = self._reference(instance, [r.tel for r in found if r.error is None])
+            tels = [row.tel for row in found if row.tel is not None and row.error is None]
+            below, above = self._reference(number, instance, tels)
 
         rows = []
         for row in found:
             if row.tel is not None and row.error is None:
+                if self.reference in ("optimum", "bound"):
+                    self._check(instance, row, below)
+
                 low = 1.0 if above is None else row.tel / above
                 row = replace(row, low=low, high=row.tel / below if below else None)
 
@@ -498,13 +534,19 @@ class _Plan:
 
         return rows
 
+    def _check(self, instance: Instance, row: Ratio, bound: float | None) -> None:
+        """Refuse a ratio below 1 to what is proved."""
+        ratio = f", a ratio of {row.tel / bound:.4f}, below 1" if bound and row.tel else ""
+        known = row.tel, f"{row.policy}{ratio}"
+        reconcile(instance, Objective("tel"), known, (bound, f"{self.reference} of {row.name}"))
+
     def _measured(
         self, number: int, instance: Instance, named: tuple[str, str | Scheduler]
     ) -> Ratio:
         """Return a row without a ratio: the mean total latency, or the reason if it is missing."""
         row = Ratio(named[0], number, instance.name, None, None, None)
         try:
-            tel, outside = self._tel(instance, named[1], self.seeds)
+            tel, outside = self._tel(number, instance, named[1], self.seeds)
         except (InputError, UsageError):
             raise
         except OptschedError as failure:
@@ -516,42 +558,47 @@ class _Plan:
         return replace(row, tel=tel, error=f"no ratio: {outside}")
 
     def _tel(
-        self, instance: Instance, spec: str | Scheduler, seeds: int
+        self, number: int, instance: Instance, spec: str | Scheduler, seeds: int
     ) -> tuple[float, str | None]:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
         cost = self.cost_model
-        every = (self.seed + k for k in range(seeds))
+        every = ([self.seed, number, run] for run in range(seeds))
         limit = self.time_limit_s
-        runs = (run_policy(instance, spec, cost, seed=k, budget=Budget(limit)) for k in every)
+        runs = (run_policy(instance, spec, cost, seed=one, budget=Budget(limit)) for one in every)
         judged = [run[1] for run in runs]
         tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
         return tel, next(filter(None, map(outside_reason, judged)), None)
 
     def _reference(
-        self, instance: Instance, tels: list[float | None]
+        self, number: int, instance: Instance, tels: list[float]
     ) -> tuple[float | None, float | None]:
-        """Return two values between which the reference lies. A missing one is None."""
+        """Return two values between which the reference lies. A missing one is None.
+
+        `tels` are the policies' total latencies, which are values of schedules, too.
+        """
         if self.reference == "h-sf":
-            value, _ = self._tel(instance.without_predictions(), "h-sf", 1)
+            value, _ = self._tel(number, instance.without_predictions(), "h-sf", 1)
             return value, value
 
         if self.reference == "bound":
             cost = cost_for(instance, self.cost_model)
             return lower_bound(instance, cost_model=cost)[0], None
 
-        known = instance.known or {}
-        if known.get("optimum") is not None:
-            return float(known["optimum"]), float(known["optimum"])
         if self.reference == "best-known":
-            best = best_of_policies(instance, cost_model=self.cost_model, seed=self.seed)
-            values = [known.get("best_known"), None if best is None else best.tel, *tels]
-            lowest = min((float(v) for v in values if v is not None), default=None)
+            known = best_of_policies(instance, cost_model=self.cost_model, seed=self.seed)
+            lowest = _least(*tels, None if known is None else known.tel)
             return lowest, lowest
 
         result = optimum(instance, time_limit_s=self.time_limit_s, seed=self.seed)
-        if self.certificates is not None and result.certificate is not None:
+        if self.certificates is not None and result.certificate is None:
+            self.uncertified.append(f"{instance.name}: solved by {result.method}")
+        elif self.certificates is not None:
             place = self.certificates / instance.sha256[:16]
             write_instance(instance, f"{place}-instance.json")
             write_json(result.certificate, f"{place}-certificate.json")
 
-        return result.bound, result.objective
+        return result.bound, _least(*tels, result.objective)
+
+
+def _least(*values: float | None) -> float | None:
+    return min((value for value in values if value is not None), default=None)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
@@ -57,15 +58,12 @@ class Online(Runner):
         """Do nothing, since a user's object may remember what it was shown."""
 
     def begin(self, job: Job, workers: int) -> Fleet:
-        """See `Runner.begin`. Each of several workers asks a copy of the object.
+        """See `Runner.begin`. Each worker asks a copy of the object.
 
         `Fleet.advance` raises a `PolicyError` for anything but a valid batch.
         """
-        if workers == 1:
-            return _fleet(self.policy, job, job.seed)
-
-        seeds = [[job.seed, w] for w in range(workers)]
-        return MixedFleet(job, [_fleet(deepcopy(self.policy), job, seed) for seed in seeds])
+        fleets = [_fleet(deepcopy(self.policy), job, job.coins(w)) for w in range(workers)]
+        return fleets[0] if workers == 1 else MixedFleet(job, fleets)
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -79,21 +77,18 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
-Seed = int | Sequence[int | list[int]]
-
-
 class Settings(NamedTuple):
     """What the loop is told anew in every step: the limits that are left."""
 
     limits: Limits
 
 
-def _fleet(policy: Policy, job: Job, seed: Seed) -> Fleet:
+def _fleet(policy: Policy, job: Job, coins: Generator) -> Fleet:
     """Return one worker that asks a policy object."""
     mode = evict_mode_of(policy, job)
     requests = common.new_requests(job.instance, common.FIELDS)
     state = common.new_state((), job.instance)
-    loop = _Loop(policy, job, seed, mode, requests)
+    loop = _Loop(policy, job, coins, mode, requests)
     settings = Settings(limits_of(job.instance, mode))
     return common.Compiled(job, mode, requests, [state], loop.run, settings)
 
@@ -105,7 +100,7 @@ class _Loop:
     """The worker's state while it runs."""
 
     def __init__(
-        self, policy: Policy, job: Job, seed: Seed, mode: EvictMode, requests: Records
+        self, policy: Policy, job: Job, coins: Generator, mode: EvictMode, requests: Records
     ) -> None:
         self.policy, self.job, self.mode, self.requests = policy, job, mode, requests
         instance, n = job.instance, job.instance.n
@@ -118,7 +113,7 @@ class _Loop:
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.reached = np.zeros(n, dtype=np.int64)  # max tokens that each has ever had cached
-        self.generator = np.random.default_rng(seed)
+        self.generator = coins
         longest = int((instance.prompt_tokens + instance.output_tokens).max())
         self.patience = MAX_BATCHES_WITHOUT + 10 * longest
 

@@ -21,6 +21,7 @@ from optsched.problem.errors import OptschedError, PolicyError, UsageError, chec
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.schedule import Schedule
+from optsched.problem.streams import Seed
 from optsched.workloads.predict import Predictor, predict
 
 MAX_ENTRIES = 1 << 28
@@ -34,7 +35,7 @@ def simulate(
     policy: str | Scheduler,
     cost_model: Hardware = None,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     predictor: Predictor | None = None,
     slos: Mapping[str, float | None] | None = None,
     budget: Budget = NO_LIMIT,
@@ -51,8 +52,8 @@ def simulate(
     cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
         The batch times. An instance in seconds needs one. Or the machine of each worker behind the
         policy's router, in place of the instance's KV capacity and limits; or pools of them.
-    seed : int
-        Seed of policies and predictors that draw at random.
+    seed : int or sequence of int
+        Seed of policies and predictors that draw at random, each from a stream of its own.
     predictor : str, callable or array_like, optional
         Where the policy takes output lengths from, see `optsched.workloads.predict.predict`. A
         specification that names its own predictor overrides it.

@@ -29,6 +29,7 @@ from optsched.problem.specs import (
     parameters_of,
     parse_spec,
 )
+from optsched.problem.streams import Seed, stream
 
 Columns = ArrayLike | tuple[ArrayLike, ArrayLike] | Forecast | Mapping[str, Any]
 """One prediction per request, a pair of interval ends, a forecast, or columns by name."""
@@ -93,7 +94,7 @@ def predictors() -> dict[str, PredictorInfo]:
     return _REGISTRY.all()
 
 
-def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator = 0) -> Instance:
+def predict(instance: Instance, predictor: Predictor, *, seed: Seed | Generator = 0) -> Instance:
     """Return the instance with new predictions in place of its own.
 
     Parameters
@@ -104,13 +105,11 @@ def predict(instance: Instance, predictor: Predictor, *, seed: int | Generator =
         ``file.py:function``. A function takes the instance and a ``numpy.random.Generator``, and
         returns one prediction per request, a pair of interval ends, a `Forecast`, or columns by
         name. An array of shape (n,) holds one prediction per request, in tokens.
-    seed : int or numpy.random.Generator
+    seed : int, sequence of int or numpy.random.Generator
         Seed of the generator that the predictor draws from, or the generator.
     """
     if not isinstance(seed, Generator):
-        # A stream of its own. With the stream of `generate`, errors would depend on the lengths,
-        # and with that of `simulate`, ties would depend on the errors.
-        seed = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+        seed = stream(seed, "predictor")
 
     if isinstance(predictor, str):
         name, guess = predictor, _guess(predictor)
