@@ -22,7 +22,7 @@ import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.costs.cost import CostModel, cost_for
-from optsched.optimize.consistency import reconcile
+from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
@@ -297,8 +297,11 @@ def _row(task: _Task, schedule: Schedule, wall_s: float) -> Row:
     """Return the row of a schedule, judged here and not in the policy's process."""
     objective = parse_objective(task.row.objective)
     try:
-        value, _ = judged(task.instance, {"objective": task.row.objective}, schedule, task.cost)
-        reconcile(task.instance, objective, (value, "policy"), (task.row.bound, "library"))
+        value, evaluation = judged(
+            task.instance, {"objective": task.row.objective}, schedule, task.cost
+        )
+        known, bound = (value, "policy"), (task.row.bound, "library")
+        reconcile(task.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:
         return replace(task.row, failure=_words(error))
 

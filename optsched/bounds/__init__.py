@@ -6,6 +6,7 @@ call `optsched.bound`, which also looks for a schedule and writes certificates.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,8 @@ def raise_bound(
 
             continue  # others may need less memory
 
-        take(bound.name, question.answer(proof))
+        answer = question.answer(proof)
+        take(bound.name, replace(answer, cost_model=question.task.cost_model))
 
 
 def lower_bound(
