@@ -20,6 +20,9 @@ from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 
+# The share of the time for choosing among relaxations.
+_CHOICE_SHARE = 0.2
+
 
 def bounds() -> dict[str, Bound]:
     """Return every bound by name, sorted by name.
@@ -78,10 +81,11 @@ def raise_bound(
     that is left. When no time is left, a bound that searches runs only if it is named by
     ``method``, and then as briefly as it can.
     """
+    choosing = budget.part(_CHOICE_SHARE)
     runs = [
         (bound, question)
         for bound in usable(task, method)
-        for question in relax(task, bound.features)
+        for question in relax(task, bound.features, choosing)
         if method != "auto" or not bound.searches or bound.suits(question.task)
     ]
 
