@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import run
 
 from optsched import BatchCost, Instance, bound, generate, write_instance
 from optsched.bounds import bounds
 from optsched.bounds.checker.batches import batches_of
 from optsched.bounds.checker.charges import TERMS, refuse, witnesses
-from optsched.bounds.checker.parts import Budget, TooLarge
+from optsched.bounds.checker.parts import Budget, Rejected
 from optsched.bounds.checker.prefixes import Shared
 from optsched.costs.cost import load_cost_model
 from optsched.costs.model_file import to_toml
 from optsched.costs.table import CostTable, Grid
 from optsched.problem.errors import OutOfTimeError
 
-SMALL = BatchCost("small", 1, {"base": "1"})
 # No command here takes nearly as long, on a busy machine either: those that never end are killed.
 CAP_S = 400
 
@@ -36,28 +33,31 @@ def rough(seed: int) -> tuple[Instance, BatchCost]:
     def axis(first: float, count: int) -> list[float]:
         return [first, *(first + np.cumsum(rng.uniform(1, 5, count - 1))).tolist()]
 
-    def values(*shape: int) -> Any:
-        drawn = rng.uniform(0, 3, shape)
-        return np.where(rng.random(shape) < 0.5, np.rint(drawn / 3), drawn)
-
-    many = {
+    many: Any = {
         "prefill_tokens": axis(0.5, 4), "prefill_kv": axis(0.5, 4),
         "decode_requests": [0.0, 1.0], "decode_kv": axis(0.0, 6),
     }  # fmt: skip
-    grids = [Grid({"decode_requests": [0, 1]}, [0, 1]), Grid(many, values(4, 4, 2, 6))]  # type: ignore[arg-type, dict-item]
-    skew = Grid({"decode_requests": [0, 1, 2]}, [0, 1, 0.5])  # type: ignore[arg-type, dict-item]
-    table = CostTable(grids, [{"base": "0.01"}], skew)
-    instance = Instance(
-        [0.0, 0.0][: 1 + seed % 2], [4, 9][: 1 + seed % 2], [1, 7][: 1 + seed % 2], 1_000_000,
-        time_unit="second", kv_accounting="cached", hybrid_batching=seed % 3 > 0 or None,
-    )  # fmt: skip
+    values = rng.choice([0.0, 1.0, 2.0, 3.0], (4, 4, 2, 6))
+    for d in range(values.ndim):  # no axis falls at its end, so that times beyond are positive
+        along = np.moveaxis(values, d, 0)
+        along[-1] = np.maximum(along[-1], along[-2])
+
+    rising: Any = ({"decode_requests": [0, 1]}, [0, 1]), ({"prefill_tokens": [0, 1]}, [0, 1])
+    skew: Any = {"decode_requests": [0, 1, 2]}, [0, 1, 0.5]
+    grids = [Grid(*some) for some in (*rising, (many, values))]
+    table = CostTable(grids, [{"base": "0.01"}], Grid(*skew))
+    columns = (column[: 1 + seed % 2] for column in ([0.0, 0.0], [4, 9], [1, 7]))
+    instance = Instance(*columns, 1_000_000, time_unit="second", kv_accounting="cached")
     return instance, BatchCost("rough", 1, {"base": "1"}, table=table)
 
 
-@pytest.mark.parametrize("seed", range(8))
+# Seeds of which the scan for the shortest batch alone takes more than 60 million steps.
+LONG = [185, 348, 1385]
+
+
+@pytest.mark.parametrize("seed", LONG)
 def test_a_scan_of_batches_asks_whether_to_go_on_within_counted_steps(seed: int) -> None:
-    instance, cost = rough(seed)
-    batches, asked = batches_of(instance, cost), 0
+    batches, asked = batches_of(*rough(seed)), 0
 
     def check() -> None:
         nonlocal asked
@@ -65,15 +65,11 @@ def test_a_scan_of_batches_asks_whether_to_go_on_within_counted_steps(seed: int)
         if asked == 4:
             raise OutOfTimeError("enough")
 
-    vectors = np.eye(TERMS)
-    try:
-        ratio, _ = witnesses(batches, vectors, check=check)
-    except OutOfTimeError:
-        # So it has looked three times, each after a million steps; the checker counts the same.
-        with pytest.raises(TooLarge):
-            refuse(batches, 1e-9 * vectors[:1], Budget(100_000))
-    else:
-        assert (ratio > 0).all()
+    with pytest.raises(OutOfTimeError):
+        witnesses(batches, np.eye(1, TERMS), check=check)
+    # The checker counts the same steps, and ends with too many, or with a batch that it found.
+    with pytest.raises(Rejected):
+        refuse(batches, 1e-9 * np.eye(1, TERMS), Budget(100_000))
 
 
 def files(folder: Path, seed: int) -> list[str]:
@@ -84,7 +80,7 @@ def files(folder: Path, seed: int) -> list[str]:
     return [str(folder / "few.json"), "--cost-model", str(folder / "rough.toml")]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", LONG)
 def test_bounds_under_rough_tables_end(seed: int, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "optsched", "bound", *files(tmp_path, seed)]
     ended = subprocess.run(
@@ -93,18 +89,15 @@ def test_bounds_under_rough_tables_end(seed: int, tmp_path: Path) -> None:
     assert "total latency of any schedule >= " in ended.stdout
 
 
-def test_ctrl_c_ends_a_scan_of_batches(tmp_path: Path) -> None:
-    for seed in range(3):
-        run("bound", *files(tmp_path, seed), "--method", "classes", "--time-limit", 0)
-    words = ["-m", "optsched", "bound", *files(tmp_path, 0), "--method", "classes"]
-    going = subprocess.Popen(
-        [sys.executable, *words, "--time-limit", "100000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    time.sleep(8)
-    going.send_signal(signal.SIGINT)
-    said, _ = going.communicate(timeout=CAP_S)
-    assert going.returncode in (0, 4), said
+@pytest.mark.parametrize("seed", LONG)
+def test_a_request_to_stop_ends_a_scan_of_batches(seed: int) -> None:
+    # Ctrl-C sets the event. Without looks at it the call lasts for ever.
+    instance, cost = rough(seed)
+    stop = threading.Event()
+    timer = threading.Timer(1.0, stop.set)
+    timer.start()
+    bound(instance, cost, method="classes", time_limit_s=1e9, stop=stop)
+    assert stop.is_set()
 
 
 @pytest.mark.slow
@@ -119,7 +112,7 @@ def test_every_bound_ends_on_what_is_large_or_rough(kind: str, name: str, tmp_pa
     asked += ["--slo-ttft", "10"] if goal.startswith("slo") else []
     words = [str(tmp_path / "few.json"), "--cost-model", "llama2-7b-a100-infermax"]
     if kind == "rough":
-        words = files(tmp_path, 2)
+        words = files(tmp_path, LONG[0])
     elif kind == "huge":
         some = Instance([0.0, 1.0], [10**6, 10**9], [10**6, 1], 10**12, time_unit="second")
         write_instance(some, tmp_path / "few.json")
@@ -147,7 +140,7 @@ def charges_made(monkeypatch: pytest.MonkeyPatch, n: int, **asked: Any) -> list[
 
     monkeypatch.setattr(Shared, "charges", counted)
     instance = generate("prefix-trees", n=n, kv_capacity=100_000, seed=3)
-    bound(instance, load_cost_model("llama2-7b-a100-infermax"), **asked)
+    bound(instance, load_cost_model("llama2-7b-a100-infermax"), certify=False, **asked)
     return made
 
 

@@ -235,3 +235,15 @@ def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
     tel = evaluate(stream(12), simulate(stream(12), "vllm", pools), pools).metrics["tel"]
     assert bound is not None
     assert 0.3 * tel < bound <= tel
+
+
+@pytest.mark.parametrize("roles", ["1p1d", "2m", "2p1d"])
+def test_pools_bring_their_cost_model(roles: str) -> None:
+    instance = generate("lognormal", n=5, kv_capacity=2000, time_unit="second", rate=5, seed=1)
+    pools = make_pools(roles, instance, "llama2-7b-a100-infermax")
+    asked: dict[str, Any] = {"time_limit_s": 0, "certify": False}
+    given = bound(instance, "llama2-7b-a100-infermax", pools=pools, **asked)
+    own = bound(instance, pools=pools, **asked)
+    assert own.value == given.value
+    assert own.value is not None
+    assert own.cost_model.name == "llama2-7b-a100-infermax"

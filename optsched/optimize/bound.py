@@ -246,13 +246,13 @@ def bound(
     if not time_limit_s >= 0:
         raise InputError(f"time_limit: found {time_limit_s!r}; expected seconds >= 0")
 
+    budget = Budget(time_limit_s, stop=stop, progress=progress)
     goal = parse_objective(objective)
     if pools is not None and cost_model is None:
         cost_model = pools.machines[0].cost
 
     task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
     queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)
-    budget = Budget(time_limit_s, stop=stop, progress=progress)
     interval = Interval(task, budget)
     names = {one.name for one in queue}
 
