@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from exhaustive_pools import Best, Case
 
-from optsched import BatchCost, Instance, Link, Machine, Pools, evaluate, simulate
+from optsched import (
+    BatchCost,
+    Instance,
+    Link,
+    Machine,
+    Pools,
+    bound,
+    evaluate,
+    generate,
+    simulate,
+)
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
