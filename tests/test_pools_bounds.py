@@ -251,7 +251,7 @@ def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
 def test_pools_bring_their_cost_model(roles: str) -> None:
     instance = generate("lognormal", n=5, kv_capacity=2000, time_unit="second", rate=5, seed=1)
     pools = make_pools(roles, instance, "llama2-7b-a100-infermax")
-    asked: dict[str, Any] = {"time_limit_s": 0, "certify": False}
+    asked: dict[str, Any] = {"method": "pools", "time_limit_s": 0, "certify": False}
     given = bound(instance, "llama2-7b-a100-infermax", pools=pools, **asked)
     own = bound(instance, pools=pools, **asked)
     assert own.value == given.value
