@@ -91,6 +91,48 @@ def test_float_noise_is_forgiven_and_nothing_else() -> None:
     assert reconcile(SECONDS, Objective("tps"), (None, None), (4.0, "b")) == 4.0
 
 
+def huge(kind: str) -> Instance:
+    """Return requests of microseconds beside years: as delays, an idle gap or a late arrival."""
+    columns: dict = {"prompt_tokens": [100, 200, 300], "output_tokens": [10, 30, 100]}
+    many = {
+        "a chain": {
+            "arrival": [1e9, None, None], "after": [None, 0, 1], "delay": [None, 1e9, 1e-9]
+        },
+        "delays": {"arrival": [0, None, None], "after": [None, 0, 0], "delay": [None, 1e9, 3e9]},
+        "late session": {
+            "arrival": [0, 4e9, None], "after": [None, None, 1], "delay": [None, None, 1e-9]
+        },
+        "idle gap": {"arrival": [0, 1e9, 1e9]},
+        "late first": {"arrival": [4e9, 4e9, 4e9 + 1]},
+    }  # fmt: skip
+    return Instance(**columns, **many[kind], kv_capacity=2000, time_unit="second")
+
+
+KINDS = ["a chain", "delays", "late session", "idle gap", "late first"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_times_of_years_beside_batches_of_microseconds_contradict_nothing(kind) -> None:
+    instance, cost = huge(kind), BatchCost("x", 1, {"token": "1e-6"})
+    found = compare(instance, ["fcfs"], cost_model=cost, time_limit_s=0)
+    assert found.bound is not None
+    assert found.best_known is not None
+    assert 0 < found.bound <= found.best_known
+    for objective in ("tel", "makespan", "p99_latency", "session_completion"):
+        if objective != ("session_completion" if instance.after is None else "p99_latency"):
+            assert bound(instance, cost, objective=objective, time_limit_s=1).value is not None
+
+
+def test_the_noise_is_that_of_a_clock_at_the_end_of_the_schedule() -> None:
+    # At 1e9 s float64 has steps of 2**-23 s. There are 2 requests and 4 tokens.
+    less = 2.0 * 1e-6
+    assert float_noise(SECONDS, "tel", 2.0, 1e9) - less == pytest.approx(6 * 2.0**-23)
+    known, wrong = (2e-7, "fcfs"), (4e-7, "work")
+    assert reconcile(SECONDS, TOTAL_LATENCY, known, wrong, 1e9) == 2e-7
+    with pytest.raises(SolverError, match="contradicts"):
+        reconcile(SECONDS, TOTAL_LATENCY, known, wrong, 1e3)
+
+
 def test_the_noise_of_a_time_of_day_does_not_grow_with_the_day() -> None:
     # 1e-6 of a makespan at 1.7e9 s would forgive half an hour.
     late = replace(SECONDS, arrival=np.array([1.7e9, 1.7e9]))

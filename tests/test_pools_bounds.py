@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from exhaustive_pools import Best, Case
 
-from optsched import BatchCost, Instance, Link, Machine, Pools, evaluate, simulate
+from optsched import (
+    BatchCost,
+    Instance,
+    Link,
+    Machine,
+    Pools,
+    bound,
+    evaluate,
+    generate,
+    simulate,
+)
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
@@ -286,3 +296,15 @@ def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
     tel = evaluate(stream(12), simulate(stream(12), "vllm", pools), pools).metrics["tel"]
     assert bound is not None
     assert 0.3 * tel < bound <= tel
+
+
+@pytest.mark.parametrize("roles", ["1p1d", "2m", "2p1d"])
+def test_pools_bring_their_cost_model(roles: str) -> None:
+    instance = generate("lognormal", n=5, kv_capacity=2000, time_unit="second", rate=5, seed=1)
+    pools = make_pools(roles, instance, "llama2-7b-a100-infermax")
+    asked: dict[str, Any] = {"method": "pools", "time_limit_s": 0, "certify": False}
+    given = bound(instance, "llama2-7b-a100-infermax", pools=pools, **asked)
+    own = bound(instance, pools=pools, **asked)
+    assert own.value == given.value
+    assert own.value is not None
+    assert own.cost_model.name == "llama2-7b-a100-infermax"

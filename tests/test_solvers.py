@@ -27,6 +27,7 @@ from optsched.optimize.solvers.base import (
     run_search,
     settle_status,
 )
+from optsched.optimize.solvers.highs import solve_linear_model
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, SolverError
 
@@ -377,6 +378,47 @@ for method in ("highs", "cpsat", "highs"):
     # Request 1 first (rounds 1, 2: 3, 4 tokens), request 0 beside it holds 2, 3, 4: 3 + 2 and
     # 4 + 3 exceed 6 only in round 2; started one round later it fits: 2 + (1 + 3) = 6.
     assert done.stdout.split() == ["optimal", "6"] * 3
+
+
+def two_columns(rng: np.random.Generator) -> tuple[LinearModel, float]:
+    """Return a program of a number and an integer under 1 or 2 rows, and its optimum.
+
+    For each value of the integer the number may lie in an interval, at whose ends it is best. HiGHS
+    1.14.0 returns 15 for the least 2 x + 3 z with x + z >= 4.5, which is 9 (its issue 3043).
+    """
+    cost = rng.integers(-4, 6, 2).astype(float)
+    upper = rng.integers(2, 11, 2).astype(float)
+    matrix = rng.choice([-2.0, -1.0, 1.0, 1.0, 2.0, 3.0], (int(rng.integers(1, 3)), 2))
+    least = rng.integers(-9, 19, len(matrix)) / 2
+    best = np.inf
+    for z in range(int(upper[1]) + 1):
+        low, high = 0.0, upper[0]
+        for (by_x, by_z), need in zip(matrix, least, strict=True):
+            at = (need - by_z * z) / by_x
+            low, high = (max(low, at), high) if by_x > 0 else (low, min(high, at))
+        if low <= high:
+            best = min(best, cost[1] * z + cost[0] * (low if cost[0] > 0 else high))
+
+    rows = len(matrix)
+    model = LinearModel(
+        cost, np.zeros(2), upper, np.array([0, 1], dtype=np.int32),
+        np.array([0, rows, 2 * rows], dtype=np.int32), np.tile(np.arange(rows, dtype=np.int32), 2),
+        matrix.T.ravel(), least, np.full(rows, np.inf),
+    )  # fmt: skip
+    return model, best
+
+
+def test_programs_of_two_columns_have_the_optimum_of_enumeration():
+    rng, solved = np.random.default_rng(3043), 0
+    for _ in range(400):
+        model, best = two_columns(rng)
+        found = solve_linear_model(model, SolveOptions(time_limit_s=30, threads=1))
+        assert (found.status == Status.INFEASIBLE) == np.isinf(best)
+        if np.isfinite(best):
+            solved += 1
+            assert found.objective == pytest.approx(best, abs=1e-6)
+            assert found.bound <= best + 1e-6
+    assert solved > 250
 
 
 def test_listing_formulations_imports_no_solver():

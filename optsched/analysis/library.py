@@ -42,7 +42,7 @@ from optsched.files.read_write import read_instance, read_json, schedule_from_di
 from optsched.files.strict_json import Place, check_format, json_text
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
-from optsched.optimize.consistency import reconcile, rounding
+from optsched.optimize.consistency import end_of, reconcile, rounding
 from optsched.optimize.interval import Interval
 from optsched.optimize.strategies import outside_reason
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
@@ -348,7 +348,8 @@ def _status(
     if best is None or bound is None:
         return "open"
 
-    reconcile(instance, objective, (best, "best known"), (bound, "certificate"))
+    told = (best, "best known"), (bound, "certificate")
+    reconcile(instance, objective, *told, end_of(evaluation))
     slack = 0.0 if objective.integral(instance) else rounding(evaluation, best) + 1e-12 * instance.n
     return "closed" if _gain(objective, best, bound) <= slack else "open"
 

@@ -23,7 +23,7 @@ import numpy as np
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.analysis.policy_process import Link, PolicyHost
 from optsched.costs.cost import CostModel, cost_for
-from optsched.optimize.consistency import reconcile
+from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind
@@ -363,8 +363,11 @@ def _row(task: _Task, schedule: Schedule, wall_s: float) -> dict[str, Any]:
     """Return what a row says of a schedule, as judged."""
     objective = parse_objective(task.row.objective)
     try:
-        value, _ = judged(task.instance, {"objective": task.row.objective}, schedule, task.cost)
-        reconcile(task.instance, objective, (value, "policy"), (task.row.bound, "library"))
+        value, evaluation = judged(
+            task.instance, {"objective": task.row.objective}, schedule, task.cost
+        )
+        known, bound = (value, "policy"), (task.row.bound, "library")
+        reconcile(task.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:
         return {"failure": _words(error)}
 

@@ -6,6 +6,7 @@ call `optsched.bound`, which also looks for a schedule and writes certificates.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
+
+# The share of the time for choosing among relaxations.
+_CHOICE_SHARE = 0.2
 
 
 def bounds() -> dict[str, Bound]:
@@ -77,10 +81,11 @@ def raise_bound(
     that is left. When no time is left, a bound that searches runs only if it is named by
     ``method``, and then as briefly as it can.
     """
+    choosing = budget.part(_CHOICE_SHARE)
     runs = [
         (bound, question)
         for bound in usable(task, method)
-        for question in relax(task, bound.features)
+        for question in relax(task, bound.features, choosing)
         if method != "auto" or not bound.searches or bound.suits(question.task)
     ]
 
@@ -101,7 +106,8 @@ def raise_bound(
 
             continue  # others may need less memory
 
-        take(bound.name, question.answer(proof))
+        answer = question.answer(proof)
+        take(bound.name, replace(answer, cost_model=question.task.cost_model))
 
 
 def lower_bound(

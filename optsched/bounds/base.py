@@ -110,12 +110,15 @@ class Proof:
     tree : dict, optional
         The tree of a certificate in seconds, from which `optsched.bounds.certificate.certify`
         makes the certificate if it is wanted.
+    cost_model : UnitCost or BatchCost, optional
+        The cost model for which the tree is proved: the task's own, or one of its minorants.
     """
 
     value: float
     certificate: dict[str, Any] | None = None
     schedule: Schedule | None = None
     tree: dict[str, Any] | None = None
+    cost_model: CostModel | None = None
 
 
 def only_by_name(task: BoundTask) -> bool:

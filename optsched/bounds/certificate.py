@@ -5,15 +5,17 @@ This module writes them. `optsched.bounds.checker` checks them, and imports noth
 
 import hashlib
 import math
+import threading
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import OBJECTIVES
 from optsched.bounds.checker.sessions import SUMS
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.cost import BatchCost, CostModel
-from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.errors import OutOfTimeError, UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
 from optsched.problem.schedule import Schedule
 
@@ -56,15 +58,30 @@ def make_certificate(
     return _sealed(instance, "rounds", fields)
 
 
+class Steps(Budget):
+    """The steps that the check of a new certificate may take, until an event stops it."""
+
+    def __init__(self, stop: threading.Event | None) -> None:
+        super().__init__()
+        self.stop = stop
+
+    def spend(self, steps: int) -> None:
+        """Count some steps. OutOfTimeError: the event was set."""
+        if self.stop is not None and self.stop.is_set():
+            raise OutOfTimeError("interrupted while a certificate was checked")
+
+        super().spend(steps)
+
+
 def certify(
     instance: Instance,
     cost: BatchCost,
     objective: str,
     tree: Mapping[str, Any],
     pools: Mapping[str, Any] | None = None,
+    budget: Budget | None = None,
 ) -> dict[str, Any]:
     """Return the JSON object of a certificate file in seconds, about pools of machines if given."""
-    from optsched.bounds.checker.parts import Budget, Rejected
     from optsched.bounds.checker.seconds import proved_ticks
 
     fields: dict[str, Any] = {
@@ -76,7 +93,7 @@ def certify(
         **({} if pools is None else {"pools": dict(pools)}),
     }
     try:
-        fields["value"] = proved_ticks(instance, fields, Budget())
+        fields["value"] = proved_ticks(instance, fields, budget or Budget())
     except (Rejected, ArithmeticError) as error:
         raise UsageError(f"certificate: {error}") from None
 
@@ -142,7 +159,6 @@ def verify_certificate(
         ``"certificate_pools"`` if it is about other machines, else ``"certificate"``.
     """
     from optsched.bounds.checker import check_certificate
-    from optsched.bounds.checker.parts import Rejected, TooLarge
 
     try:
         check_certificate(instance, certificate)

@@ -66,6 +66,7 @@ from optsched.bounds.busy_time import (
     value_of,
 )
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
+from optsched.bounds.checker.parts import Budget as StepBudget
 from optsched.bounds.leaves import busy_time_leaf, work_leaf
 from optsched.bounds.service import CLOCK, MARGIN, count_in_windows, longest_later
 from optsched.costs.cost import BatchCost
@@ -333,11 +334,13 @@ def stated(pools: Pools) -> dict[str, Any]:
     return found
 
 
-def certify_pools(instance: Instance, objective: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+def certify_pools(
+    instance: Instance, objective: str, tree: Mapping[str, Any], budget: StepBudget | None = None
+) -> dict[str, Any]:
     """Return the certificate of the tree of a proof of `pools_bound`, ``tel`` or ``mean_ttft``."""
     cost = roles_of(tree["pools"])[0][0].cost
     assert isinstance(cost, BatchCost)
-    return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]))
+    return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]), budget)
 
 
 def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:

@@ -12,26 +12,30 @@ machines may have several, have each choice of minorants.
 *Shared prefixes*, for bounds that are proved for charges (`optsched.bounds.checker.prefixes`).
 Requests arrive when they are released, so what their releases are earlier is subtracted. Of some
 numbers of seconds within which users share what they pay, that with the largest bound from work
-alone is taken; where times count from arrivals one by one, as in SLOs, it is 0.
+alone is taken, as many as there is time for; where times count from arrivals one by one, as in
+SLOs, it is 0.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from optsched.bounds.base import CHARGES, MINORANTS, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
 from optsched.bounds.checker.fields import PREFIX_FIELDS
-from optsched.bounds.checker.prefixes import charges_of
+from optsched.bounds.checker.prefixes import Charge, Shared
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
-from optsched.problem.instance import Limits
+from optsched.problem.instance import Instance, Limits
 from optsched.problem.objective import TOTAL_LATENCY
 
 _SAFETY = 1e-9
-_WITHIN_S = (0, 1, 10, 100, 300, 1000)
+# Numbers of seconds that are tried, the first always.
+_WITHIN_S = (0, 10, 100, 1, 300, 1000)
+# Of more requests only as many are tried as the time allows: of these they take some 0.5 s.
+_FEW = 5_000
 _FROM_WORK = {
     "tel": work_tel,
     "mean_ttft": work_ttft,
@@ -44,12 +48,13 @@ class Relaxation:
     """How a feature is left out.
 
     `without` returns the tasks that have it no longer, each of which bounds the one given; none
-    where that is not proved. `answer` makes a proof for the task given from one for one of those.
-    It is for bounds that are proved for the features `into` of those tasks.
+    where that is not proved. The best are chosen as long as a budget allows. `answer` makes a proof
+    for the task given from one for one of those. It is for bounds that are proved for the features
+    `into` of those tasks.
     """
 
     features: frozenset[str]
-    without: Callable[[BoundTask], list[BoundTask]]
+    without: Callable[[BoundTask, Budget], list[BoundTask]]
     answer: Callable[[BoundTask, BoundTask, Proof], Proof]
     into: frozenset[str] = frozenset()
 
@@ -69,24 +74,28 @@ class Question:
         return proof
 
 
-def relax(task: BoundTask, proved: frozenset[str]) -> list[Question]:
+NO_TIME = Budget(0)
+"""The budget of those who ask only which features are left."""
+
+
+def relax(task: BoundTask, proved: frozenset[str], budget: Budget = NO_TIME) -> list[Question]:
     """Return the questions that are left of a task for a bound that is proved for some features.
 
     They may have features that it is not proved for, which no relaxation leaves out.
     """
     for row in RELAXATIONS:
         asked = row.features & task.features - proved and row.into <= proved
-        if asked and (simpler := row.without(task)):
+        if asked and (simpler := row.without(task, budget)):
             return [
                 Question(left.task, ((row, task, one), *left.steps))
                 for one in simpler
-                for left in relax(one, proved)
+                for left in relax(one, proved, budget)
             ]
 
     return [Question(task)]
 
 
-def _on_one(task: BoundTask) -> list[BoundTask]:
+def _on_one(task: BoundTask, _: Budget) -> list[BoundTask]:
     instance, times = task.instance, task.workers
     if not instance.in_rounds:
         return []
@@ -100,7 +109,7 @@ def _on_one(task: BoundTask) -> list[BoundTask]:
 
 
 @lru_cache(16)
-def _minorants(task: BoundTask) -> list[BoundTask]:
+def _minorants(task: BoundTask, _: Budget) -> list[BoundTask]:
     if task.pools is not None:
         known = [(one, one.machines[0].cost) for one in task.pools.minorants]
         return [replace(task, pools=one, cost_model=cost) for one, cost in known]
@@ -110,20 +119,25 @@ def _minorants(task: BoundTask) -> list[BoundTask]:
     return [replace(task, cost_model=one) for one in cost.minorants]
 
 
+@lru_cache(2)
+def _shared(instance: Instance) -> Callable[[int], list[Charge]]:
+    """Return what requests pay as a function of the seconds, made once for each of them."""
+    ticks = ticks_since(instance.release_times.tolist(), TICKS_PER_SECOND)
+    shared = Shared(instance, ticks)
+    return cache(lambda seconds: shared.charges(seconds * TICKS_PER_SECOND))
+
+
 @lru_cache(16)
-def _charged(task: BoundTask) -> list[BoundTask]:
+def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
     instance, work = task.instance, _FROM_WORK.get(task.objective.name)
     if instance.in_rounds or instance.sessions is not None:
         return []
 
     def within(seconds: int) -> BoundTask:
-        arrival = instance.release_times
-        ticks = ticks_since(arrival.tolist(), TICKS_PER_SECOND)
-        charged = charges_of(instance, ticks, seconds * TICKS_PER_SECOND)
-        assert charged is not None
+        charged = _shared(instance)(seconds)
         free = replace(
             instance,
-            arrival=arrival[[one.release for one in charged]],
+            arrival=instance.release_times[[one.release for one in charged]],
             prefix_parent=None,
             prefix_tokens=None,
             prefix_block_tokens=None,
@@ -131,12 +145,24 @@ def _charged(task: BoundTask) -> list[BoundTask]:
         )
         return replace(task, instance=free, known=None, charged=charged, within_s=seconds)
 
-    if work is None:
-        return [within(0)]
+    def value(one: BoundTask) -> float:
+        assert work is not None
+        return _since_arrival(task, one, work(one, NO_TIME)).value
 
-    budget = Budget(0)
-    tasks = [within(seconds) for seconds in _WITHIN_S]
-    return [max(tasks, key=lambda one: _since_arrival(task, one, work(one, budget)).value)]
+    first, *others = _WITHIN_S
+    found, highest = within(first), None
+    for seconds in others if work is not None and budget is not NO_TIME else ():
+        if budget.over and instance.n > _FEW:
+            break
+
+        if highest is None:
+            highest = value(found)
+
+        other = within(seconds)
+        if (proved := value(other)) > highest:
+            found, highest = other, proved
+
+    return [found]
 
 
 def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:

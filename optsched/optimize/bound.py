@@ -1,17 +1,15 @@
 """`bound`: a value that no schedule beats, and the best schedule found on the way to it."""
 
-import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from optsched.bounds import bounds, usable
 from optsched.bounds.base import BoundTask
-from optsched.bounds.certificate import CERTIFIED, certified_value, certify as make
+from optsched.bounds.certificate import CERTIFIED, Steps, certified_value, certify as make
 from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.costs.machine import Pools
@@ -25,7 +23,7 @@ from optsched.optimize.plan import is_limited, method_after_dual
 from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import OptschedError, UsageError
+from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -215,7 +213,7 @@ def bound(
     instance : Instance, str or path
         The instance, its file, or the name of a shipped one.
     cost_model : BatchCost, str or path, optional
-        Required for an instance in seconds.
+        Required for an instance in seconds, unless `pools` have one.
     objective : str or Objective
         The metric to bound: from below, or from above where more is better (`Metric.sense`).
     method : str
@@ -250,10 +248,13 @@ def bound(
     """
     instance = as_instance(instance)
     check_whole(seed, "seed", 0)
+    budget = Budget(time_limit_s, stop=stop, progress=progress)
     goal = parse_objective(objective)
+    if pools is not None and cost_model is None:
+        cost_model = pools.machines[0].cost
+
     task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
     queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)
-    budget = Budget(time_limit_s, stop=stop, progress=progress)
     interval = Interval(task, budget)
     names = {one.name for one in queue}
 
@@ -292,39 +293,41 @@ def bound(
 
 
 def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the certificate of an interval, in seconds from its tree, or None and the reason."""
+    """Return the certificate of an interval, or None and the reason.
+
+    In seconds it is made of the best proof that the checker accepts.
+    """
     task, goal = interval.task, interval.goal.name
     if interval.certificate is not None:
         return interval.certificate, None
     if interval.bound is None:
         return None, f"no bound on {goal} is known"
 
-    cost = task.cost_model
-    if interval.tree is None or not isinstance(cost, BatchCost):
+    if not interval.trees:
         return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
     if not wanted:
         return None, "none was asked for"
 
-    ways = [(one.name, partial(make, task.instance, one, goal)) for one in cost.minorants]
-    if task.pools is not None:
-        ways = [("pools", partial(certify_pools, task.instance, goal))]
-
-    best, value, refused = None, -math.inf, list[str]()
-    for name, way in ways:
+    refused = dict[str, None]()
+    for proof in sorted(interval.trees, key=lambda one: -one.value):
+        cost, tree = proof.cost_model, proof.tree or {}
+        assert isinstance(cost, BatchCost)
+        steps = Steps(interval.budget.stop)
         try:
-            made = way(interval.tree[1])
+            if task.pools is None:
+                made = make(task.instance, cost, goal, tree, budget=steps)
+            else:
+                made = certify_pools(task.instance, goal, tree, steps)
+        except OutOfTimeError:
+            return None, "it was interrupted while it was checked"
         except UsageError as error:  # for example a coefficient with too many digits
-            refused.append(f"{name}: {error}")
+            refused[f"{cost.name}: {error}"] = None
             continue
 
-        if (proved := certified_value(task.instance, made)) > value:
-            best, value = made, proved
+        interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
+        return made, None
 
-    if best is None:
-        return None, f"the checker refuses it: {'; '.join(refused)}"
-
-    interval.prove(value, interval.bound_origin or "")
-    return best, None
+    return None, f"the checker refuses it: {'; '.join(refused)}"
 
 
 def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
@@ -332,6 +335,9 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
     if goal not in CERTIFIED[time_unit]:
         known = ", ".join(CERTIFIED[time_unit])
         return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
+
+    if name in bounds() and bounds()[name].certifies:
+        return f"the bound {name!r} found none in its time; expected a larger time limit"
 
     there = [one for one in bounds().values() if one.certifies and one.time_unit == time_unit]
     able = ", ".join(one.name for one in there if goal in one.objectives and not one.needs)

@@ -14,26 +14,34 @@ AGREEMENT = 1e-6
 """The relative difference allowed between two computations of one value in seconds."""
 
 
+def end_of(evaluation: Evaluation | None) -> float:
+    """Return when a schedule ends, since the first arrival; 0 without one."""
+    if evaluation is None:
+        return 0.0
+
+    return float(evaluation.finish.max() - evaluation.instance.first_arrival)
+
+
 def rounding(evaluation: Evaluation, value: float) -> float:
     """Return by how much floats may change a value of a schedule in seconds.
 
     The judge's clock is rounded at every batch, and the value of all requests once each.
     """
     instance = evaluation.instance
-    end = float(evaluation.finish.max() - instance.first_arrival)
     steps = instance.n + int(instance.output_tokens.sum())
-    return steps * float(np.spacing(end) + np.spacing(abs(value)))
+    return steps * float(np.spacing(end_of(evaluation)) + np.spacing(abs(value)))
 
 
-def float_noise(instance: Instance, name: str, value: float) -> float:
+def float_noise(instance: Instance, name: str, value: float, end: float = 0.0) -> float:
     """Return by how much two computations of a value in seconds may differ.
 
     It is `AGREEMENT` times the value, and per token the rounding of a float64 clock at the last
-    arrival: 3e-14 s after an hour of arrivals, 4e-9 s after a year. A makespan is a time of day and
-    is rounded once more.
+    arrival or, if that is later, at the schedule's ``end`` (`end_of`), before which all delays of
+    sessions lie: 5e-13 s after an hour, 4e-9 s after a year. A makespan is a time of day and is
+    rounded once more.
     """
-    latest = instance.given_arrivals.max() - instance.first_arrival
-    noise = float(np.spacing(float(latest)))
+    latest = float(instance.given_arrivals.max() - instance.first_arrival)
+    noise = float(np.spacing(max(latest, end)))
     noise *= instance.n + int(instance.output_tokens.sum())
     if name == "makespan":
         noise += float(np.spacing(abs(value)))
@@ -47,11 +55,12 @@ def reconcile(
     objective: Objective,
     known: tuple[float | int | None, str | None],
     bound: tuple[float | int | None, str | None],
+    end: float = 0.0,
 ) -> float | int | None:
     """Return the bound, or the schedule's value if the bound exceeds it by float noise only.
 
     `known` is the value of a schedule that the bound covers, and who found it; `bound` has its
-    name.
+    name. ``end`` is when the schedule ends (`end_of`).
     """
     (value, found_by), (limit, proved_by) = known, bound
     if value is None or limit is None:
@@ -59,7 +68,7 @@ def reconcile(
 
     excess = objective.signed(limit) - objective.signed(value)
     exact = objective.integral(instance)
-    if excess > (0 if exact else float_noise(instance, objective.name, value)):
+    if excess > (0 if exact else float_noise(instance, objective.name, value, end)):
         raise SolverError(
             f"{proved_by}: its {objective} bound {limit} contradicts a schedule of "
             f"{objective} {value} "

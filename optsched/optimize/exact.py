@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.consistency import float_noise, rounding
+from optsched.optimize.consistency import end_of, float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
     Formulation,
@@ -250,7 +250,7 @@ def accept(
 
     if answer.schedule is not None:
         evaluation = _replayed(task, method, answer.schedule)
-        _agree(task.instance, method, goal, answer.objective, goal.of(evaluation))
+        _agree(method, goal, answer.objective, evaluation)
         if interval.take(answer.schedule, evaluation, origin or method, at_ties=at_ties):
             status = answer.status
 
@@ -287,16 +287,16 @@ def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
         ) from error
 
 
-def _agree(
-    instance: Instance, method: str, goal: Objective, claimed: float | None, judged: float | None
-) -> None:
-    name = goal.name
+def _agree(method: str, goal: Objective, claimed: float | None, evaluation: Evaluation) -> None:
+    name, judged, instance = goal.name, goal.of(evaluation), evaluation.instance
     if claimed is None or judged is None:
         raise errors.SolverError(
             f"{method}: found {name} {claimed} claimed; expected {judged}, as judged"
         )
 
-    slack = 0.01 if goal.integral(instance) else float_noise(instance, name, judged)
+    slack = (
+        0.01 if goal.integral(instance) else float_noise(instance, name, judged, end_of(evaluation))
+    )
     if not abs(claimed - judged) <= slack:
         raise errors.SolverError(
             f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "

@@ -4,8 +4,9 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from optsched.bounds.base import Proof
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.optimize.consistency import reconcile
+from optsched.optimize.consistency import end_of, reconcile
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.solvers.base import round_up_bound
 from optsched.problem.budget import Budget, History, Progress
@@ -36,8 +37,8 @@ class Interval:
     policies and searches the reached end, and exact methods both. Each schedule is judged once.
     `general` is the best bound for every schedule on the task's workers, and `scope` has those for
     which `bound` holds. `certificate` proves the largest value, which is at most `bound`; in
-    seconds it is made of `tree`. `clock_s` of the budget had passed when the present strategy
-    began, whose own clock `heard` adds.
+    seconds it is made of one of the proofs in `trees`. `clock_s` of the budget had passed when the
+    present strategy began, whose own clock `heard` adds.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:
@@ -48,7 +49,7 @@ class Interval:
         self.scope = task.scope()
         self.general: tuple[float, str] | None = None
         self.certificate: dict[str, Any] | None = None
-        self.tree: tuple[float, dict[str, Any]] | None = None
+        self.trees: list[Proof] = []
         self.incumbent: Incumbent | None = None
         self.first_bound_s: float | None = None
         self.begin(Budget() if budget is None else budget)
@@ -91,7 +92,6 @@ class Interval:
         value: float,
         origin: str,
         certificate: dict[str, Any] | None = None,
-        tree: dict[str, Any] | None = None,
         leaves_out: frozenset[str] = frozenset(),
     ) -> None:
         """Keep a bound if it is tighter than the present one, and a certificate likewise."""
@@ -112,9 +112,6 @@ class Interval:
             self.certificate is None or certificate["value"] >= self.certificate["value"]
         ):
             self.certificate = certificate
-
-        if tree is not None and (self.tree is None or value > self.tree[0]):
-            self.tree = value, tree
 
     def heard(self, state: Progress) -> None:
         """Report a strategy's progress, merged with what the interval knows."""
@@ -138,7 +135,7 @@ class Interval:
 
     def reconcile(self) -> None:
         """Check that bound and incumbent agree, and remove float noise from the bound."""
-        found_by = None if self.incumbent is None else self.incumbent.origin
-        self.bound = reconcile(
-            self.task.instance, self.goal, (self.value, found_by), (self.bound, self.bound_origin)
-        )
+        best, bound = self.incumbent, (self.bound, self.bound_origin)
+        known = (None, None) if best is None else (best.value, best.origin)
+        end = end_of(None if best is None else best.evaluation)
+        self.bound = reconcile(self.task.instance, self.goal, known, bound, end)

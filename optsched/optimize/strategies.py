@@ -53,7 +53,9 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     def take(name: str, proof: Proof) -> None:
         before = interval.bound
         left_out = bounds()[name].leaves_out
-        interval.prove(proof.value, name, proof.certificate, proof.tree, left_out)
+        interval.prove(proof.value, name, proof.certificate, left_out)
+        if proof.tree is not None:
+            interval.trees.append(proof)
         if proof.schedule is not None:
             offer(interval, proof.schedule, name)
         if interval.bound != before:

@@ -30,7 +30,7 @@ errs by less than 1e-14 times the sum of its terms' sizes. It must be below -1e-
 and -1e-12 S. The ratio is also taken 2e-9 too large, which covers the judge's float64 times.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise, product
 from typing import Any
 
@@ -48,8 +48,8 @@ _MARGIN = 1e-9
 _DEPTH = 600
 # Values of the multipliers that are tried.
 _TRIES = 14
-# Boxes to begin with that are scanned between two looks at the clock.
-_AT_ONCE = 16
+# Compiled steps between two looks at the clock, or at a budget of steps: some 0.05 s.
+_AT_ONCE = 1_000_000
 
 
 def witnesses(
@@ -67,11 +67,9 @@ def witnesses(
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
-    boxes = _boxes(batches)
-    for first in range(0, len(boxes), _AT_ONCE):
+    check()
+    for _ in _scanned(batches, rows, ratio, found, within):
         check()
-        some = boxes[first : first + _AT_ONCE]
-        _scan(batches, rows, ratio, found, some, within, 1 << 50)
 
     return ratio * (1 + 4 * _MARGIN), found
 
@@ -81,10 +79,26 @@ def refuse(batches: Batches, vectors: Floats, budget: Budget) -> None:
     rows = np.ascontiguousarray(vectors, np.float64)
     expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
     ratio, found = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
-    budget.spend_compiled(_scan(batches, rows, ratio, found, _boxes(batches), 0.0, budget.compiled))
+    for steps in _scanned(batches, rows, ratio, found, 0.0):
+        budget.spend_compiled(steps)
+
     wrong = np.flatnonzero(ratio >= 1)
     which = f"charges: vector {wrong[0] if len(wrong) else 0}"
     expect(len(wrong) == 0, f"{which}: found more than a batch's time; expected at most that")
+
+
+def _scanned(
+    batches: Batches, rows: Floats, ratio: Floats, found: Floats, within: float
+) -> Iterator[int]:
+    """Raise the ratios of vectors to what all boxes prove, and yield the steps taken now and then.
+
+    With ``within`` 0 the ratio of a vector that is above it becomes infinite instead.
+    """
+    boxes, at = _boxes(batches), np.zeros(2, np.int64)
+    stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
+    held = stack, count, np.empty((_DEPTH, len(rows)), np.int64), at
+    while at[0] < len(boxes) or at[1] > 0:
+        yield _scan(batches, rows, ratio, found, boxes, within, held)
 
 
 def _boxes(batches: Batches) -> Floats:
@@ -341,72 +355,76 @@ def _scan(
     found: Floats,
     boxes: Floats,
     within: float,
-    allowed: int,
+    held: Any,
 ) -> int:
-    """Raise the ratios of vectors to what all boxes prove, and return the steps taken.
+    """Go on with a scan for so many steps, and return how many were taken.
 
-    With ``within`` 0 the ratio of a vector that is above it becomes infinite instead. After more
-    than ``allowed`` steps all are.
+    ``held`` has the boxes at hand, how many vectors are not proved for each and which, and at last
+    how many of ``boxes`` were begun and how many are at hand.
     """
-    stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
-    members = np.empty((_DEPTH, len(vectors)), np.int64)
+    stack, count, members, at = held
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0
 
-    for first in range(len(boxes)):
-        stack[0], size = boxes[first], 1
-        count[0] = len(vectors)
-        for v in range(len(vectors)):
-            members[0, v] = v
+    while steps < _AT_ONCE:
+        if at[1] == 0:
+            if at[0] == len(boxes):
+                break
 
-        while size > 0:
-            size -= 1
-            box, left = stack[size], 0
-            if not _tightened(batches, box):
+            stack[0], count[0] = boxes[at[0]], len(vectors)
+            for v in range(len(vectors)):
+                members[0, v] = v
+
+            at[0] += 1
+            at[1] = 1
+
+        at[1] -= 1
+        size = at[1]
+        box, left = stack[size], 0
+        steps += 1
+        if not _tightened(batches, box):
+            continue
+
+        below, under = _corners(batches, box, corners)
+        steps += 20
+        for p in range(count[size]):
+            v = members[size, p]
+            steps += 10
+            if ratio[v] == np.inf or _is_proved(batches, corners, vectors[v], ratio[v], over):
                 continue
 
-            below, under = _corners(batches, box, corners)
-            steps += 20
-            for p in range(count[size]):
-                v = members[size, p]
-                steps += 10
-                if ratio[v] == np.inf or _is_proved(batches, corners, vectors[v], ratio[v], over):
+            # From just below on, or the rest of the scan would have to tell the two apart.
+            near = ratio[v] / (1 + within / 2)
+            higher = _raise(batches, corners, vectors[v], near, found[v])
+            if higher > near:
+                ratio[v] = higher * (1 + within) if within > 0 else np.inf
+                if _is_proved(batches, corners, vectors[v], ratio[v], over):
                     continue
 
-                # From just below on, or the rest of the scan would have to tell the two apart.
-                near = ratio[v] / (1 + within / 2)
-                higher = _raise(batches, corners, vectors[v], near, found[v])
-                if higher > near:
-                    ratio[v] = higher * (1 + within) if within > 0 else np.inf
-                    if _is_proved(batches, corners, vectors[v], ratio[v], over):
-                        continue
+            members[size, left] = v
+            left += 1
 
-                members[size, left] = v
-                left += 1
+        if left == 0:
+            continue
 
-            if steps > allowed:
-                ratio[:] = np.inf
-                return steps
-            if left == 0:
-                continue
+        side = _longest_side(box, corners, over, below, under)
+        if side < 0 or size + 2 > _DEPTH:
+            for p in range(left):
+                v, rise = members[size, p], within
+                while ratio[v] < 1e300 and not _is_proved(
+                    batches, corners, vectors[v], ratio[v], over
+                ):
+                    ratio[v] = ratio[v] * (1 + rise) if within > 0 else np.inf
+                    rise, steps = 2 * rise, steps + 10
 
-            side = _longest_side(box, corners, over, below, under)
-            if side < 0 or size + 2 > _DEPTH:
-                for p in range(left):
-                    v = members[size, p]
-                    while ratio[v] < 1e300 and not _is_proved(
-                        batches, corners, vectors[v], ratio[v], over
-                    ):
-                        ratio[v] = ratio[v] * (1 + within) if within > 0 else np.inf
+            continue
 
-                continue
-
-            low, high = box[2 * side], box[2 * side + 1]
-            middle = np.floor((low + high) / 2) if side < 3 else (low + high) / 2
-            stack[size + 1] = box
-            stack[size, 2 * side + 1] = middle
-            stack[size + 1, 2 * side] = middle + 1 if side < 3 else middle
-            count[size], count[size + 1] = left, left
-            members[size + 1, :left] = members[size, :left]
-            size += 2
+        low, high = box[2 * side], box[2 * side + 1]
+        middle = np.floor((low + high) / 2) if side < 3 else (low + high) / 2
+        stack[size + 1] = box
+        stack[size, 2 * side + 1] = middle
+        stack[size + 1, 2 * side] = middle + 1 if side < 3 else middle
+        count[size], count[size + 1] = left, left
+        members[size + 1, :left] = members[size, :left]
+        at[1] += 2
 
     return steps

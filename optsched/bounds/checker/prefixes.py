@@ -98,102 +98,120 @@ class _Tree:
             v = self.up[v]
 
 
-def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] | None:
-    """Return what each request pays; None where no KV can be shared.
+class Shared:
+    """What an instance's requests share, from which follows what each of them pays.
 
-    Arrivals and ``within``, the D above, are in one unit of time, which need not be seconds. Who of
-    two came first goes by the instance's own arrivals: rounded down to a coarse unit they may be
-    equal, and a block would count as not begun at an arrival by which it was nearly done.
+    Arrivals are in any unit of time, which need not be seconds. Who of two came first goes by the
+    instance's own arrivals: rounded down to a coarse unit they may be equal, and a block would
+    count as not begun at an arrival by which it was nearly done.
+    """
+
+    def __init__(self, instance: Any, arrival: list[int]) -> None:
+        n, sessions = len(arrival), instance.sessions
+        came = instance.release_times.tolist() if sessions is None else arrival
+        block = int(instance.prefix_block_tokens or instance.kv_block_tokens)
+        prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+        parent, shared = [-1] * n, [0] * n
+        if instance.prefix_parent is not None and instance.prefix_tokens is not None:
+            parent, shared = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
+
+        first = [0 if p < 0 else t // block for p, t in zip(parent, shared, strict=True)]
+        whole = [s // block for s in prompt]
+        claimed = [(s - 1) // block for s in prompt]
+        made = [(s + o - 1) // block for s, o in zip(prompt, output, strict=True)]
+        public = first.copy()
+        for i, up in enumerate(parent):
+            if up >= 0:
+                public[up] = max(public[up], first[i])
+
+        tree = _Tree(parent, first, [set(x) for x in zip(first, whole, claimed, made, strict=True)])
+        ends = [tree.at(i, depth) for i, depth in enumerate(whole)]
+        lasts = [tree.at(i, depth) for i, depth in enumerate(made)]
+        earliest, makers, ending = [(max(came) + 1, n)] * len(tree.up), [0] * len(tree.up), set()
+        for i, (end, last) in enumerate(zip(ends, lasts, strict=True)):
+            if end >= 0:
+                earliest[end] = min(earliest[end], (came[i], i))
+                makers[end] -= 1
+            if last >= 0:
+                makers[last] += 1
+            if whole[i] > claimed[i]:
+                ending.add(end)
+
+        for v in range(len(tree.up) - 1, -1, -1):
+            if (up := tree.up[v]) >= 0:
+                earliest[up] = min(earliest[up], earliest[v])
+                makers[up] += makers[v]
+
+        self.users = list[int]()
+        if sessions is not None:
+            self.users = _merged(
+                tree,
+                ends,
+                list(range(n)),
+                lambda i, k: i if sessions.precedes(i, k) else k if sessions.precedes(k, i) else -1,
+            )
+            lines = _merged(tree, lasts, sessions.line, lambda i, k: i if i == k else -1)
+            public = [
+                max((tree.high[v] for v in tree.way(x) if lines[v] < 0), default=0) for x in lasts
+            ]
+
+        self.arrival, self.came, self.block, self.prompt = arrival, came, block, prompt
+        self.whole, self.claimed, self.public = whole, claimed, public
+        self.up, self.earliest, self.makers, self.ending = tree.up, earliest, makers, ending
+        self.begin = [tree.at(i, depth) for i, depth in enumerate(claimed)]
+        self.low, self.high = [x * block for x in tree.low], [x * block for x in tree.high]
+        clock = [*arrival, max(arrival) + 1]
+        self.since = [clock[i] for _, i in earliest]
+
+    def charges(self, within: int) -> list[Charge]:
+        """Return what each request pays, if ``within`` is the D above."""
+        payers = [0] * len(self.up)
+        for i, arrival in enumerate(self.arrival):
+            for v in self._since(i, arrival - within):
+                payers[v] += 1
+
+        return [self._charge(i, within, payers) for i in range(len(self.arrival))]
+
+    def _charge(self, i: int, within: int, payers: list[int]) -> Charge:
+        arrival, came, s, claimed = self.arrival[i], self.came[i], self.prompt[i], self.claimed[i]
+        own, users = claimed * self.block, self.users
+        release, tokens, squares = (came, i), FINE * (s - own), FINE * (s**2 - own**2)
+        distinct = 0 if self.whole[i] > claimed < self.public[i] else tokens
+        alone, alone_squares = s - own, s**2 - own**2
+
+        for v in self._since(i, arrival - within):
+            if self.makers[v] > 0:
+                continue
+            low, high, earliest = self.low[v], self.high[v], self.earliest[v]
+            nobody_before = users[v] == i if users else earliest[0] >= came
+            if nobody_before:
+                alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
+            if v not in self.ending:
+                each = FINE * (high - low) // payers[v]
+                tokens, distinct = tokens + each, distinct + each
+                squares += FINE * (high**2 - low**2) // payers[v]
+                release = min(release, earliest)
+
+        lag, private = arrival - self.arrival[release[1]], max(s - self.public[i] * self.block, -1)
+        return Charge(release[1], lag, tokens, squares, distinct, alone, alone_squares, private)
+
+    def _since(self, i: int, begin: int) -> Iterator[int]:
+        """Return the nodes that request i may claim whose first user came at ``begin`` or later."""
+        v = self.begin[i]
+        while v >= 0 and self.since[v] >= begin:
+            yield v
+            v = self.up[v]
+
+
+def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] | None:
+    """Return what each request pays (`Shared`); None where no KV can be shared.
+
+    Arrivals and ``within``, the D above, are in one unit of time.
     """
     if not further_fields(instance) & PREFIX_FIELDS:
         return None
 
-    n, sessions = len(arrival), instance.sessions
-    came = instance.release_times.tolist() if sessions is None else arrival
-    block = int(instance.prefix_block_tokens or instance.kv_block_tokens)
-    prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
-    parent, shared = [-1] * n, [0] * n
-    if instance.prefix_parent is not None and instance.prefix_tokens is not None:
-        parent, shared = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
-
-    first = [0 if p < 0 else t // block for p, t in zip(parent, shared, strict=True)]
-    whole = [s // block for s in prompt]
-    claimed = [(s - 1) // block for s in prompt]
-    made = [(s + o - 1) // block for s, o in zip(prompt, output, strict=True)]
-    public = first.copy()
-    for i, up in enumerate(parent):
-        if up >= 0:
-            public[up] = max(public[up], first[i])
-
-    tree = _Tree(parent, first, [set(x) for x in zip(first, whole, claimed, made, strict=True)])
-    earliest, makers, ending = [(max(came) + 1, n)] * len(tree.up), [0] * len(tree.up), set()
-    for i in range(n):
-        end, last = tree.at(i, whole[i]), tree.at(i, made[i])
-        if end >= 0:
-            earliest[end] = min(earliest[end], (came[i], i))
-            makers[end] -= 1
-        if last >= 0:
-            makers[last] += 1
-        if whole[i] > claimed[i]:
-            ending.add(end)
-
-    for v in range(len(tree.up) - 1, -1, -1):
-        if (up := tree.up[v]) >= 0:
-            earliest[up] = min(earliest[up], earliest[v])
-            makers[up] += makers[v]
-
-    users, lines = list[int](), list[int]()
-    if sessions is not None:
-        users = _merged(
-            tree,
-            [tree.at(i, d) for i, d in enumerate(whole)],
-            list(range(n)),
-            lambda i, k: i if sessions.precedes(i, k) else k if sessions.precedes(k, i) else -1,
-        )
-        lines = _merged(
-            tree,
-            [tree.at(i, d) for i, d in enumerate(made)],
-            sessions.line,
-            lambda i, k: i if i == k else -1,
-        )
-        public = [
-            max((tree.high[v] for v in tree.way(tree.at(i, d)) if lines[v] < 0), default=0)
-            for i, d in enumerate(made)
-        ]
-
-    payers = [0] * len(tree.up)
-    clock = [*arrival, max(arrival) + 1]
-    since = [clock[i] for _, i in earliest]
-    for i in range(n):
-        for v in _since(tree, i, claimed[i], since, arrival[i] - within):
-            payers[v] += 1
-
-    found = []
-    for i, s in enumerate(prompt):
-        own = claimed[i] * block
-        release, tokens, squares = (came[i], i), FINE * (s - own), FINE * (s**2 - own**2)
-        distinct = 0 if whole[i] > claimed[i] < public[i] else tokens
-        alone, alone_squares = s - own, s**2 - own**2
-
-        for v in _since(tree, i, claimed[i], since, arrival[i] - within):
-            low, high = tree.low[v] * block, tree.high[v] * block
-            if makers[v] > 0:
-                continue
-            nobody_before = users[v] == i if users else earliest[v][0] >= came[i]
-            if nobody_before:
-                alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
-            if v not in ending:
-                tokens += FINE * (high - low) // payers[v]
-                distinct += FINE * (high - low) // payers[v]
-                squares += FINE * (high**2 - low**2) // payers[v]
-                release = min(release, earliest[v])
-
-        private = s - public[i] * block
-        lag = arrival[i] - arrival[release[1]]
-        row = release[1], lag, tokens, squares, distinct, alone, alone_squares, max(private, -1)
-        found.append(Charge._make(row))
-
-    return found
+    return Shared(instance, arrival).charges(within)
 
 
 def _merged(
@@ -214,12 +232,3 @@ def _merged(
         take(tree.up[v], found[v])
 
     return found
-
-
-def _since(tree: _Tree, i: int, depth: int, since: list[int], begin: int) -> Iterator[int]:
-    """Return the nodes of a request up to a depth whose first user came at ``begin`` or later."""
-    for v in tree.way(tree.at(i, depth)):
-        if since[v] < begin:
-            return
-
-        yield v
