@@ -248,7 +248,7 @@ def export(
         )
 
     cost = cost_for(instance, cost_model or cost_model_of(instance_file))
-    task = Task(instance, cost, parse_objectives(model.default_objective))
+    task = Task(instance, cost, (TOTAL_LATENCY,))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)

@@ -62,8 +62,8 @@ def solve(
       formulation NAME: The formulation. The default is hindsight in rounds and infermax in
         seconds.
       method auto|NAME: The method of solving. `optsched methods` lists them.
-      objective NAME[,NAME...]: The objective. Several are lexicographic. The default is tel in
-        rounds and makespan in seconds.
+      objective NAME[,NAME...]: The objective. Several are lexicographic. The default is tel, the
+        total latency.
       workers N: Equal workers. Who runs where is searched for, too.
       pulp_solver NAME: Another solver of PuLP for the method pulp-bigm.
       eviction_free: Forbid evictions.

@@ -26,7 +26,7 @@ from optsched.policies import behind_routers
 from optsched.problem import errors
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective, parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 # Policies whose schedules are tried as warm starts. They are quick, and each of them ends.
@@ -73,8 +73,7 @@ def choose(
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
     known = sorted({name for way in model.methods.values() for name in way.objectives})
-    goals = model.default_objective if objective is None else objective
-    objectives = parse_objectives(goals, known, f"formulation {model.name}")
+    objectives = parse_objectives(objective or TOTAL_LATENCY, known, f"formulation {model.name}")
     task = Task(instance, cost, objectives, extras or {}, workers)
     name = automatic(model, task) if method == "auto" else method
 

@@ -31,7 +31,7 @@ from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
-from optsched.problem.objective import Objective, parse_objectives, service_limits
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives, service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
@@ -213,7 +213,7 @@ def solve(
         A method of the formulation, or ``"auto"``: then the formulation chooses.
     objective : str, Objective or sequence of these, optional
         Metrics, the most important first. A string may hold several, separated by commas. Default:
-        the formulation's.
+        total latency.
     workers : int
         Number of equal workers, each with the instance's KV capacity and limits. Which request runs
         where is part of the schedule.
@@ -408,7 +408,7 @@ def below(
     policy : str
         A policy's specification, such as ``"mc-sf"``.
     objective : str, Objective or sequence of these, optional
-        The first one counts. Default: ``tel`` in rounds and ``makespan`` in seconds.
+        The first one counts. Default: total latency.
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
     seed : int
@@ -422,7 +422,7 @@ def below(
         Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
         option ``below=question.value`` and then search only for schedules below it.
     """
-    goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
+    goals = parse_objectives(objective or TOTAL_LATENCY)
     goal = goals[0]
     if goal.maximized:
         raise UsageError(

@@ -145,8 +145,6 @@ class Formulation:
     summary : str
     time_unit : {"round", "second"}
         The time unit of the instances that it models.
-    default_objective : str
-        A text for `optsched.problem.objective.parse_objectives`.
     methods : mapping of str to Method
         Its methods by name. Other files of the package may add methods
         (`optsched.optimize.formulations`).
@@ -166,7 +164,6 @@ class Formulation:
     name: str
     summary: str
     time_unit: TimeUnit
-    default_objective: str
     methods: Mapping[str, Method]
     choose: Callable[[Task], str]
     switches: frozenset[str] = frozenset()
