@@ -16,7 +16,7 @@ from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.objective import parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
