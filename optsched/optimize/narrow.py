@@ -5,6 +5,7 @@ searches for schedules, and an exact method where one may end. So whoever asks f
 schedule and the same best bound, up to what the clock decides.
 """
 
+import warnings
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,7 +90,10 @@ def narrow(
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
     if exact is not None and not (certify or budget.over or interval.closed):
         seconds = min(max(_BRIEF * budget.limit_s, _BRIEF_S), _BRIEF_MAX * budget.left_s)
-        done = _try(exact, interval, start, replace(options, time_limit_s=seconds), settle)
+        brief = replace(options, time_limit_s=seconds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of little time: the method runs again
+            done = _try(exact, interval, start, brief, settle)
         if settle and done.is_final:
             return done
 
