@@ -327,6 +327,10 @@ def _question_text(question: dict[str, Any], scope: Scope, unit: str) -> str:
 def _show_result(instance: Instance, data: dict[str, Any]) -> None:
     metric = objectives.first_metric(data["objective_name"])
     times = "" if metric is None else metric.unit_words(instance.time_unit)
+    if metric is not None:
+        words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
+        verb = "maximized" if metric.sense == "max" else "minimized"
+        print(f"{verb}: {words}{times and f' in {times}'} ({data['objective_name']})\n")
     if data["metrics"]:
         output.show_metrics(data["metrics"], instance)
         print()

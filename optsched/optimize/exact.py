@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optsched.bounds import bounds
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.consistency import TOLERANCE, float_noise, rounding
@@ -76,7 +75,7 @@ def choose(
     name = automatic(model, task) if method == "auto" else method
     if method == "auto" and (lacks := lacks_of(model, name, task)):
         raise errors.UsageError(
-            f"solve: found {', '.join(lacks)}; no method of {model.name} can do that"
+            f"method: found auto, which cannot do {', '.join(lacks)}; no method of {model.name} can"
         )
 
     return Exact(model, name, check_method(model, name, task), task, asked=method != "auto")
@@ -90,16 +89,12 @@ def question(
     extras: Mapping[str, Any] | None,
     workers: int,
 ) -> tuple[Formulation, Task]:
-    """Return the formulation and the task. It may have objectives that only bounds know."""
+    """Return the formulation and the task."""
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
-    known = {name for way in model.methods.values() for name in way.objectives}
-    for one in bounds().values():
-        known |= set(one.objectives) if one.time_unit == model.time_unit else set()
-
-    goals = objective or TOTAL_LATENCY
-    objectives = parse_objectives(goals, sorted(known), f"formulation {model.name}")
-    return model, Task(instance, cost, objectives, extras or {}, workers)
+    known = sorted({name for way in model.methods.values() for name in way.objectives})
+    goals = parse_objectives(objective or TOTAL_LATENCY, known, f"formulation {model.name}")
+    return model, Task(instance, cost, goals, extras or {}, workers)
 
 
 def choose_if_able(task: Task) -> Exact | None:

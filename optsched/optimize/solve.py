@@ -294,8 +294,8 @@ def solve(
     if start is not None and counts:
         interval.take(start.schedule, start.evaluation, "the warm start")
 
-    interval.begin(budget.part(1.0, progress))
     if searched and time_limit_s is not None:
+        interval.begin(budget.part(1.0, progress))
         return _by_the_search(model, exact, interval, start, options)
 
     try:
@@ -308,6 +308,7 @@ def solve(
 
         stop.set()  # the method ends at once, and the start is kept
 
+    interval.begin(budget.part(1.0, progress))
     interval.heard(Progress(0.0, None, None))
     if not budget.stopped:
         warn_if_short(exact.name, budget.left_s, time_limit_s)
