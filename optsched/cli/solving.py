@@ -330,7 +330,8 @@ def _show_result(instance: Instance, data: dict[str, Any]) -> None:
     if metric is not None:
         words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
         verb = "maximized" if metric.sense == "max" else "minimized"
-        print(f"{verb}: {words}{times and f' in {times}'} ({data['objective_name']})\n")
+        unit = {"s": " in seconds", "rounds": " in rounds"}.get(times, "")
+        print(f"{verb}: {words}{unit} ({data['objective_name']})\n")
     if data["metrics"]:
         output.show_metrics(data["metrics"], instance)
         print()

@@ -32,7 +32,7 @@ from optsched.problem.errors import InfeasibleError, OptschedError, UsageError
 _SEARCHES = ("lns", "placement", "search")
 # The share of the time for a first run of an exact method, with its min in seconds and its max as a
 # share: most small instances are proved at once.
-_BRIEF, _BRIEF_S, _BRIEF_MAX = 0.05, 1.0, 0.5
+_BRIEF, _BRIEF_S, _BRIEF_MAX = 0.05, 0.5, 0.5
 # The shares of the time left: for policies, for bounds that search, in rounds for the dual and its
 # search where a stronger method follows, and for what is not last.
 _POLICIES, _BOUNDS, _FEW, _HALF = 0.2, 0.6, 0.1, 0.5
@@ -84,8 +84,13 @@ def narrow(
     schedules that this leaves out may be better.
     """
     budget, seed, done = interval.budget, options.seed, Narrowed()
+    instance = interval.task.instance
     if exact is not None and exact.name in _SEARCHES:
         exact = None
+
+    origin = "" if exact is None else exact.name
+    if exact is not None and not certify:  # bounds are known by the names of methods
+        origin = f"{exact.model.name} ({exact.name})"
 
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
     if exact is not None and not (certify or budget.over or interval.closed):
@@ -93,13 +98,14 @@ def narrow(
         brief = replace(options, time_limit_s=seconds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of little time: the method runs again
-            done = _try(exact, interval, start, brief, settle)
+            done = _try(exact, interval, start, brief, settle, origin)
         if settle and done.is_final:
             return done
 
     left = list[str]()
     if policies and not interval.closed:
-        left = run_policies(interval, budget.part(_POLICIES), seed=seed)
+        share = _POLICIES if can_search(interval) or instance.in_rounds else _HALF
+        left = run_policies(interval, budget.part(share), seed=seed)
 
     again = exact is not None and exact.name != "ramp" and not done.is_final
     if certify or not interval.closed:
@@ -111,7 +117,8 @@ def narrow(
         return done
 
     warn_if_short(f"the method {exact.name}", budget.left_s, budget.limit_s)
-    return _try(exact, interval, start, replace(options, time_limit_s=budget.left_s), settle)
+    rest = replace(options, time_limit_s=budget.left_s)
+    return _try(exact, interval, start, rest, settle, origin)
 
 
 def _usable(interval: Interval) -> set[str]:
@@ -121,7 +128,12 @@ def _usable(interval: Interval) -> set[str]:
 
 
 def _try(
-    exact: Exact, interval: Interval, start: Start | None, options: SolveOptions, settle: bool
+    exact: Exact,
+    interval: Interval,
+    start: Start | None,
+    options: SolveOptions,
+    settle: bool,
+    origin: str,
 ) -> Narrowed:
     """Run the exact method from the best schedule that fits its formulation.
 
@@ -147,7 +159,7 @@ def _try(
 
     try:
         answer = attempt(exact, own, options, known)
-        status = accept(exact, own, answer, f"{exact.model.name} ({exact.name})", at_ties=settle)
+        status = accept(exact, own, answer, origin, at_ties=settle)
     except (InfeasibleError, UsageError) as error:
         return Narrowed(refused=error)
 

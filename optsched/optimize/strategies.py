@@ -33,6 +33,10 @@ from optsched.problem.service import SLOS
 
 # The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1
+# The seconds for a policy as long as there is no schedule.
+_MIN_S = 1.0
+# Policies that are quick and often the best, so that they run first.
+_LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work", "vllm-v1")
 # What a policy may do about a rule that it breaks.
 _HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
@@ -167,11 +171,15 @@ def run_policies(
     """Improve the incumbent by policies until the budget is over, and return those that it ended.
 
     `specs`: default: every policy that the instance allows. One that uses up half of the time left
-    is stopped. Ctrl-C keeps the best schedule so far.
+    is stopped, but the first one has a second. Ctrl-C keeps the best schedule so far.
     """
     instance, cost = interval.task.instance, interval.task.cost_model
     limits = service_limits(interval.task.objective)
-    allowed = allowed_policies(with_limits(instance, limits)) if specs is None else specs
+    allowed = specs
+    if allowed is None:
+        named = allowed_policies(with_limits(instance, limits))
+        allowed = sorted(named, key=lambda name: (name not in _LIKELY, name))
+
     ended = list[str]()
 
     try:
@@ -179,9 +187,12 @@ def run_policies(
             if budget.over:
                 ended.append(spec)
                 continue
+
+            least_s = _MIN_S if interval.incumbent is None else 0.0
+            own = Budget(max(least_s, POLICY_SHARE * budget.left_s), stop=budget.stop)
             try:
                 schedule, evaluation, _ = run_policy(
-                    instance, spec, cost, seed=seed, budget=budget.part(POLICY_SHARE), **limits
+                    instance, spec, cost, seed=seed, budget=own, **limits
                 )
             except OutOfTimeError:
                 ended.append(spec)
