@@ -34,8 +34,8 @@ _SEARCHES = ("lns", "placement", "search")
 # share: most small instances are proved at once.
 _BRIEF, _BRIEF_S, _BRIEF_MAX = 0.05, 0.5, 0.5
 # The shares of the time left: for policies, for bounds that search, in rounds for the dual and its
-# search where a stronger method follows, and for what is not last.
-_POLICIES, _BOUNDS, _FEW, _HALF = 0.2, 0.6, 0.1, 0.5
+# search where a stronger method follows and where none does, and for what is not last.
+_POLICIES, _BOUNDS, _FEW, _MANY, _HALF = 0.2, 0.6, 0.1, 0.8, 0.5
 
 
 class Attempt(NamedTuple):
@@ -88,37 +88,40 @@ def narrow(
     if exact is not None and exact.name in _SEARCHES:
         exact = None
 
-    origin = "" if exact is None else exact.name
-    if exact is not None and not certify:  # bounds are known by the names of methods
-        origin = f"{exact.model.name} ({exact.name})"
-
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
     if exact is not None and not (certify or budget.over or interval.closed):
         seconds = min(max(_BRIEF * budget.limit_s, _BRIEF_S), _BRIEF_MAX * budget.left_s)
-        brief = replace(options, time_limit_s=seconds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of little time: the method runs again
-            done = _try(exact, interval, start, brief, settle, origin)
+            done = _try(exact, interval, start, options, seconds, settle)
         if settle and done.is_final:
             return done
 
+    dual = "dual" in _usable(interval)
+    ramp = dual and suits_ramp(instance) and not is_limited(instance)
+    again = exact is not None and exact.name != "ramp" and not done.is_final
+    if dual and (certify or not interval.closed):
+        share = _FEW if ramp or again else _MANY if policies else 1.0
+        _explore(interval, seed, certify, share)
+
     left = list[str]()
     if policies and not interval.closed:
-        share = _POLICIES if can_search(interval) or instance.in_rounds else _HALF
+        share = _POLICIES if can_search(interval) or dual else _HALF
         left = run_policies(interval, budget.part(share), seed=seed)
 
-    again = exact is not None and exact.name != "ramp" and not done.is_final
-    if certify or not interval.closed:
-        improve = _raise_in_rounds if "dual" in _usable(interval) else _raise
-        improve(interval, seed, certify, follows=again or bool(left))
+    proved = interval.value if interval.certificate is None else interval.certificate["value"]
+    if ramp and not (interval.closed and (not certify or proved == interval.value)):
+        prove(interval, budget, "ramp", seed=seed)
+    elif not dual and (certify or not interval.closed):
+        _raise(interval, seed, follows=again or bool(left))
+
     if left and not interval.closed:
         run_policies(interval, budget.part(_HALF if again else 1.0), seed=seed, specs=left)
     if exact is None or not again or interval.closed or budget.over:
         return done
 
     warn_if_short(f"the method {exact.name}", budget.left_s, budget.limit_s)
-    rest = replace(options, time_limit_s=budget.left_s)
-    return _try(exact, interval, start, rest, settle, origin)
+    return _try(exact, interval, start, options, budget.left_s, settle)
 
 
 def _usable(interval: Interval) -> set[str]:
@@ -132,8 +135,8 @@ def _try(
     interval: Interval,
     start: Start | None,
     options: SolveOptions,
+    seconds: float,
     settle: bool,
-    origin: str,
 ) -> Narrowed:
     """Run the exact method from the best schedule that fits its formulation.
 
@@ -158,7 +161,8 @@ def _try(
         own.take(known.schedule, known.evaluation, "the warm start")
 
     try:
-        answer = attempt(exact, own, options, known)
+        answer = attempt(exact, own, replace(options, time_limit_s=seconds), known)
+        origin = f"{exact.model.name} ({exact.name})"
         status = accept(exact, own, answer, origin, at_ties=settle)
     except (InfeasibleError, UsageError) as error:
         return Narrowed(refused=error)
@@ -170,7 +174,21 @@ def _try(
     return Narrowed(Attempt(own, answer, status))
 
 
-def _raise(interval: Interval, seed: int, certify: bool, follows: bool) -> None:
+def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None:
+    """Raise the dual and search in rounds, for a share of the time."""
+    from optsched.optimize.search.anytime import explore
+
+    budget = interval.budget
+    interval.clock_s = budget.spent_s
+    known = None if interval.incumbent is None else interval.incumbent.schedule
+    told = budget.part(share, interval.heard)
+    found = explore(interval.task.instance, told, seed=seed, certify=certify, warm_start=known)
+    interval.prove(found.bound, found.origin, found.certificate())
+    if found.schedule is not None:
+        offer(interval, found.schedule, "search")
+
+
+def _raise(interval: Interval, seed: int, follows: bool) -> None:
     """Raise the bound, then search for schedules where there is a search."""
     budget, searched = interval.budget, can_search(interval)
     prove(interval, budget.part(_BOUNDS if follows or searched else 1.0), seed=seed)
@@ -180,26 +198,3 @@ def _raise(interval: Interval, seed: int, certify: bool, follows: bool) -> None:
     warn_if_short("the offline search", budget.left_s, budget.limit_s)
     if not budget.over:
         search_offline(interval, budget.part(_HALF if follows else 1.0), seed=seed)
-
-
-def _raise_in_rounds(interval: Interval, seed: int, certify: bool, follows: bool) -> None:
-    """Search and raise the dual, briefly where the ramp relaxation or an exact method follows."""
-    from optsched.optimize.search.anytime import explore
-
-    instance, budget = interval.task.instance, interval.budget
-    ramp = "ramp" in _usable(interval) and suits_ramp(instance) and not is_limited(instance)
-    brief = _FEW if ramp or follows else 1.0
-
-    interval.clock_s = budget.spent_s
-    share = budget.part(brief, interval.heard)
-    known = None if interval.incumbent is None else interval.incumbent.schedule
-    found = explore(instance, share, seed=seed, certify=certify, warm_start=known)
-    interval.prove(found.bound, found.origin, found.certificate())
-    if found.schedule is not None:
-        offer(interval, found.schedule, "search")
-    if not ramp or budget.stopped or interval.value == (found.proved if certify else found.bound):
-        return
-
-    warn_if_short("the method ramp", budget.left_s, budget.limit_s)
-    if not budget.over:
-        prove(interval, budget, "ramp", seed=seed)
