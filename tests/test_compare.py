@@ -552,11 +552,11 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
 
 
 def test_a_schedule_that_beats_the_library_is_told(monkeypatch) -> None:
-    from optsched.analysis import library
+    from optsched.optimize import strategies
 
-    monkeypatch.setattr(library, "begin", lambda interval: 34.0)
+    monkeypatch.setattr(strategies, "take_from_library", lambda interval: 34.0)
     tiny = read_instance("tiny")
     notes = compare(tiny, ["fcfs"], time_limit_s=5).notes
     assert "this beats the library's 34: --schedules-out DIR writes the schedule" in notes[0]
-    monkeypatch.setattr(library, "begin", lambda interval: 33.0)
+    monkeypatch.setattr(strategies, "take_from_library", lambda interval: 33.0)
     assert not compare(tiny, ["fcfs"], time_limit_s=5).notes
