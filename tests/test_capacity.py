@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import invoke as run, one_line_error
 
-from optsched import Instance, capacity, evaluate, simulate, write_instance
+from optsched import Instance, Limits, capacity, evaluate, simulate, write_instance
 from optsched.analysis.reached import scaled
 from optsched.bounds.service import most_within
 from optsched.costs.cost import load_cost_model
@@ -326,3 +327,29 @@ def test_simulate_refuses_a_policy_without_its_slos_as_compare_does(tmp_path, mo
     write_instance(Instance([0, 0], [2, 2], [1, 1], kv_capacity=3), "two.json")
     refused = run("simulate", "two.json", "--policy", "edf")
     assert "policy 'edf': the instance has no slo_ttft" in one_line_error(refused, 2)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "vllm-v1", "sarathi"])
+def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) -> None:
+    # The three requests of a session come at once and go to one worker, however many there are: two
+    # wait for the prefills before theirs.
+    n, each = 90, 3
+    sessions = Instance(
+        np.repeat(np.arange(n // each) * 1.0, each), [2000] * n, [2] * n, kv_capacity=100_000,
+        time_unit="second", limits=Limits(max_batch_tokens=2000),
+        id=[f"s{i // each}/{i % each}" for i in range(n)],
+    )  # fmt: skip
+    file = tmp_path / "sessions.json"
+    write_instance(sessions, file)
+    words = ("--policy", policy, "--workers", "auto", "--router", "sticky", "--attainment", 0.9)
+    model = "llama2-7b-a100-infermax"
+    alone = evaluate(sessions.subset([0]), simulate(sessions.subset([0]), policy, model), model)
+    limit = 1.5 * float(alone.metrics["mean_ttft"])
+    limits = ("--slo-ttft", limit, "--cost-model", model, "--json", tmp_path / "found.json")
+    result = run("capacity", file, *words, *limits)
+    assert "more workers do not help: it attains" in result.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    # A quarter of the most that were tried do as well: without an end it would try all 90.
+    assert found["workers"]["fewest"] is None
+    (policy,) = found["policies"]
+    assert max(at for at, _ in policy["points"]) <= n / 3

@@ -21,7 +21,6 @@ from optsched.analysis.ratio.study import competitive_ratio
 from optsched.bounds import lower_bound
 from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.evaluate import evaluate
-from optsched.optimize.plan import COMPARED
 from optsched.optimize.solve import solve
 from optsched.policies import decode_all
 from optsched.policies.base import Batch, View
@@ -68,18 +67,17 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
         assert row.ratio_to_best_known == row.ratio_to_bound == row.metrics["tel"] / optimum >= 1
 
 
-def test_larger_instances_take_the_registry_of_bounds() -> None:
+def test_larger_instances_take_the_bounds_and_the_search() -> None:
     instance = large()
-    assert instance.n * int(instance.output_tokens.sum()) > COMPARED
-    comparison = compare(instance, ["mc-sf", "fcfs"])
-    assert (comparison.bound, comparison.bound_origin) == lower_bound(instance)
+    comparison = compare(instance, ["mc-sf", "fcfs"], time_limit_s=2)
+    assert comparison.bound >= lower_bound(instance)[0]
     assert comparison.status == "feasible"
     for row in comparison.rows:
         # Where the optimum is not proved, its ratio lies between the two.
         assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
     # In rounds least-work and mc-sf run, whoever is compared: the first is better than both.
     (least_work,) = compare(instance, ["least-work"], bound=False).rows
-    assert comparison.best_known == least_work.tel < min(row.tel for row in comparison.rows)
+    assert comparison.best_known <= least_work.tel < min(row.tel for row in comparison.rows)
 
 
 def test_arrivals_far_apart_ask_no_solver() -> None:
@@ -483,11 +481,11 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
 
 
 def test_a_schedule_that_beats_the_library_is_told(monkeypatch) -> None:
-    from optsched.analysis import library
+    from optsched.optimize import strategies
 
-    monkeypatch.setattr(library, "begin", lambda interval: 34.0)
+    monkeypatch.setattr(strategies, "take_from_library", lambda interval: 34.0)
     tiny = read_instance("tiny")
     notes = compare(tiny, ["fcfs"], time_limit_s=5).notes
     assert "this beats the library's 34: --schedules-out DIR writes the schedule" in notes[0]
-    monkeypatch.setattr(library, "begin", lambda interval: 33.0)
+    monkeypatch.setattr(strategies, "take_from_library", lambda interval: 33.0)
     assert not compare(tiny, ["fcfs"], time_limit_s=5).notes

@@ -95,7 +95,6 @@ def test_formulations_and_bounds_speak_of_metrics_in_the_table() -> None:
     names = {
         name for f in formulations().values() for m in f.methods.values() for name in m.objectives
     }
-    names |= {f.default_objective for f in formulations().values()}
     names |= {name for bound in bounds().values() for name in bound.objectives}
     assert {"tel", "makespan", "tps"} <= names <= set(TABLE)
 

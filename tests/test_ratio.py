@@ -30,7 +30,6 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies import Batch, View
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, SolverError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts

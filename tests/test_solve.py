@@ -396,7 +396,7 @@ def test_a_method_that_cannot_do_a_switch_names_one_that_can():
         raise AssertionError
 
     formulation = Formulation(
-        "toy", "", "round", "tel",
+        "toy", "", "round",
         {
             "plain": Method("", nothing, ("tel",)),
             "able": Method("", nothing, ("tel",), frozenset({"max_running"})),
@@ -421,7 +421,7 @@ def test_a_term_of_the_cost_model_that_a_method_lacks_is_refused_by_name():
         for terms in ({"cost.token"}, {"cost.token", "cost.base"})
     )
     model = Formulation(
-        "toy", "", "second", "tel", {"plain": plain, "able": able}, choose=lambda task: "plain"
+        "toy", "", "second", {"plain": plain, "able": able}, choose=lambda task: "plain"
     )
     instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
     for terms, usual in (({"token": "1"}, "plain"), ({"token": "1", "base": "2"}, "able")):
@@ -460,7 +460,7 @@ def test_a_method_can_be_registered_from_another_file(tmp_path, monkeypatch):
 def test_auto_takes_a_method_that_can_where_the_usual_choice_cannot():
     usual, able = (Method(name, None, (name,)) for name in ("tel", "makespan"))
     model = Formulation(
-        "toy", "", "round", "tel", {"usual": usual, "able": able}, choose=lambda task: "usual"
+        "toy", "", "round", {"usual": usual, "able": able}, choose=lambda task: "usual"
     )
     instance = Instance([0], [1], [1], kv_capacity=2)
     assert automatic(model, Task(instance, objective=("tel",))) == "usual"
@@ -475,7 +475,8 @@ def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> 
         [0, 0, 0], [2, 2, 2], [1, 2, 3], 6, time_unit="second", kv_accounting="cached",
         hybrid_batching=False, limits=Limits(max_prefill_tokens=3),
     )  # fmt: skip
-    result = solve(instance, cost_model="llama2-7b-a100-infermax-paper")
+    paper = "llama2-7b-a100-infermax-paper"
+    result = solve(instance, cost_model=paper, objective="makespan")
     assert result.status == "optimal"
     assert result.objective == result.metrics["makespan"]
 

@@ -27,6 +27,8 @@ OFFLINE = "offline search"
 _FINE = 0.002
 # The share of the time for the smallest impossible rate. The best one so far counts.
 _BOUND = 0.5
+# Where so many times the workers close less than this share of what is missing, no more are tried.
+_TIMES, _BRINGS = 4, 0.1
 # The share of the time left that the offline search spends on one rate. A number of workers has all
 # of it, since the first that is missed ends the search.
 _TRY = 0.3
@@ -111,9 +113,14 @@ class CapacitySearch:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                (self._fewest if self.asked.auto else self._largest)(
-                    lambda value: self._meets(spec, found, value, budget), impossible
-                )
+
+                def meets(value: float) -> bool:
+                    return self._meets(spec, found, value, budget)
+
+                if self.asked.auto:
+                    self._fewest(meets, impossible, found)
+                else:
+                    self._largest(meets, impossible)
         except _StoppedError:
             self.interrupted = True
             error = "interrupted"
@@ -121,7 +128,7 @@ class CapacitySearch:
             self.interrupted = True
             self.budget = Budget(0.0)
             error = "interrupted"
-        except (LoopError, PolicyError) as problem:
+        except (LoopError, PolicyError, _NoUseError) as problem:
             error = str(problem)
 
         return self._row(row, found, budget.spent_s, error)
@@ -264,7 +271,9 @@ class CapacitySearch:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if meets(middle) else (low, middle)
 
-    def _fewest(self, meets: Callable[[float], bool], impossible: float | None) -> None:
+    def _fewest(
+        self, meets: Callable[[float], bool], impossible: float | None, found: dict[float, int]
+    ) -> None:
         low = int(impossible or 0)  # too few
         high = low + 1
         limit = min(MAX_WORKERS, max(self.instance.n, high))
@@ -273,9 +282,27 @@ class CapacitySearch:
             if high == limit:
                 return
 
+            self._check_use(found, high)
             low, high = high, min(limit, high + max(1, high // 2))
 
         _last_missed(low, high, meets, Budget(None))
+
+    def _check_use(self, found: dict[float, int], high: int) -> None:
+        """Raise if several times as many workers bring almost nothing of what is missing.
+
+        Attainment need not rise with workers: in sessions, requests come when others end, so that
+        more workers may have more of them at once.
+        """
+        few = max((good for at, good in found.items() if at <= high / _TIMES), default=0)
+        best = max(found.values())
+        if few == 0 or best - few > _BRINGS * (self.need - few):
+            return
+
+        n = self.instance.n
+        raise _NoUseError(
+            f"more workers do not help: it attains {few / n:.4f} with {int(high / _TIMES)} workers "
+            f"or fewer, and {best / n:.4f} with up to {high}"
+        )
 
 
 def _last_missed(low: int, high: int, met: Callable[[int], bool], budget: Budget) -> int:
@@ -285,6 +312,10 @@ def _last_missed(low: int, high: int, met: Callable[[int], bool], budget: Budget
         low, high = (low, middle) if met(middle) else (middle, high)
 
     return low
+
+
+class _NoUseError(Exception):
+    """More workers do not help."""
 
 
 class _StoppedError(Exception):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optsched.analysis import library
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.bounds import BoundTask, usable
 from optsched.costs.cost import CostModel, cost_for
@@ -17,10 +16,11 @@ from optsched.files.read_write import as_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize import strategies
 from optsched.optimize.consistency import rounding
-from optsched.optimize.exact import solve_hindsight
+from optsched.optimize.exact import Exact, choose
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.plan import is_worth_solving
+from optsched.optimize.narrow import narrow
+from optsched.optimize.solvers.base import SolveOptions
 from optsched.policies import (
     Named,
     Scheduler,
@@ -32,7 +32,13 @@ from optsched.policies import (
 )
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InfeasibleError, UsageError, ViolationError, check_keywords
+from optsched.problem.errors import (
+    InfeasibleError,
+    OptschedError,
+    UsageError,
+    ViolationError,
+    check_keywords,
+)
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
@@ -56,8 +62,6 @@ _TWIN_OFF = 0.3
 _CALM = 0.02
 # The share of the time for further bounds that one on a tail may use.
 _TAIL_SHARE = 0.5
-# The share of the time limit that bounds may use. The rest is for better schedules.
-_BOUND_SHARE = 0.6
 
 
 def compare(
@@ -189,7 +193,7 @@ def compare(
         told = None if progress is None else lambda state: progress("solve", state)
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=told))
-        shipped = library.begin(interval)
+        shipped = strategies.take_from_library(interval)
         notes = (*_narrow(interval, seed), *_unproved(interval), *_beats(interval, shipped))
 
     further: dict[str, float] = {}
@@ -224,28 +228,26 @@ def compare(
 
 def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     """Improve both ends of the interval beyond the policies; return why there can be no optimum."""
-    instance, budget = interval.task.instance, interval.budget
-    if interval.task.pools is not None:
+    task, budget = interval.task, interval.budget
+    if task.pools is not None:
         strategies.prove(interval, budget, seed=seed)
         return ("searches are left out, since they do not know pools",)
-    if not instance.in_rounds:
-        strategies.prove(interval, budget.part(_BOUND_SHARE), seed=seed)
-        if not interval.closed and not budget.stopped:
-            strategies.warn_if_short("the offline search", budget.left_s, budget.limit_s)
-            strategies.search_offline(interval, budget, seed=seed)
 
+    exact: Exact | None = None
+    refused: OptschedError | None = None
+    try:
+        exact = choose(task.instance, cost_model=task.cost_model, objective=task.objective)
+    except (InfeasibleError, UsageError) as error:
+        refused = error
+
+    options = SolveOptions(seed=seed, stop=budget.stop)
+    refused = narrow(interval, exact, options=options, policies=False).refused or refused
+    if refused is None or not task.instance.in_rounds:
         return ()
+    if isinstance(refused, InfeasibleError):  # a policy that splits prefills may have a schedule
+        return (f"no optimum in the round model, which splits no prefill: {refused}",)
 
-    strategies.prove(interval, Budget(0.0, stop=budget.stop))
-    if not interval.closed and is_worth_solving(instance):
-        try:
-            solve_hindsight(interval, seed)
-        except InfeasibleError as error:  # a policy that splits prefills may still have a schedule
-            return (f"no optimum in the round model, which splits no prefill: {error}",)
-        except UsageError as error:  # an instance with a feature that no method models
-            return (f"no optimum: {error}",)
-
-    return ()
+    return (f"no optimum: {refused}",)
 
 
 def _beats(interval: Interval, shipped: float | None) -> tuple[str, ...]:

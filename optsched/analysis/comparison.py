@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.costs.cost import CostModel
 from optsched.costs.machine import Pools
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
+from optsched.optimize.consistency import is_met
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import METRICS, TABLE, compared, time_words
@@ -331,8 +332,8 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """``optimal`` if best known and bound are equal, ``no_incumbent``, or else ``feasible``."""
+        """``optimal`` if the best known value meets the bound; ``no_incumbent`` or ``feasible``."""
         if self.best_known is None:
             return "no_incumbent"
 
-        return "optimal" if self.bound == self.best_known else "feasible"
+        return "optimal" if is_met(self.best_known, self.bound) else "feasible"

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.certificate import certified_value, same_cost_model, verify_certificate
+from optsched.bounds.certificate import certified_value, verify_certificate
 from optsched.bounds.pools import verify_pools
 from optsched.costs.cost import CostModel, load_cost_model
 from optsched.costs.machine import Pools
@@ -43,7 +43,6 @@ from optsched.files.strict_json import Place, check_format, json_text
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
 from optsched.optimize.consistency import end_of, reconcile, rounding
-from optsched.optimize.interval import Interval
 from optsched.optimize.strategies import outside_reason
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.instance import Instance
@@ -104,38 +103,6 @@ def load(
     """
     entry_of(name, data or read_library(folder))
     return read_instance(instance_file(name.removeprefix("library/"), folder))
-
-
-def begin(interval: Interval) -> float | None:
-    """Begin an interval with what the shipped library knows, and return its best known value.
-
-    The schedule is judged, and the certificate is taken as shipped (`verify` checks it). None: the
-    interval's question is not one of the library.
-
-    Parameters
-    ----------
-    interval : Interval
-    """
-    task = interval.task
-    instance, folder = task.instance, library_folder()
-    names = {file.name.removesuffix(".json.gz") for file in folder.glob("*.json.gz")}
-    if task.pools is not None or instance.name not in names:
-        return None
-
-    entry = entry_of(instance.name, read_library())
-    question = entry["instance_sha256"], entry["objective"], entry.get("workers", 1)
-    if question != (instance.sha256, str(interval.goal), 1) or entry.get("bound") is None:
-        return None
-
-    certificate = read_json(folder / entry["bound"]["file"], expect="certificate")
-    if not same_cost_model(certificate, task.cost_model):
-        return None
-
-    schedule = schedule_from_dict(read_json(folder / entry["best"]["file"]), instance)
-    evaluation = interval.judge(schedule, quiet=True)
-    interval.take(schedule, evaluation, "the library")
-    interval.prove(certified_value(instance, certificate), "the library")
-    return interval.goal.of(evaluation)
 
 
 def verify(

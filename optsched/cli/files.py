@@ -16,7 +16,7 @@ from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.objective import parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
@@ -248,7 +248,7 @@ def export(
         )
 
     cost = cost_for(instance, cost_model or cost_model_of(instance_file))
-    task = Task(instance, cost, parse_objectives(model.default_objective))
+    task = Task(instance, cost, (TOTAL_LATENCY,))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)

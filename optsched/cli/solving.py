@@ -62,8 +62,8 @@ def solve(
       formulation NAME: The formulation. The default is hindsight in rounds and infermax in
         seconds.
       method auto|NAME: The method of solving. `optsched methods` lists them.
-      objective NAME[,NAME...]: The objective. Several are lexicographic. The default is tel in
-        rounds and makespan in seconds.
+      objective NAME[,NAME...]: The objective. Several are lexicographic. The default is tel, the
+        total latency.
       workers N: Equal workers. Who runs where is searched for, too.
       pulp_solver NAME: Another solver of PuLP for the method pulp-bigm.
       eviction_free: Forbid evictions.
@@ -327,6 +327,11 @@ def _question_text(question: dict[str, Any], scope: Scope, unit: str) -> str:
 def _show_result(instance: Instance, data: dict[str, Any]) -> None:
     metric = objectives.first_metric(data["objective_name"])
     times = "" if metric is None else metric.unit_words(instance.time_unit)
+    if metric is not None:
+        words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
+        verb = "maximized" if metric.sense == "max" else "minimized"
+        unit = {"s": " in seconds", "rounds": " in rounds"}.get(times, "")
+        print(f"{verb}: {words}{unit} ({data['objective_name']})\n")
     if data["metrics"]:
         output.show_metrics(data["metrics"], instance)
         print()

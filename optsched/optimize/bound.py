@@ -16,14 +16,22 @@ from optsched.costs.machine import Pools
 from optsched.files.read_write import as_instance
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.exact import solve_hindsight
+from optsched.optimize.consistency import is_met
+from optsched.optimize.exact import choose_if_able
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.plan import is_limited, method_after_dual
-from optsched.optimize.strategies import offer, prove, run_policies, search_offline, warn_if_short
+from optsched.optimize.narrow import narrow
+from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.strategies import (
+    can_search,
+    prove,
+    run_policies,
+    search_offline,
+    take_from_library,
+)
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
+from optsched.problem.errors import InfeasibleError, OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
@@ -31,8 +39,6 @@ from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, p
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
-# The share of the time limit for the search when an exact method follows.
-_FEW_SHARE = 0.1
 # The share of the time limit for bounds. The rest is spent on schedules.
 _BOUND_SHARE = 0.6
 
@@ -172,6 +178,9 @@ class BoundResult:
             seed=self.seed,
             solve_s=self.bound_s,
         )
+        if is_met(self.objective, self.value):
+            data["status"] = "optimal"
+
         data["progress"] = progress_columns(self.progress)
         data["scope"], data["certificate_missing"] = self.scope.to_dict(), self.certificate_missing
         data["general_bound"] = None if self.general is None else self.general[0]
@@ -198,15 +207,11 @@ def bound(
 
     Of `pools` of machines it gives the bound alone: the searches do not know them.
 
-    ``auto`` runs every bound that is proved for the features of the instance and the cost model
-    (`optsched.bounds.features_of`). For total latency in rounds it divides the time as follows.
-
-    - Few requests and little KV: a brief search (`optsched.optimize.search.anytime`), then
-      ``ramp``. Its relaxation is far stronger there, but grows with the number of its states.
-    - Few requests and more KV: a brief search, then CP-SAT if `solve` would choose it. Under limits
-      on batches its bound holds for uninterrupted runs only, and the result says so
-      (`BoundResult.scope`).
-    - Many requests: the Lagrangian dual and the large-neighbourhood search.
+    ``auto`` is the search that `solve` and `compare` use, too (`optsched.optimize.narrow`): every
+    policy that the instance allows, every bound that is proved for the features of the instance and
+    the cost model (`optsched.bounds.features_of`), the searches, and then an exact method if one
+    applies. Under limits on batches in rounds its bound holds for uninterrupted runs only, and the
+    result says so (`BoundResult.scope`). In seconds the bound holds for every schedule.
 
     Parameters
     ----------
@@ -256,18 +261,22 @@ def bound(
     task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
     queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)
     interval = Interval(task, budget)
-    names = {one.name for one in queue}
 
-    if method == "auto" and "dual" in names:
-        _raise_in_rounds(interval, names, seed)
-    else:
+    if pools is not None or method != "auto":
         searches = pools is None and any(one.searches for one in queue)
         prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
+        if interval.incumbent is None and pools is None:
+            _look_for_a_schedule(interval, seed)
+    else:
+        take_from_library(interval)
+        options = SolveOptions(seed=seed, stop=stop)
+        exact = None
+        with suppress(InfeasibleError):  # the bound also holds where prefills must be split
+            exact = choose_if_able(task)
+
+        narrow(interval, exact, options=options, certify=True)
 
     bound_s = budget.spent_s
-    if interval.incumbent is None and pools is None:
-        _look_for_a_schedule(interval, seed)
-
     certificate, missing = _certificate(interval, certify)
     interval.reconcile()
     best = interval.incumbent
@@ -346,46 +355,7 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:
     """Spend the remaining time on policies and, in seconds, on the offline search."""
-    budget = interval.budget
-    if interval.task.instance.in_rounds:
-        run_policies(interval, budget, seed=seed)
-        return
-
-    share = Budget(min(budget.left_s, (1 - _BOUND_SHARE) * budget.limit_s), stop=budget.stop)
-    run_policies(interval, share.part(0.5), seed=seed)
-    if not share.stopped:
-        warn_if_short("the offline search", share.left_s, budget.limit_s)
-    if not share.over:
-        search_offline(interval, share, seed=seed)
-
-
-def _raise_in_rounds(interval: Interval, names: set[str], seed: int) -> None:
-    """Search briefly and raise the dual, then run a stronger method if the requests are few."""
-    from optsched.optimize.search.anytime import explore
-
-    instance, budget = interval.task.instance, interval.budget
-    name = method_after_dual(instance, names)
-    if is_limited(instance):  # the search ignores limits and finds no schedule
-        run_policies(interval, budget.part(1 - _BOUND_SHARE), seed=seed)
-
-    interval.clock_s = budget.spent_s
-    share = budget.part(1.0 if name is None else _FEW_SHARE, interval.heard)
-    found = explore(instance, share, seed=seed, certify=True)
-    interval.prove(found.bound, found.origin, found.certificate())
-    interval.first_bound_s = interval.clock_s + found.first_bound_s
-    if found.schedule is not None:
-        offer(interval, found.schedule, "search")
-    if name is None or interval.value == found.proved:
-        return
-
-    if not budget.stopped:
-        warn_if_short(f"the method {name}", budget.left_s, budget.limit_s)
-    if budget.over:
-        return
-
-    interval.clock_s = budget.spent_s
-    if name == "ramp":
-        prove(interval, budget, "ramp", seed=seed)
-    else:
-        with suppress(OptschedError):  # such as: not for these limits or sizes
-            solve_hindsight(interval, seed, name)
+    budget, searched = interval.budget, can_search(interval)
+    run_policies(interval, budget.part(0.5 if searched else 1.0), seed=seed)
+    if searched and not budget.over:
+        search_offline(interval, budget, seed=seed)

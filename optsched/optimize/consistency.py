@@ -3,6 +3,8 @@
 `solve`, `bound` and `compare` use it.
 """
 
+from numbers import Integral
+
 import numpy as np
 
 from optsched.judge.evaluate import Evaluation
@@ -14,12 +16,29 @@ AGREEMENT = 1e-6
 """The relative difference allowed between two computations of one value in seconds."""
 
 
+TOLERANCE = 1e-9
+"""The relative difference at which a value in seconds is said to meet its bound."""
+
+
 def end_of(evaluation: Evaluation | None) -> float:
     """Return when a schedule ends, since the first arrival; 0 without one."""
     if evaluation is None:
         return 0.0
 
     return float(evaluation.finish.max() - evaluation.instance.first_arrival)
+
+
+def is_met(value: float | None, bound: float | None, slack: float = 0.0) -> bool:
+    """Return whether a schedule's value meets the bound on it, so that it is optimal.
+
+    Integers meet if they are equal. Others may differ by `slack`, and by `TOLERANCE` of the value.
+    """
+    if value is None or bound is None:
+        return False
+    if isinstance(value, Integral) and isinstance(bound, Integral):
+        return value == bound
+
+    return abs(value - bound) <= max(slack, TOLERANCE * abs(value))
 
 
 def rounding(evaluation: Evaluation, value: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
-from optsched.optimize.consistency import end_of, float_noise, rounding
+from optsched.optimize.consistency import TOLERANCE, end_of, float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
     Formulation,
@@ -18,6 +18,7 @@ from optsched.optimize.formulations import (
     automatic,
     check_method,
     get,
+    lacks_of,
 )
 from optsched.optimize.interval import Interval, judge
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
@@ -26,13 +27,13 @@ from optsched.policies import behind_routers
 from optsched.problem import errors
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective, parse_objectives
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
 # Policies whose schedules are tried as warm starts. They are quick, and each of them ends.
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 # The share of the time for policies to start from.
-_STARTS = 0.3
+_STARTS = 0.1
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
 _POLICY_REQUESTS = 20_000
@@ -70,15 +71,38 @@ def choose(
     workers: int = 1,
 ) -> Exact:
     """Return the formulation and the method for a task."""
+    model, task = question(instance, formulation, cost_model, objective, extras, workers)
+    name = automatic(model, task) if method == "auto" else method
+    if method == "auto" and (lacks := lacks_of(model, name, task)):
+        raise errors.UsageError(
+            f"method: found auto, which cannot do {', '.join(lacks)}; no method of {model.name} can"
+        )
+
+    return Exact(model, name, check_method(model, name, task), task, asked=method != "auto")
+
+
+def question(
+    instance: Instance,
+    formulation: str | None,
+    cost_model: CostModel | str | Path | None,
+    objective: str | Objective | Sequence[str | Objective] | None,
+    extras: Mapping[str, Any] | None,
+    workers: int,
+) -> tuple[Formulation, Task]:
+    """Return the formulation and the task."""
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
     known = sorted({name for way in model.methods.values() for name in way.objectives})
-    goals = model.default_objective if objective is None else objective
-    objectives = parse_objectives(goals, known, f"formulation {model.name}")
-    task = Task(instance, cost, objectives, extras or {}, workers)
-    name = automatic(model, task) if method == "auto" else method
+    goals = parse_objectives(objective or TOTAL_LATENCY, known, f"formulation {model.name}")
+    return model, Task(instance, cost, goals, extras or {}, workers)
 
-    return Exact(model, name, check_method(model, name, task), task, asked=method != "auto")
+
+def choose_if_able(task: Task) -> Exact | None:
+    """Return the method that ``auto`` stands for, or None if no method can do the task."""
+    model = _formulation(task.instance, None)
+    name = automatic(model, task)
+    lacks = lacks_of(model, name, task)
+    return None if lacks else Exact(model, name, model.methods[name], task, asked=False)
 
 
 def _formulation(instance: Instance, name: str | None) -> Formulation:
@@ -164,6 +188,18 @@ def starting_point(
             best = start
 
     return best
+
+
+def offer_given(interval: Interval, given: Schedule | str, seed: int) -> None:
+    """Take a schedule, or a policy's, as the incumbent, whatever a formulation leaves out."""
+    from optsched.policies.engine.simulate import simulate
+
+    task, schedule = interval.task, given
+    if isinstance(schedule, str):
+        rest: dict[str, Any] = {"seed": seed, "budget": interval.budget}
+        schedule = simulate(task.instance, schedule, task.cost_model, **rest)
+
+    interval.take(schedule, interval.judge(schedule), "the warm start")
 
 
 def in_terms_of(
@@ -261,14 +297,16 @@ def accept(
         interval.prove(bound, origin or method, certificate, leaves_out=left_out)
 
     interval.reconcile()
-    best = interval.incumbent
+    best, slack = interval.incumbent, 0.0
+    if best is not None:
+        slack = max(rounding(best.evaluation, best.value), TOLERANCE * abs(best.value))
     if status is not Status.ERROR:
         status = settle_status(
             status,
             None if interval.value is None else goal.signed(interval.value),
             None if interval.bound is None else goal.signed(interval.bound),
             integral_objective=integral,
-            slack=0.0 if best is None else rounding(best.evaluation, best.value),
+            slack=slack,
         )
 
     if len(task.objective) > 1 and answer.status is not Status.OPTIMAL:
@@ -302,19 +340,3 @@ def _agree(method: str, goal: Objective, claimed: float | None, evaluation: Eval
             f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "
             "judged; the model or the solver is wrong"
         )
-
-
-def solve_hindsight(interval: Interval, seed: int, origin: str | None = None) -> None:
-    """Improve both ends of an interval by the hindsight program, from the best schedule known."""
-    exact = choose(interval.task.instance, "hindsight")
-    origin = origin or f"{exact.model.name} ({exact.name})"
-    best, budget = interval.incumbent, interval.budget
-    if best is not None:
-        start = in_terms_of(exact, best.schedule, best.evaluation)
-    else:
-        start = starting_point(exact, None, seed, budget)
-        if start is not None:
-            interval.take(start.schedule, start.evaluation, origin)
-
-    options = SolveOptions(time_limit_s=budget.left_s, seed=seed, stop=budget.stop)
-    accept(exact, interval, attempt(exact, interval, options, start), origin=origin)

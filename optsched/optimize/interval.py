@@ -6,9 +6,9 @@ from typing import Any
 
 from optsched.bounds.base import Proof
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.optimize.consistency import end_of, reconcile
+from optsched.optimize.consistency import end_of, is_met, reconcile, rounding
 from optsched.optimize.formulations.base import Task
-from optsched.optimize.solvers.base import round_up_bound
+from optsched.optimize.solvers.base import Status, round_up_bound
 from optsched.problem.budget import Budget, History, Progress
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
@@ -66,7 +66,18 @@ class Interval:
     @property
     def closed(self) -> bool:
         """Whether the incumbent is proved optimal."""
-        return self.bound is not None and self.bound == self.value
+        best = self.incumbent
+        return best is not None and is_met(
+            best.value, self.bound, rounding(best.evaluation, best.value)
+        )
+
+    @property
+    def status(self) -> Status:
+        """What the two ends prove."""
+        if self.incumbent is None:
+            return Status.NO_INCUMBENT
+
+        return Status.OPTIMAL if self.closed else Status.FEASIBLE
 
     def judge(self, schedule: Schedule, *, quiet: bool = False) -> Evaluation:
         """Judge a schedule with the limits of service that the objectives are about."""

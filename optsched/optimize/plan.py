@@ -4,19 +4,15 @@
 infermax.md for seconds.
 """
 
-from collections.abc import Container
-
 import numpy as np
 
-from optsched.optimize.exact import choose
 from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
 from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
-from optsched.optimize.ramp.bound import RAMP_REQUESTS, suits_ramp
+from optsched.optimize.ramp.bound import suits_ramp
 from optsched.optimize.ramp.jobs import periods, unsupported
-from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.memory import LARGEST, MAX_BYTES
 
@@ -26,7 +22,6 @@ CPSAT_REQUESTS = 32  # and for which it beats the search
 CPSAT_INTERVALS = 20_000  # output tokens in its model
 CPSAT_PAIRS = 50_000  # and pairs of a block
 HIGHS_ON_WORKERS = 12  # requests on several workers
-COMPARED = 200_000  # start times for which `compare` solves the program
 
 # In seconds:
 SPLIT = 6  # requests on several workers
@@ -87,25 +82,3 @@ def is_limited(instance: Instance) -> bool:
     """Whether limits or blocks of KV matter, which the search in rounds ignores."""
     limits = demands(instance) - {"arrivals", "chunked_prefill"}
     return bool(limits) or instance.kv_block_tokens > 1
-
-
-def method_after_dual(instance: Instance, able: Container[str]) -> str | None:
-    """Return the method for a stronger bound in rounds than the dual, None if none is stronger.
-
-    It is ``"ramp"``, or under limits on batches CP-SAT. `able` names the bounds that are proved.
-    """
-    if instance.n > RAMP_REQUESTS:
-        return None
-    if suits_ramp(instance) and not is_limited(instance):
-        return "ramp" if "ramp" in able else None
-
-    try:
-        return "cpsat" if choose(instance, "hindsight").name == "cpsat" else None
-    except (InfeasibleError, UsageError):
-        return None  # bounds hold all the same: prefills may be split, and KV may be in blocks
-
-
-def is_worth_solving(instance: Instance) -> bool:
-    """Whether `compare` solves the hindsight program: beyond, it is not worth its time."""
-    spread = int(instance.release_times.max() - instance.release_times.min())
-    return instance.n * (spread + int(instance.output_tokens.sum())) <= COMPARED

@@ -4,6 +4,7 @@
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -16,29 +17,41 @@ from optsched.files.results import NOT_HERE, head
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.exact import (
     Exact,
+    Start,
     accept,
     attempt,
     choose,
+    choose_if_able,
     in_terms_of,
+    offer_given,
+    question,
     restricted,
     starting_point,
 )
-from optsched.optimize.formulations import Answer, formulations
+from optsched.optimize.formulations import Answer, Formulation, formulations
 from optsched.optimize.interval import Interval
+from optsched.optimize.narrow import narrow
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.optimize.strategies import prove, search_offline, warn_if_short
+from optsched.optimize.strategies import (
+    prove,
+    search_offline,
+    take_from_library,
+    warn_if_short,
+)
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, UsageError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
-from optsched.problem.objective import Objective, parse_objectives, service_limits
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives, service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
 # Of more requests than this a bound and a search are asked first whether a schedule is better than
 # a value: the shares of the time left for the bound (the first), and for searches until one is.
 _FEW, _END_SHARES = 20, (0.05, 0.1, 0.4)
+# The seconds of a search if there is no time limit.
+_PATIENT_S = 60.0
 # The fields of a result file in their order.
 _COLUMNS = (
     "formulation method workers objective_name status objective objectives bound scope gap "
@@ -215,7 +228,7 @@ def solve(
         A method of the formulation, or ``"auto"``: then the formulation chooses.
     objective : str, Objective or sequence of these, optional
         Metrics, the most important first. A string may hold several, separated by commas. Default:
-        the formulation's.
+        total latency.
     workers : int
         Number of equal workers, each with the instance's KV capacity and limits. Which request runs
         where is part of the schedule.
@@ -261,14 +274,35 @@ def solve(
     check_keywords(solve, extras, sorted({name for one in methods for name in one.extras}))
     instance = as_instance(instance)
     budget = Budget(time_limit_s, stop=stop)
-    task = instance, formulation, method, cost_model, objective
-    exact = choose(*task, extras=extras, workers=workers)
     options = SolveOptions(time_limit_s, mip_rel_gap, threads, seed, log, stop=stop)
-    interval = Interval(exact.task, budget)
+    asked = instance, formulation, method, cost_model, objective
+    model, task = question(instance, formulation, cost_model, objective, extras, workers)
+    counts = not restricted(task) and len(task.objective) == 1
+    interval = Interval(task, budget)
+
+    searched = counts and workers == 1 and method in ("auto", "search") and mip_rel_gap == 0
+    exact = None
+    if not searched or (method == "search" and instance.in_rounds):
+        exact = choose(*asked, extras=extras, workers=workers)
+    elif method == "auto":
+        exact = choose_if_able(task)
+
+    if exact is None or (exact.name == "search" and searched):
+        limit_s = _PATIENT_S if time_limit_s is None else time_limit_s
+        interval.begin(Budget(limit_s, stop=stop, progress=progress))
+        if warm_start is not None:
+            offer_given(interval, warm_start, seed)
+
+        return _by_the_search(model, None, interval, None, options)
+
     start = starting_point(exact, warm_start, seed, budget)
-    counts = not restricted(exact.task) and len(exact.task.objective) == 1
     if start is not None and counts:
         interval.take(start.schedule, start.evaluation, "the warm start")
+
+    if searched and time_limit_s is not None:
+        interval.begin(budget.part(1.0, progress))
+        return _by_the_search(model, exact, interval, start, options)
+
     try:
         prove(interval, Budget(0.0, stop=stop))
     except InfeasibleError:
@@ -290,7 +324,46 @@ def solve(
 
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
-    return _result(exact, interval, answer, status, options)
+    return _result((model, exact.name), interval, answer, status, options)
+
+
+def _by_the_search(
+    model: Formulation,
+    exact: Exact | None,
+    interval: Interval,
+    start: Start | None,
+    options: SolveOptions,
+) -> Result:
+    """Narrow the interval, and answer with the formulation's where it is as good or settled."""
+    interval.heard(Progress(0.0, None, None))
+    take_from_library(interval)
+    attempted, refused = narrow(interval, exact, start, options=options, settle=True)
+    if refused is not None:
+        raise refused
+
+    names = model, "search" if exact is None else exact.name
+    if attempted is None:
+        interval.reconcile()
+        answer = Answer(interval.status, solve_s=interval.budget.spent_s - interval.clock_s)
+        return _result(names, interval, answer, interval.status, options)
+
+    own, answer, status = attempted
+    if attempted.is_settled:
+        best = interval.incumbent
+        if own is not interval and best and interval.goal.better(best.value, own.value):
+            kinds = own.scope.limitation.removeprefix("without ")
+            words = f"{interval.goal} {number(best.value)} ({best.origin})"
+            warnings.warn(f"a schedule with {kinds} is better: {words}", stacklevel=3)
+    else:
+        if interval.general is not None:
+            own.prove(*interval.general)
+        if interval.goal.better(interval.value, own.value):
+            own = interval
+
+        own.reconcile()
+        status = own.status
+
+    return _result(names, own, answer, status, options)
 
 
 def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Result | None:
@@ -303,7 +376,8 @@ def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Res
     below, budget, goal = asked["below"], interval.budget, interval.goal
     prove(interval, budget.part(_END_SHARES[0]), seed=options.seed)
     if interval.bound is not None and not goal.better(interval.bound, below):
-        found = _result(exact, interval, Answer(Status.INFEASIBLE), Status.INFEASIBLE, options)
+        answer = Answer(Status.INFEASIBLE)
+        found = _result((exact.model, exact.name), interval, answer, answer.status, options)
         return replace(found, method="bounds", versions={})
 
     for share in _END_SHARES if len(asked) == 1 else ():  # the search evicts
@@ -314,21 +388,27 @@ def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Res
         if in_terms_of(exact, best.schedule, best.evaluation) is None:
             break  # it splits prefills
 
-        found = _result(exact, interval, Answer(Status.FEASIBLE), Status.FEASIBLE, options)
+        answer = Answer(Status.FEASIBLE)
+        found = _result((exact.model, exact.name), interval, answer, answer.status, options)
         return replace(found, method="search", versions={})
 
     return None
 
 
 def _result(
-    exact: Exact, interval: Interval, answer: Answer, status: Status, options: SolveOptions
+    names: tuple[Formulation, str],
+    interval: Interval,
+    answer: Answer,
+    status: Status,
+    options: SolveOptions,
 ) -> Result:
-    task, best = exact.task, interval.incumbent
+    (model, method), task, best = names, interval.task, interval.incumbent
+    solvers = model.methods[method].solvers if method in model.methods else ()
     evaluation = None if best is None else best.evaluation
     return Result(
         instance=task.instance,
-        formulation=exact.model.name,
-        method=exact.name,
+        formulation=model.name,
+        method=method,
         objective_name=",".join(map(str, task.objective)),
         status=status,
         objective=interval.value,
@@ -341,8 +421,8 @@ def _result(
         threads=options.thread_count,
         native_status=answer.native_status,
         maximized=interval.goal.maximized,
-        certificate=answer.certificate,
-        versions={package: version(package) for package in exact.way.solvers},
+        certificate=answer.certificate or interval.certificate,
+        versions={package: version(package) for package in solvers},
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
         progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
         scope=interval.scope,
@@ -413,7 +493,7 @@ def below(
     policy : str
         A policy's specification, such as ``"mc-sf"``.
     objective : str, Objective or sequence of these, optional
-        The first one counts. Default: ``tel`` in rounds and ``makespan`` in seconds.
+        The first one counts. Default: total latency.
     cost_model : BatchCost, str or path, optional
         Required for an instance in seconds.
     seed : int
@@ -427,7 +507,7 @@ def below(
         Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
         option ``below=question.value`` and then search only for schedules below it.
     """
-    goals = parse_objectives(objective or ("tel" if instance.in_rounds else "makespan"))
+    goals = parse_objectives(objective or TOTAL_LATENCY)
     goal = goals[0]
     if goal.maximized:
         raise UsageError(

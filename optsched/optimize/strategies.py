@@ -4,12 +4,15 @@ Exact methods are in `optsched.optimize.exact`.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optsched.bounds import bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
+from optsched.bounds.certificate import certified_value, same_cost_model
 from optsched.costs.machine import Hardware
+from optsched.files import library
+from optsched.files.read_write import read_json, schedule_from_dict
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.interval import Interval
 from optsched.policies import Scheduler, allows, label_of, policies as registry
@@ -31,6 +34,10 @@ from optsched.problem.streams import Seed
 
 # The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1
+# The seconds for a policy as long as there is no schedule.
+_MIN_S = 1.0
+# Policies that are quick and often the best, so that they run first.
+_LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work", "vllm-v1")
 # What a policy may do about a rule that it breaks.
 _HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
@@ -63,6 +70,34 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
     interval.clock_s = interval.budget.spent_s
     raise_bound(question, told, take, method)
+
+
+def take_from_library(interval: Interval) -> float | None:
+    """Begin an interval with what the shipped library knows, and return its best known value.
+
+    The schedule is judged, and the certificate is taken as shipped (`verify` checks it). None: the
+    interval's question is not one of the library.
+    """
+    task = interval.task
+    instance, folder = task.instance, library.library_folder()
+    names = {file.name.removesuffix(".json.gz") for file in folder.glob("*.json.gz")}
+    if task.pools is not None or instance.name not in names:
+        return None
+
+    entry = library.entry_of(instance.name, library.read_library())
+    question = entry["instance_sha256"], entry["objective"], entry.get("workers", 1)
+    if question != (instance.sha256, str(interval.goal), 1) or entry.get("bound") is None:
+        return None
+
+    certificate = read_json(folder / entry["bound"]["file"], expect="certificate")
+    if not same_cost_model(certificate, task.cost_model):
+        return None
+
+    schedule = schedule_from_dict(read_json(folder / entry["best"]["file"]), instance)
+    evaluation = interval.judge(schedule, quiet=True)
+    interval.take(schedule, evaluation, "the library")
+    interval.prove(certified_value(instance, certificate), "the library")
+    return interval.goal.of(evaluation)
 
 
 def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
@@ -133,38 +168,63 @@ def outside_reason(evaluation: Evaluation) -> str | None:
     return f"it uses {evaluation.workers} workers" if evaluation.workers > 1 else None
 
 
-def run_policies(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
-    """Improve the incumbent by every policy that the instance allows, until the budget is over.
+def run_policies(
+    interval: Interval, budget: Budget, *, seed: int = 0, specs: Sequence[str] | None = None
+) -> list[str]:
+    """Improve the incumbent by policies until the budget is over, and return those that it ended.
 
-    One that uses up half of the time left is stopped. Ctrl-C keeps the best schedule so far.
+    `specs`: default: every policy that the instance allows. One that uses up half of the time left
+    is stopped, but the first one has a second. Ctrl-C keeps the best schedule so far.
     """
     instance, cost = interval.task.instance, interval.task.cost_model
     limits = service_limits(interval.task.objective)
+    allowed = specs
+    if allowed is None:
+        named = allowed_policies(with_limits(instance, limits))
+        allowed = sorted(named, key=lambda name: (name not in _LIKELY, name))
+
+    ended = list[str]()
+
     try:
-        for spec in allowed_policies(with_limits(instance, limits)):
+        for spec in allowed:
             if budget.over:
-                break
+                ended.append(spec)
+                continue
+
+            least_s = _MIN_S if interval.incumbent is None else 0.0
+            own = Budget(max(least_s, POLICY_SHARE * budget.left_s), stop=budget.stop)
             try:
                 schedule, evaluation, _ = run_policy(
-                    instance, spec, cost, seed=seed, budget=budget.part(POLICY_SHARE), **limits
+                    instance, spec, cost, seed=seed, budget=own, **limits
                 )
+            except OutOfTimeError:
+                ended.append(spec)
+                continue
             except NO_SCHEDULE:
                 continue
 
-            if outside_reason(evaluation) is None:
-                interval.take(schedule, evaluation, spec)
+            inside = outside_reason(evaluation) is None
+            if inside and interval.take(schedule, evaluation, spec):
+                interval.tell()
     except KeyboardInterrupt:
         pass
+
+    return ended
+
+
+def can_search(interval: Interval) -> bool:
+    """Whether the offline search can do the task.
+
+    It minimizes, or counts requests in time, and needs all arrivals in advance.
+    """
+    task, goal = interval.task, interval.goal
+    known = not task.instance.in_rounds and task.instance.after is None and task.pools is None
+    return known and (not goal.maximized or goal.name == "slo_attainment")
 
 
 def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
     """Improve the incumbent by the search of `optsched.optimize.search.offline`."""
     from optsched.optimize.search.offline import POLICIES, improve
-
-    if interval.goal.maximized and interval.goal.name != "slo_attainment":
-        return  # the search minimizes, or counts requests in time
-    if interval.task.instance.after is not None:
-        return  # it needs all arrivals in advance
 
     task = interval.task
     known = [] if interval.incumbent is None else [interval.incumbent.schedule]

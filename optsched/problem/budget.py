@@ -190,6 +190,12 @@ class Budget:
         signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
         try:
             yield
+        except SystemError as error:
+            # A compiled loop that just ended reports what was raised meanwhile in this way.
+            if isinstance(error.__cause__, OutOfTimeError):
+                raise error.__cause__ from None
+
+            raise
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)

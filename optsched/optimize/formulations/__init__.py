@@ -20,6 +20,7 @@ from optsched.optimize.formulations.base import (
     automatic,
     check_method,
     demands,
+    lacks_of,
 )
 from optsched.problem.errors import UsageError
 from optsched.problem.registry import Registry, modules_of

@@ -146,8 +146,6 @@ class Formulation:
     summary : str
     time_unit : {"round", "second"}
         The time unit of the instances that it models.
-    default_objective : str
-        A text for `optsched.problem.objective.parse_objectives`.
     methods : mapping of str to Method
         Its methods by name. Other files of the package may add methods
         (`optsched.optimize.formulations`).
@@ -167,7 +165,6 @@ class Formulation:
     name: str
     summary: str
     time_unit: TimeUnit
-    default_objective: str
     methods: Mapping[str, Method]
     choose: Callable[[Task], str]
     switches: frozenset[str] = frozenset()
@@ -207,10 +204,7 @@ def automatic(formulation: Formulation, task: Task) -> str:
     If that cannot do the task, it is the first method by name that can. Where none can, no choice
     is made by sizes that the instance may not have, and `check_method` says what is lacking.
     """
-    lacks = {
-        name: len(_lacks(formulation, formulation.methods[name], task))
-        for name in sorted(formulation.methods)
-    }
+    lacks = {name: len(lacks_of(formulation, name, task)) for name in sorted(formulation.methods)}
     first = min(lacks, key=lacks.__getitem__)
     if lacks[first]:
         return first
@@ -228,16 +222,18 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
             + ", ".join(sorted(methods))
         )
 
-    lacks = _lacks(formulation, methods[name], task)
+    lacks = lacks_of(formulation, name, task)
     if lacks:
-        able = [m for m in sorted(methods) if not _lacks(formulation, methods[m], task)]
+        able = [m for m in sorted(methods) if not lacks_of(formulation, m, task)]
         advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
         raise UsageError(f"method: found {name}, which cannot do {', '.join(lacks)}; {advice}")
 
     return methods[name]
 
 
-def _lacks(formulation: Formulation, method: Method, task: Task) -> list[str]:
+def lacks_of(formulation: Formulation, name: str, task: Task) -> list[str]:
+    """Return what a task has that a method of the formulation cannot do."""
+    method = formulation.methods[name]
     lacks = [f"objective {o!r}" for o in task.names if o not in method.objectives]
     if len(task.objective) > 1 and not method.lexicographic:
         lacks.append("several objectives")

@@ -9,6 +9,7 @@ few policies, or the given ones, are candidates too, so the result is never wors
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -88,14 +89,13 @@ def improve(
         serve_in_time,
         instance,
         best.cost,
-        seed=seed,
         workers=workers,
         tell=lambda found: best.offer(found.schedule, "search"),
     )
     if not quick_to_search(instance):
         pass  # the policies are all that there is
     elif goal.name == "slo_attainment":
-        serve(budget.part(1.0), slos=dict(goal.parameters))
+        _serve_many(best, budget, seed, serve)
     elif goal.name in TAIL.objectives:
         _shorten_tail(best, budget, seed, workers, serve)
     elif workers > 1:
@@ -174,6 +174,23 @@ def _changed(rules: Rules, generator: np.random.Generator, often: float, spread:
     )
 
 
+def _serve_many(best: Best, budget: Budget, seed: int, serve: Callable[..., Served | None]) -> None:
+    """Look for schedules with more requests in time, with other random steps until time is up.
+
+    Without a limit it ends with the first steps that bring nothing.
+    """
+    found: Served | None = None
+    for again in count():
+        before = best.value
+        found = serve(
+            budget.part(1.0), slos=dict(best.objective.parameters), start=found, seed=seed + again
+        )
+        if found is None or budget.over or found.total == best.instance.n:
+            return
+        if best.value == before and np.isinf(budget.limit_s):
+            return
+
+
 def _shorten_tail(
     best: Best, budget: Budget, seed: int, workers: int, serve: Callable[..., Served | None]
 ) -> None:
@@ -193,7 +210,7 @@ def _shorten_tail(
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
         slos = {f"slo_{column}": limit}
-        found = serve(budget.part(_TAIL_SHARE), slos=slos, enough=enough, start=start)
+        found = serve(budget.part(_TAIL_SHARE), slos=slos, enough=enough, start=start, seed=seed)
         high = min(high, best.value)
 
         if found is not None and found.total >= enough:

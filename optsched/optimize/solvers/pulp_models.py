@@ -1,7 +1,7 @@
 """PuLP problems: solved by HiGHS as arrays, and written to files without loss of digits in rows."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,8 @@ def _rows_of(problem: Any) -> list[Any]:
     return list(rows() if callable(rows) else rows.values())
 
 
-def write_problem(problem: Any, format_name: str, path: str | Path) -> None:
-    """Write a PuLP problem as an LP or MPS file.
+def write_problem(problem: Any, format_name: str, path: str | Path, notes: Sequence[str]) -> None:
+    """Write a PuLP problem as an LP or MPS file that begins with some notes.
 
     PuLP writes 12 significant digits. Rows of integers must not lose any; costs are rounded.
     """
@@ -102,3 +102,7 @@ def write_problem(problem: Any, format_name: str, path: str | Path) -> None:
                 )
 
     (problem.writeLP if format_name == "lp" else problem.writeMPS)(str(path))
+    mark = "\\" if format_name == "lp" else "*"
+    text = Path(path).read_text(encoding="utf-8")
+    lines = [f"{mark} {note}\n" for note in notes]
+    Path(path).write_text("".join([*lines, text]), encoding="utf-8")

@@ -9,11 +9,13 @@
 - `search` finds a schedule and a bound for instances that are too large for the others.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from optsched.optimize.formulations.base import Formulation, Task
 from optsched.optimize.formulations.batches.problem import SWITCHES
 from optsched.optimize.plan import method_in_seconds
+from optsched.problem.objective import Objective
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
@@ -25,14 +27,13 @@ def _leaves_out(task: Task) -> frozenset[str]:
 def _export(task: Task, format_name: str, path: str | Path) -> None:
     from optsched.optimize.formulations.batches.pulp_big_m import export
 
-    export(task, format_name, path)
+    export(replace(task, objective=(Objective("makespan"),)), format_name, path)
 
 
 FORMULATION = Formulation(
     name="infermax",
     summary="optimal batches under a cost model, with evictions (Kim et al. 2024, section 3.3)",
     time_unit="second",
-    default_objective="makespan",
     methods={},
     choose=method_in_seconds,
     switches=SWITCHES,

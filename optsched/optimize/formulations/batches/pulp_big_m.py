@@ -64,7 +64,7 @@ Rows = Iterator[tuple[str, Any]]
 class Program:
     """The PuLP problem and its variables by name, request and batch."""
 
-    def __init__(self, prob: Problem, batches: int) -> None:
+    def __init__(self, prob: Problem, batches: int, *, equal_alike: bool = True) -> None:
         import pulp
 
         self.prob, self.batches = prob, batches
@@ -98,7 +98,8 @@ class Program:
             self._add(self._limits(j), j)
             self._add(self._batch(j), j)
 
-        self._add(self._symmetry())
+        if equal_alike:
+            self._add(self._symmetry())
         self._add(self._needed())
 
     def __getitem__(self, key: tuple[Any, ...]) -> Any:
@@ -370,7 +371,11 @@ def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
 
 
 def export(task: Task, format_name: str, path: str | Path) -> None:
-    """Write the program of a task to a file."""
+    """Write the program of a task to a file, to which rows may be added.
+
+    It has a batch for every token, which suffices to run the requests one by one, and for further
+    chunks of prompts. The order of equal requests is left out, since a row may tell them apart.
+    """
     if task.instance.arrivals_differ:
         raise UsageError(
             "export: found requests that arrive at different times; expected all together, as the "
@@ -380,9 +385,17 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     from optsched.optimize.formulations import check_method, get
 
     check_method(get("infermax"), "pulp-bigm", task)
-    prob, _, times = begun(task, SolveOptions(time_limit_s=None))
-    program = Program(prob, plans.max_batches(prob, times))
-    write_problem(program.problem, format_name, path)
+    prob, _, _ = begun(task, SolveOptions(time_limit_s=None))
+    chunk = min(prob.batch_tokens, prob.prefill_tokens)
+    batches = sum(o - 1 + -(-s // chunk) for s, o in prob.sizes)
+    notes = (
+        "c_I_J: the tokens that batch J processes of request I; e_I_J = 1: I is evicted before it.",
+        f"There are {batches} batches, which suffice to run the requests one by one, and no order "
+        "among equal requests, so rows may be added.",
+        "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
+    )
+    program = Program(prob, batches, equal_alike=False)
+    write_problem(program.problem, format_name, path, notes)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:

@@ -167,7 +167,6 @@ FORMULATION = Formulation(
     name="hindsight",
     summary="hindsight-optimal program of uninterrupted runs in rounds (Jaillet et al. 2025)",
     time_unit="round",
-    default_objective="tel",
     methods={
         "highs": Method(
             _HIGHS, solve_by_highs, COUNTS, LIMITS, solvers=("highspy",), features=_WORKERS

@@ -1,5 +1,6 @@
 """The hindsight program as Jaillet et al. 2025 write it, in PuLP: to be read and exported."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def pulp_problem(
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
     requests = range(data.instance.n)
-    rounds = range(min(a) + 1, int((prog.last + data.output).max()) + 1)
+    spans = [range(a[i] + 1, int(prog.last[i]) + o[i] + 1) for i in requests]
+    rounds = sorted(set().union(*spans))
 
     what = f"nonzeros in the readable program of {len(a)} requests"
     entries = models.entries_at_most(data, prog.last)
@@ -100,9 +102,23 @@ def _at_most(load: Any, limit: int) -> Any:
 
 
 def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
-    """Write the program of an instance as an LP or MPS file, with starts within their windows."""
-    problem, _, _ = pulp_problem(models.program(instance))
-    write_problem(problem, format_name, path)
+    """Write the program of an instance as an LP or MPS file, to which rows may be added.
+
+    Starts are rounds of the instance, gaps included. Windows of starts (`horizon.start_windows`)
+    hold for the unchanged problem only. So each request may start until all others could have run
+    one by one after the last arrival.
+    """
+    prog, release = models.program(instance, windows=False), instance.release_times
+    end = int(release.max() + instance.output_tokens.sum())
+    data = replace(prog.data, arrival=release, shift=np.zeros_like(release))
+    problem, _, _ = pulp_problem(replace(prog, data=data, last=end - instance.output_tokens))
+    notes = (
+        "x_I_K = 1: request I starts at K, and runs in rounds K + 1 to K + its output tokens.",
+        f"Starts are not limited to what an optimum needs, so rows may be added: all runs end by "
+        f"round {end}, which suffices to run the requests one by one after the last arrival.",
+        "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
+    )
+    write_problem(problem, format_name, path, notes)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
