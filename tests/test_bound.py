@@ -87,7 +87,7 @@ def test_limits_are_kept_by_the_schedule_and_used_by_the_bound() -> None:
     instance = Instance([0] * 4, [2, 2, 3, 1], [4, 3, 2, 5], kv_capacity=30, limits=limits)
     found = bound(instance, time_limit_s=20)
     assert found.value == found.objective == 2 + 5 + 9 + 14
-    assert found.name == "hindsight (cpsat)"
+    assert found.name == "cpsat"
     # The ramp relaxation knows no limits: its bound holds, its schedule is not taken.
     ramp = bound(instance, method="ramp", time_limit_s=5)
     assert ramp.value is not None

@@ -88,12 +88,14 @@ def narrow(
     if exact is not None and exact.name in _SEARCHES:
         exact = None
 
+    # A bound is known by the name of the method alone.
+    origin = "" if exact is None or certify else f"{exact.model.name} ({exact.name})"
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
     if exact is not None and not (certify or budget.over or interval.closed):
         seconds = min(max(_BRIEF * budget.limit_s, _BRIEF_S), _BRIEF_MAX * budget.left_s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of little time: the method runs again
-            done = _try(exact, interval, start, options, seconds, settle)
+            done = _try(exact, interval, start, options, seconds, settle, origin)
         if settle and done.is_final:
             return done
 
@@ -121,7 +123,7 @@ def narrow(
         return done
 
     warn_if_short(f"the method {exact.name}", budget.left_s, budget.limit_s)
-    return _try(exact, interval, start, options, budget.left_s, settle)
+    return _try(exact, interval, start, options, budget.left_s, settle, origin)
 
 
 def _usable(interval: Interval) -> set[str]:
@@ -137,6 +139,7 @@ def _try(
     options: SolveOptions,
     seconds: float,
     settle: bool,
+    origin: str,
 ) -> Narrowed:
     """Run the exact method from the best schedule that fits its formulation.
 
@@ -162,7 +165,6 @@ def _try(
 
     try:
         answer = attempt(exact, own, replace(options, time_limit_s=seconds), known)
-        origin = f"{exact.model.name} ({exact.name})"
         status = accept(exact, own, answer, origin, at_ties=settle)
     except (InfeasibleError, UsageError) as error:
         return Narrowed(refused=error)
