@@ -77,7 +77,7 @@ def test_larger_instances_take_the_registry_of_bounds() -> None:
     for row in comparison.rows:
         # Where the optimum is not proved, its ratio lies between the two.
         assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
-    # In rounds least-work and mc-sf run, whoever is compared: the first is better than both.
+    # Least-work and mc-sf run, whoever is compared: the first is better than both.
     (least_work,) = compare(instance, ["least-work"], bound=False).rows
     assert comparison.best_known == least_work.tel < min(row.tel for row in comparison.rows)
 
