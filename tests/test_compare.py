@@ -75,7 +75,7 @@ def test_larger_instances_take_the_bounds_and_the_search() -> None:
     for row in comparison.rows:
         # Where the optimum is not proved, its ratio lies between the two.
         assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
-    # In rounds least-work and mc-sf run, whoever is compared: the first is better than both.
+    # Least-work and mc-sf run, whoever is compared: the first is better than both.
     (least_work,) = compare(instance, ["least-work"], bound=False).rows
     assert comparison.best_known <= least_work.tel < min(row.tel for row in comparison.rows)
 

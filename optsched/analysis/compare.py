@@ -52,8 +52,11 @@ __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 _MIN_SHARE = 0.5
 # The share of the time limit for bounds on other metrics.
 _FURTHER_SHARE = 0.1
-# Policies that look for a better schedule in rounds, whoever is compared.
-_RIVALS = ("least-work", "mc-sf")
+# Policies that look for a better schedule, whoever is compared, by the unit of time.
+_RIVALS = {
+    "round": ("least-work", "mc-sf"),
+    "second": ("least-work", "vllm-v1:policy=priority,priority=work"),
+}
 # How many times longer a tail must be for the comparison of means to be called misleading.
 _MISLEADS = 2.0
 # The error of the twin beyond which the ratios of a measured server say nothing about it.
@@ -173,8 +176,8 @@ def compare(
             row = _run(interval, (label, policy), seed, part, limits)
             rows.append(row if keep_schedules else replace(row, schedule=None))
 
-        rivals = _RIVALS if bound and instance.in_rounds and not budget.stopped else ()
-        for spec in rivals:
+        wanted = bound and pools is None and not budget.stopped
+        for spec in _RIVALS[instance.time_unit] if wanted else ():
             _run(interval, (spec, spec), seed, budget.part(strategies.POLICY_SHARE), limits)
     except KeyboardInterrupt:
         interrupted = True
