@@ -288,6 +288,10 @@ class Remote:
         if blind and not attributes.get("clairvoyant", True):
             self._hidden = dict.fromkeys(("predicted", "remaining"), HiddenColumn())
 
+    def __deepcopy__(self, memo: object) -> "Remote":
+        """Return itself: the policy behind it is made anew for each run, which is what copies do."""
+        return self
+
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         news, rows = dict[str, Any](), dict[str, Any]()

@@ -5,11 +5,12 @@ format needs no other edit. The steps after reading are the same for all formats
 rows, a random sample, arrivals relative to the first, rounds, and the KV capacity.
 """
 
+import dataclasses
 import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -303,7 +304,7 @@ def read_with_findings(
     format: str, path: str | Path, **options: Any
 ) -> tuple[Instance, TraceReport, Findings]:
     """Return what `read_trace_report` does, and what was found on the way."""
-    check_keywords(read_trace_report, options, [one.name for one in fields(TraceOptions)])
+    check_keywords(read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)])
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
     from optsched.workloads.traces.tokenizer import tokens_of
