@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     ),
     "policies of splits": (
         lambda given: optsched.splits("tiny-seconds", 2, given, cost_model=MODEL),
-        (3, [3], [OldestFirst], object(), [], "nosuch"),
+        (3, [3], [OldestFirst], object(), "nosuch"),
     ),
     "schedule": (
         lambda given: optsched.evaluate(TINY, given),

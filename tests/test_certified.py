@@ -51,7 +51,7 @@ OTHER: dict[str, Any] = {
     "forecast": Forecast(every=1, offsets=[0, 2, 4], remaining=[2.0, 1.0, 2.0, 1.0]),
     "slo_ttft": [1.0, None], "slo_tpot": [1.0, None], "slo_gap": [1.0, None],
     "slo_latency": [9.0, None], "name": "a name", "id": ["a", "b"], "known": {"bound": 1},
-    "kv_block_tokens": 2,
+    "kv_block_tokens": 2, "clients": 3,
 }  # fmt: skip
 """A value other than the default for each further field of an instance."""
 BOTH_ENDS = {"predicted_lower": "predicted_upper", "predicted_upper": "predicted_lower"}

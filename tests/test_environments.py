@@ -102,7 +102,7 @@ def test_a_solver_of_pulp_that_fails_is_one_line_and_leaves_nothing(
     write_json({**two, "requests": rows}, tmp_path / "two.json")
     words = run(
         "solve", tmp_path / "two.json", "--cost-model", "llama2-7b-a100-infermax-paper",
-        "--method", "pulp-bigm", "--pulp-solver", solver, status=2,
+        "--method", "pulp-bigm", "--objective", "makespan", "--pulp-solver", solver, status=2,
     )  # fmt: skip
     assert "error: solver: found that" in words
     assert word in words

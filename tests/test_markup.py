@@ -83,11 +83,7 @@ def test_a_result_and_a_comparison_show_value_and_bound() -> None:
     at = cells.index("mc-sf")
     assert cells[at : at + 5] == ["mc-sf", "clairvoyant", "48", "1.455", "1.455"]
     assert cells[cells.index("vllm") + 3] == "–"  # no ratio outside the bound's model
-    lost = cells[cells.index("in words") - 1 :]
-    assert lost[:4] == ["policy", "in words", "lost [%]", "lengths [%]"]
-    at = lost.index("mc-sf")
-    assert lost[at : at + 4] == ["mc-sf", "1.455 times the optimum", "31.25", "0"]
-    assert "vllm" not in lost
+    assert "1.455 times the optimum" in cells
 
 
 def test_a_bound_shows_what_is_certified() -> None:

@@ -124,7 +124,8 @@ def test_what_no_exact_method_can_do_is_searched(made: Any, words: Any, tmp_path
     write_instance(made(1), tmp_path / "i.json")
     found = answer("solve", tmp_path / "i.json", *MODEL, *words, "--time-limit", LIMIT_S)
     assert (found["method"], found["scope"]["without"]) == ("search", [])
-    assert found["bound"] <= found["objective"]
+    if found["bound"] is not None:  # of sessions none is known on TTFT
+        assert found["bound"] <= found["objective"]
     policies = answer("compare", tmp_path / "i.json", *MODEL, "--no-bound", "--time-limit", 20)
     name = "mean_ttft" if "mean_ttft" in words else "tel"
     values = [row["metrics"][name] for row in policies["policies"] if row["metrics"]]

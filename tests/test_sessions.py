@@ -382,13 +382,17 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
     for method in ("ramp", "dual", "srpt"):
         with pytest.raises(UsageError, match="not proved for after"):
             lower_bound(TREE, method=method)
-    for method in ("auto", "highs", "cpsat", "lns", "ramp", "placement"):
+    for method in ("highs", "cpsat", "lns", "ramp", "placement"):
         with pytest.raises(UsageError, match="after"):
             solve(TREE, method=method)
     seconds = forest(1, 2, rounds=False)
-    for method in ("auto", "astar", "cpsat", "search", "pulp-bigm"):
+    for method in ("astar", "cpsat", "pulp-bigm"):
         with pytest.raises(UsageError, match="after"):
             solve(seconds, cost_model=COST, method=method)
+    # Policies and bounds know them, so without a method there is an answer.
+    for instance, cost in ((TREE, None), (seconds, COST)):
+        found = solve(instance, cost, time_limit_s=5)
+        assert found.bound <= found.objective
     with pytest.raises(UsageError, match=r"requests\.after: found requests that are released"):
         _ = TREE.release
     able = {name for name, one in bounds().items() if "after" in one.features}

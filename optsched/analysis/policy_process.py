@@ -289,7 +289,7 @@ class Remote:
             self._hidden = dict.fromkeys(("predicted", "remaining"), HiddenColumn())
 
     def __deepcopy__(self, memo: object) -> "Remote":
-        """Return itself: the policy behind it is made anew for each run, which is what copies do."""
+        """Return itself: as for copies, the policy behind it is made anew for each run."""
         return self
 
     def batch(self, view: View) -> Batch:

@@ -93,7 +93,9 @@ def question(
     model = _formulation(instance, formulation)
     cost = cost_for(instance, cost_model)
     known = sorted({name for way in model.methods.values() for name in way.objectives})
-    goals = parse_objectives(objective or TOTAL_LATENCY, known, f"formulation {model.name}")
+    goals = parse_objectives(
+        TOTAL_LATENCY if objective is None else objective, known, f"formulation {model.name}"
+    )
     return model, Task(instance, cost, goals, extras or {}, workers)
 
 

@@ -143,11 +143,13 @@ def _try(
 ) -> Narrowed:
     """Run the exact method from the best schedule that fits its formulation.
 
-    In seconds a formulation that leaves schedules out has an interval of its own, since those may
-    be better than its optimum. In rounds they are never taken.
+    A formulation that leaves schedules out has an interval of its own, since those may be better
+    than its optimum. Not so under limits in rounds: nothing else bounds them well, and the result
+    says for which schedules its bound holds.
     """
-    own = interval
-    if exact.model.leaves_out(exact.task) and not exact.task.instance.in_rounds:
+    own, instance = interval, exact.task.instance
+    limited = instance.in_rounds and is_limited(instance)
+    if exact.model.leaves_out(exact.task) and not limited:
         own = Interval(exact.task, interval.budget)
         own.history = interval.history if settle else History()
         if interval.general is not None:

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from optsched.bounds import usable
+from optsched.bounds.base import BoundTask
 from optsched.costs.cost import CostModel
 from optsched.files.read_write import as_instance
 from optsched.files.results import NOT_HERE, head
@@ -286,6 +288,8 @@ def solve(
         exact = choose(*asked, extras=extras, workers=workers)
     elif method == "auto":
         exact = choose_if_able(task)
+        if exact is None and not usable(BoundTask(instance, task.cost_model)):
+            choose(*asked, extras=extras)  # says what nobody here models; a search would not see it
 
     if exact is None or (exact.name == "search" and searched):
         limit_s = _PATIENT_S if time_limit_s is None else time_limit_s
@@ -507,7 +511,7 @@ def below(
         Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
         option ``below=question.value`` and then search only for schedules below it.
     """
-    goals = parse_objectives(objective or TOTAL_LATENCY)
+    goals = parse_objectives(TOTAL_LATENCY if objective is None else objective)
     goal = goals[0]
     if goal.maximized:
         raise UsageError(

@@ -463,7 +463,14 @@ def competitive_ratio(
 
 
 def check_reference(reference: str, certificates: object) -> None:
-    """Check that a reference is one, and has certificates if they are asked for."""
+    """Check that a reference is one, and has certificates if they are asked for.
+
+    Parameters
+    ----------
+    reference : str
+    certificates : object
+        Where certificates go, or None.
+    """
     check_choice(reference, "reference", REFERENCES)
     if certificates and reference != "optimum":
         raise UsageError(

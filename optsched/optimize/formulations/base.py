@@ -226,6 +226,9 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
     if lacks:
         able = [m for m in sorted(methods) if not lacks_of(formulation, m, task)]
         advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
+        if not able and not set(task.names) <= set(methods[name].objectives):
+            advice = f"its objectives are {', '.join(sorted(methods[name].objectives))}"
+
         raise UsageError(f"method: found {name}, which cannot do {', '.join(lacks)}; {advice}")
 
     return methods[name]

@@ -303,8 +303,10 @@ def read_trace_report(
 def read_with_findings(
     format: str, path: str | Path, **options: Any
 ) -> tuple[Instance, TraceReport, Findings]:
-    """Return what `read_trace_report` does, and what was found on the way."""
-    check_keywords(read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)])
+    """See `read_trace_report`; beside it, return what was found on the way."""
+    check_keywords(
+        read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)]
+    )
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
     from optsched.workloads.traces.tokenizer import tokens_of
