@@ -258,6 +258,11 @@ class Stops(InOrder):
         everywhere(b"{")
         os.kill(0, signal.SIGSTOP)  # all of its group
 
+class StopsItsHost(InOrder):
+    def batch(self, view):
+        os.kill(os.getppid(), signal.SIGSTOP)
+        return super().batch(view)
+
 class NeverEnds(InOrder):
     def batch(self, view):
         while True:
@@ -422,6 +427,14 @@ def test_what_a_policy_writes_to_its_descriptors_costs_rows_only(
         assert words in one.failure["error"]
 
     assert score(f"{hostile}:InOrder", names, processes=pool).score is not None
+
+
+def test_a_policy_that_stops_its_host_costs_the_host_only(hostile: Path, pool: Processes) -> None:
+    stops, fine = (
+        score(f"{hostile}:{name}", ["tiny-n4"], processes=pool).score
+        for name in ("StopsItsHost", "InOrder")
+    )
+    assert stops == fine
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import json
 import os
 import pickle
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -40,6 +41,9 @@ MAX_BYTES = 1 << 28
 # Max bytes of other answers: so many, and so many for each request. A request is named at most
 # three times, with two numbers of up to twenty digits.
 _SOME_BYTES, _REQUEST_BYTES = 1 << 16, 128
+
+# Seconds after which a host that does not answer is taken for stopped, by a policy's signal.
+_STOPPED_S = 5.0
 
 _MAX_TEXT = 2000
 _DATA = {"Rules": Rules, "Windows": Windows}
@@ -83,8 +87,13 @@ class PolicyHost:
         return ours
 
     def end_policy(self) -> None:
-        """End the policy's process, and all that it has started."""
-        self._process.ask(None, end_children)
+        """End the policy's process, what it has started, and a host that it has stopped."""
+        timer = threading.Timer(_STOPPED_S, self._process.end)
+        timer.start()
+        try:
+            self._process.ask(None, end_children)
+        finally:
+            timer.cancel()
 
 
 def _warm_up() -> None:

@@ -181,6 +181,9 @@ class BoundResult:
         if is_met(self.objective, self.value):
             data["status"] = "optimal"
 
+        if self.sign == "<=":
+            data["gap"], data["gap_definition"] = self.gap, "(bound - objective) / bound"
+
         data["progress"] = progress_columns(self.progress)
         data["scope"], data["certificate_missing"] = self.scope.to_dict(), self.certificate_missing
         data["general_bound"] = None if self.general is None else self.general[0]
