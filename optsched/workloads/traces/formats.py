@@ -19,7 +19,7 @@ from optsched.workloads.traces import status
 from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.cached import cached_names
 from optsched.workloads.traces.delimited import find_columns, open_bytes, plain_name, read_delimited
-from optsched.workloads.traces.fields import (
+from optsched.workloads.traces.exact import (
     DURATIONS,
     PLACES,
     TIMES,
