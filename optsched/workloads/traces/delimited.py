@@ -57,16 +57,13 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOWrapp
     with open_bytes(path) as stream:
         head = stream.peek(4096)[:4096]
         name = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
+        words = f"a {name} archive; expected text, or text in gzip" if name else ""
         if name.startswith("UTF"):
-            raise InputError(
-                f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
-            )
-        if name:
-            raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
-        if b"\0" in head:
-            raise InputError(
-                f"{path}: found zero bytes; expected UTF-8 text (UTF-16 without a mark?)"
-            )
+            words = f"{name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
+        if not name and b"\0" in head:
+            words = "zero bytes; expected UTF-8 text (UTF-16 without a mark?)"
+        if words:
+            raise InputError(f"{path}: found {words}")
 
         yield io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline)
 
