@@ -154,6 +154,7 @@ def fetch_dataset(
     )
     try:
         store.fetch(dataset.file_name, downloader=download)
+        file.chmod(0o644)  # pooch leaves it to its owner alone
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and not hasattr(error, "response"):
             raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None

@@ -194,7 +194,7 @@ class _Text:
                     continue
 
                 words = "the file is cut short" if cut else error.msg[0].lower() + error.msg[1:]
-                if error.pos == self.at == 0 and not cut:
+                if self.line == 1 and error.pos == self.at == 0 and not cut:
                     words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
 
                 self.fail(error.pos, words)
