@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,20 +22,16 @@ import optsched
 from optsched.problem.errors import InputError
 from optsched.workloads import datasets as data
 
-pytest.importorskip("requests", reason="requests is not installed")
+pytest.importorskip("pooch", reason="pooch is not installed")
 
 CONTENT = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n" + (
     b"2023-11-16 18:15:50.9951690,396,109\n" * 5000
 )
 NAME, FILE = "azure-2023-conv", "AzureLLMInferenceTrace_conv.csv"
-PART = f".optsched-part-{FILE}"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files of a folder of the mirror as its ``answers`` say, one for each request.
-
-    It knows ranges unless ``ranges`` is False; ``asked`` has the header of every request.
-    """
+    """Serves files of a folder of the mirror as its ``answers`` say, one for each request."""
 
     daemon_threads = True
 
@@ -43,9 +39,6 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: list[str] = []
         self.paths: list[str] = []
-        self.asked: list[str | None] = []
-        self.ranges = True
-        self.pause: tuple[int, Event] | None = None
 
     def handle_error(self, *_: object) -> None:
         """Say nothing: a client that has had enough closes the connection."""
@@ -74,40 +67,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         body = CONTENT.replace(b"44", b"45") if answer == "changed" else CONTENT
-        wanted = self.headers["Range"]
-        self.server.asked.append(wanted)
-        begin = 0
-        if wanted is None or not self.server.ranges:
-            self.send_response(200)
-        else:
-            begin = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])  # type: ignore[index]
-            if begin >= len(body):
-                self.send_error(416)
-                return
-            begin = 1 if answer == "another part" else begin
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
-        body = body[begin:]
-        if answer == "nonsense":
-            self.send_header("Content-Length", "9" * 5000)
-            self.send_header("Content-Range", f"bytes {'9' * 5000}-x/y")
-        elif answer not in ("endless", "trickling", "growing"):
+        self.send_response(200)
+        if answer not in ("endless", "growing"):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.server.pause is not None:
-            first, go = self.server.pause
-            self.wfile.write(body[:first])
-            self.wfile.flush()
-            go.wait(60)
-            return
         if answer == "silent":
             self.wfile.write(body[:100])
             self.wfile.flush()
             time.sleep(0.5)
             return
-        while answer == "trickling":
-            self.wfile.write(b"x")
-            time.sleep(0.05)
         while answer == "growing":
             self.wfile.write(body)
         self.wfile.write(body[: len(body) // 2] if answer in ("short", "endless") else body)
@@ -120,7 +88,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     known = [replace(one, sha256=digest) for one in data._DATASETS]
     monkeypatch.setattr(data, "_DATASETS", tuple(known))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(data, "sleep", lambda seconds: None)
+    monkeypatch.setattr("pooch.core.time", SimpleNamespace(sleep=lambda seconds: None))
     with Server() as running:
         thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -137,14 +105,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "optsched"
 
 
-def refused(words: str, folder: Path, *, keeps: bool = False, **options: Any) -> None:
-    """Expect an error of one line, and nothing new in the folder but bytes to go on with."""
+def refused(words: str, folder: Path, **options: Any) -> None:
+    """Expect an error of one line, and nothing new in the folder."""
     before = set(folder.rglob("*"))
     with pytest.raises(InputError, match=re.escape(words)) as caught:
         optsched.fetch_dataset(NAME, folder, **options)
     assert "\n" not in str(caught.value)
-    assert set(folder.rglob("*")) - before == ({folder / PART} if keeps else set())
-    assert ("the next fetch goes on from there" in str(caught.value)) == keeps
+    assert set(folder.rglob("*")) == before
 
 
 def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -> None:
@@ -153,6 +120,7 @@ def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -
     file = optsched.fetch_dataset(NAME, progress=lambda *state: seen.append(state))
     assert file == cache / FILE == data.cached(NAME)
     assert file.read_bytes() == CONTENT
+    assert os.name != "posix" or file.stat().st_mode & 0o777 == 0o644
     assert server.paths == [f"/mirror/{FILE}"]
     assert seen[0][1] == len(CONTENT)
     assert max(done for done, _ in seen) == len(CONTENT)
@@ -182,7 +150,6 @@ def test_a_mirror_can_be_named_for_one_call(
         ("endless", "its sha256 is not"),  # nothing says how long it should have been
         ("missing", "the server answers 404"),
         ("silent", "the server is silent for 0.2 s"),
-        ("trickling", "the server sends fewer than 16384 bytes in 0.4 s"),
         ("growing", "found more than 1000000 bytes; expected a smaller file"),
         ("around", "Exceeded 30 redirects"),
     ],
@@ -193,7 +160,7 @@ def test_what_does_not_come_whole_is_no_file(
     monkeypatch.setattr(data, "_MAX_BYTES", 10**6)
     server.answers = [answer] * (62 if answer == "around" else 2)
     words = f"dataset '{NAME}': {server.url}/{FILE}: {words}"
-    refused(words, tmp_path, keeps=answer == "short", retries=1, timeout_s=0.2)
+    refused(words, tmp_path, retries=1, timeout_s=0.2)
     assert len(server.paths) == (62 if answer == "around" else 2)
     assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
 
@@ -208,104 +175,7 @@ def test_a_failed_attempt_is_followed_by_another(
     assert os.listdir(tmp_path) == [FILE]
 
 
-def test_headers_that_say_nothing_cost_nothing(server: Server, tmp_path: Path) -> None:
-    server.answers = ["nonsense"]
-    assert optsched.fetch_dataset(NAME, tmp_path, retries=0).read_bytes() == CONTENT
-
-
-# --- Going on -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_the_next_fetch_goes_on_where_the_server_can(
-    server: Server, tmp_path: Path, ranges: bool
-) -> None:
-    server.ranges, server.answers = ranges, ["short"]
-    refused("the transfer broke off", tmp_path, keeps=True, retries=0)
-    have = (tmp_path / PART).stat().st_size
-    assert len(CONTENT) // 4 < have < len(CONTENT)
-    seen: list[tuple[int, int]] = []
-    file = optsched.fetch_dataset(NAME, tmp_path, progress=lambda *state: seen.append(state))
-    assert file.read_bytes() == CONTENT
-    assert server.asked == [None, f"bytes={have}-"]
-    assert (seen[0][0] > have) == ranges  # what is here already counts
-    assert {total for _, total in seen} == {len(CONTENT)}
-    assert seen[-1][0] == len(CONTENT)
-    assert os.listdir(tmp_path) == [FILE]
-
-
-def test_a_failed_attempt_is_gone_on_with_by_the_next(server: Server, tmp_path: Path) -> None:
-    server.answers = ["short", "short"]
-    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
-    ends = [int(asked[6:-1]) for asked in server.asked if asked]
-    assert 0 < ends[0] < ends[1]
-
-
-@pytest.mark.parametrize(
-    "left", [b"another version of the file", CONTENT, CONTENT + b"more", CONTENT[:-1] + b"?"]
-)
-def test_bytes_that_do_not_belong_to_the_file_cost_nothing_but_time(
-    server: Server, tmp_path: Path, left: bytes
-) -> None:
-    (tmp_path / PART).write_bytes(left)
-    assert optsched.fetch_dataset(NAME, tmp_path, retries=0).read_bytes() == CONTENT
-    assert os.listdir(tmp_path) == [FILE]
-
-
-def test_an_answer_of_another_part_is_not_appended(server: Server, tmp_path: Path) -> None:
-    (tmp_path / PART).write_bytes(CONTENT[:500])
-    server.answers = ["another part"]
-    assert optsched.fetch_dataset(NAME, tmp_path, retries=0).read_bytes() == CONTENT
-    assert server.asked == ["bytes=500-", None]
-
-
-def test_a_killed_download_leaves_no_file_and_is_gone_on_with(
-    server: Server, tmp_path: Path
-) -> None:
-    # The process is killed with the server waiting in the middle of the body.
-    go, half = Event(), len(CONTENT) // 2
-    server.pause = (half, go)
-    script = (
-        "import sys, optsched.workloads.datasets as data; from dataclasses import replace;"
-        "data._DATASETS = tuple(replace(d, sha256=sys.argv[1]) for d in data._DATASETS);"
-        f"data.fetch_dataset({NAME!r}, sys.argv[2])"
-    )
-    digest = hashlib.sha256(CONTENT).hexdigest()
-    process = subprocess.Popen([sys.executable, "-c", script, digest, str(tmp_path)])
-    try:
-        part = tmp_path / PART
-        until = time.monotonic() + 60
-        while time.monotonic() < until and not (part.exists() and part.stat().st_size > half // 2):
-            time.sleep(0.01)
-        assert process.poll() is None
-        # While it runs, another process neither waits for it nor touches its bytes.
-        server.pause = None
-        before = part.stat().st_size
-        assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
-        assert server.asked[-1] is None
-        assert part.stat().st_size >= before
-        (tmp_path / FILE).unlink()
-    finally:
-        process.kill()
-        process.wait()
-        go.set()
-    assert not (tmp_path / FILE).exists()
-    have = part.stat().st_size
-    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
-    assert server.asked[-1] == f"bytes={have}-"
-    assert not part.exists()
-
-
-def test_without_locks_every_download_begins_anew(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data, "fcntl", None)
-    server.answers = ["short"]
-    refused("the transfer broke off", tmp_path, retries=0)
-    assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
-
-
-def test_ctrl_c_says_that_the_same_command_goes_on(
+def test_ctrl_c_leaves_nothing(
     server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: object, name: str, done: int, total: int) -> None:
@@ -314,10 +184,8 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
 
     monkeypatch.setattr("optsched.cli.output.LiveLine.downloaded", interrupt)
     result = invoke("data", "fetch", NAME)
-    words = "interrupted: the downloaded part is kept; the same command goes on"
-    assert words in one_line_error(result, 130)
-    assert (cache / PART).stat().st_size > len(CONTENT) // 2
-    assert os.listdir(cache) == [PART]
+    assert one_line_error(result, 130) == "error: interrupted"
+    assert os.listdir(cache) == []
 
 
 def test_without_a_network_the_address_is_named(server: Server, tmp_path: Path) -> None:
@@ -357,11 +225,11 @@ def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -
         optsched.fetch_dataset(NAME, tmp_path / "file" / "sub")
 
 
-def test_without_requests_the_extra_is_named(
+def test_without_pooch_the_extra_is_named(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "requests", None)
-    refused("needs the package requests; install it (pip install 'optsched[data]')", tmp_path)
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    refused("needs the package pooch; install it (pip install 'optsched[data]')", tmp_path)
 
 
 def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:

@@ -409,6 +409,9 @@ def test_parquet_meets_the_same_checks(tmp_path):
     assert read("csv", file, columns=COLUMNS, offset=1)[1] == [20]
     frame.assign(**{"in": [10.0, None]}).to_parquet(file)
     skipped("line 2: in: found ''; expected an integer", "csv", file, columns=COLUMNS)
+    frame.assign(when=pd.to_datetime(["2024-05-10", None])).to_parquet(file)
+    words = "line 2: when: found ''; expected a date and time"
+    skipped(words, "csv", file, columns=COLUMNS, unit="datetime")
     frame.assign(when=pd.to_datetime(["2024-05-10", "2024-05-11"])).to_parquet(file)
     assert read("csv", file, columns=COLUMNS, unit="datetime")[0] == [0.0, 86_400.0]
     refused("expected a column 'inn'; found 'when', 'in', 'out'", "csv", file,

@@ -21,7 +21,7 @@ from trace_files import HEADER, put, read, refused, skipped
 from optsched.problem.errors import InputError
 from optsched.workloads.traces import delimited, read_trace, read_trace_report
 from optsched.workloads.traces.base import Source, Window
-from optsched.workloads.traces.fields import PLACES, Fields, exact_ns
+from optsched.workloads.traces.exact import PLACES, Fields, exact_ns
 
 ROWS = [f"2023-11-16 18:16:0{k}.0000000,{10 + k},{1 + k}" for k in range(4)]
 TEXT = "\n".join([HEADER, *ROWS]) + "\n"

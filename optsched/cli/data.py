@@ -39,8 +39,6 @@ def fetch(
 ) -> None:
     """Download a public trace, check it, and print the name of its file.
 
-    A download that was interrupted goes on where it ended.
-
     Parameters:
       name NAME: The dataset. `optsched data list` lists them.
       to DIR: The folder for the file. By default it is the user's cache.
@@ -50,14 +48,10 @@ def fetch(
     """
     from optsched.workloads.datasets import datasets, fetch_dataset
 
-    try:
-        with LiveLine() as line:
-            progress = partial(line.downloaded, name)
-            limits: dict[str, Any] = {"retries": retries, "timeout_s": timeout}
-            file = fetch_dataset(name, to, base_url=base_url, progress=progress, **limits)
-    except KeyboardInterrupt:
-        tell("error: interrupted: the downloaded part is kept; the same command goes on")
-        raise typer.Exit(130) from None
+    with LiveLine() as line:
+        progress = partial(line.downloaded, name)
+        limits: dict[str, Any] = {"retries": retries, "timeout_s": timeout}
+        file = fetch_dataset(name, to, base_url=base_url, progress=progress, **limits)
 
     one = datasets()[name]
     tell(f"{one.licence}; cite {one.cite}; format {one.format}")

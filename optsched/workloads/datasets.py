@@ -1,37 +1,18 @@
-"""Public traces: their addresses and digests, and a download that checks the bytes."""
+"""Public traces: their addresses and digests, and a download by pooch that checks the bytes."""
 
 import hashlib
 import os
-import re
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
-from time import sleep
-from typing import TypeVar
-
-try:
-    import fcntl
-except ImportError:  # without such locks, every download begins anew
-    fcntl = None  # type: ignore[assignment]
 
 from optsched.files.outputs import make_folder
 from optsched.problem.errors import InputError, named
 
-T = TypeVar("T")
-
 BASE_URL_VARIABLE = "OPTSCHED_DATA_URL"
 """Environment variable with the address of a mirror, a folder with the files of all datasets."""
 
-_PART = ".optsched-part-"
-_PARTIAL, _NO_SUCH_RANGE = 206, 416
-_RANGE = re.compile(r"bytes (\d{1,15})-\d+/(?:\d+|\*)")
-_SIZE = re.compile(r"\d{1,15}", re.ASCII)
 _CHUNK = 1 << 14
 # Maximum size of a file; no dataset is as large.
 _MAX_BYTES = 1 << 31
@@ -103,10 +84,8 @@ def fetch_dataset(
 ) -> Path:
     """Return the file of a public trace, after downloading it if it is not there.
 
-    The file appears under its name only when it is complete and its sha256 is correct. The bytes
-    of a download that broke off or was killed are kept beside it in a hidden file. The next
-    download goes on from there if the server can (HTTP Range). If it cannot, or if the complete
-    file has another sha256, the download starts from the beginning.
+    The file appears under its name only when it is complete and its sha256 is correct. Of a
+    download that breaks off nothing is kept.
 
     Parameters
     ----------
@@ -120,16 +99,15 @@ def fetch_dataset(
     retries : int
         How often a failed download is tried again, after 1 s, 2 s and so on.
     timeout_s : float
-        Maximum silence of the server, in seconds. A server that sends bytes one by one is given up,
-        too.
+        Maximum silence of the server, in seconds.
     progress : callable, optional
-        Called with the number of bytes received so far, including those of an earlier download,
-        and with the size of the file, or 0 if the server does not say.
+        Called with the number of bytes received so far, and with the size of the file, or 0 if the
+        server does not say.
 
     Raises
     ------
     InputError
-        The name is unknown, the package requests is missing, the download fails or gives other
+        The name is unknown, the package pooch is missing, the download fails or gives other
         bytes, or the folder cannot be written or holds another file of this name.
     """
     dataset = _dataset(name)
@@ -138,7 +116,7 @@ def fetch_dataset(
 
     if file.is_file():
         with open(file, "rb") as stream:
-            found = _sha256(stream)
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
         if found == dataset.sha256:
             return file
         if to is not None:
@@ -148,187 +126,83 @@ def fetch_dataset(
             )
 
     base = base_url if base_url is not None else os.environ.get(BASE_URL_VARIABLE)
-    url = dataset.url if not base else f"{base.rstrip('/')}/{dataset.file_name}"
+    base = base or dataset.url.rpartition("/")[0]
+    url = f"{base.rstrip('/')}/{dataset.file_name}"
     if not url.startswith(("http://", "https://")):
         raise InputError(f"base_url: found {base!r}; expected an address that begins with https://")
 
     make_folder(folder)
     try:
-        import requests
+        import pooch
     except ImportError:
         raise InputError(
-            f"dataset {name!r}: needs the package requests; install it (pip install "
+            f"dataset {name!r}: needs the package pooch; install it (pip install "
             f"'optsched[data]'), or download {url} yourself"
         ) from None
 
-    try:
-        for attempt in range(retries + 1):
-            download = _Download(dataset, url, file, timeout_s, progress)
-            try:
-                download.run()
-                break
-            except requests.exceptions.RequestException as error:
-                if attempt == retries:
-                    raise InputError(f"dataset {name!r}: {url}: {download.why(error)}") from None
+    def download(address: str, output: str, _: object) -> None:
+        bar = _Bar(progress)  # a new one for each attempt
+        pooch.HTTPDownloader(bar, _CHUNK, timeout=timeout_s)(address, output, None)
 
-                sleep(min(attempt + 1, 10))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
+    pooch.get_logger().setLevel("ERROR")
+    store = pooch.create(
+        folder,
+        url,
+        registry={dataset.file_name: dataset.sha256},
+        urls={dataset.file_name: url},
+        retry_if_failed=retries,
+    )
+    try:
+        store.fetch(dataset.file_name, downloader=download)
+        file.chmod(0o644)  # pooch leaves it to its owner alone
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and not hasattr(error, "response"):
+            raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
+
+        words = _why(error, dataset, timeout_s)
+        raise InputError(f"dataset {name!r}: {url}: {words}; nothing was kept") from None
 
     return file
 
 
-@dataclass(frozen=True)
-class _Download:
-    """One attempt, whose bytes wait in a hidden file beside the file until they are complete."""
+class _Bar:
+    """What pooch tells of a download, as calls of `fetch_dataset`'s ``progress``."""
 
-    dataset: Dataset
-    url: str
-    file: Path
-    timeout_s: float
-    report: Callable[[int, int], None] | None
+    def __init__(self, report: Callable[[int, int], None] | None) -> None:
+        self.report, self.total, self.done = report, 0, 0
 
-    @property
-    def part(self) -> Path:
-        return self.file.with_name(_PART + self.file.name)
+    def update(self, size: int) -> None:
+        self.done += size
+        if self.done > _MAX_BYTES:
+            raise ValueError(f"found more than {_MAX_BYTES} bytes; expected a smaller file")
+        if self.report is not None:  # the last chunk is seldom whole
+            self.report(min(self.done, self.total or self.done), self.total)
 
-    def run(self) -> None:
-        """Fetch what is missing, and give the file its name once its digest is right."""
-        from requests.exceptions import RequestException
+    def reset(self) -> None:
+        self.done = 0
 
-        with self._claimed() as stream:
-            went_on = self._transfer(stream, stream.seek(0, os.SEEK_END))
-            if went_on and _sha256(stream) != self.dataset.sha256:  # another version, or damaged
-                self._transfer(stream)
-            if _sha256(stream) == self.dataset.sha256:
-                os.replace(stream.name, self.file)
-                return
+    def close(self) -> None:
+        """Do nothing: pooch asks for it."""
 
-            stream.truncate(0)
 
-        others = "; that sum is as others report it, so the publisher's page decides"
-        raise RequestException(
-            f"its sha256 is not {self.dataset.sha256}: changed or damaged"
-            + (others if self.dataset.reported else "")
-        )
+def _why(error: Exception, dataset: Dataset, timeout_s: float) -> str:
+    """Return why a download failed."""
+    from requests import exceptions as kinds
 
-    def why(self, error: Exception) -> str:
-        """Return why the download failed, and what is kept of it."""
-        from requests import exceptions as kinds
+    words = str(error)
+    if isinstance(error, kinds.HTTPError) and error.response is not None:
+        return f"the server answers {error.response.status_code}"
+    if isinstance(error, kinds.ChunkedEncodingError | kinds.ContentDecodingError):
+        return "the transfer broke off"
+    if isinstance(error, kinds.Timeout) or "timed out" in words:  # also within the body
+        return f"the server is silent for {timeout_s:g} s"
+    if isinstance(error, kinds.ConnectionError):
+        return "the server cannot be reached (no network?)"
+    if "hash" not in words:
+        return words
 
-        words = str(error)
-        if isinstance(error, kinds.HTTPError) and error.response is not None:
-            words = f"the server answers {error.response.status_code}"
-        elif isinstance(error, kinds.ChunkedEncodingError | kinds.ContentDecodingError):
-            words = "the transfer broke off"
-        elif isinstance(error, kinds.Timeout) or "timed out" in words:  # also within the body
-            words = f"the server is silent for {self.timeout_s:g} s"
-        elif isinstance(error, kinds.ConnectionError):
-            words = "the server cannot be reached (no network?)"
-
-        size = self.part.stat().st_size if self.part.is_file() else 0
-        kept = f"{size:,} bytes are kept, and the next fetch goes on from there"
-        return f"{words}; {kept if size else 'nothing was kept'}"
-
-    def _transfer(self, stream: BufferedRandom, have: int = 0) -> bool:
-        """Append the rest of the file or write all of it; return whether the rest was appended."""
-        import requests
-
-        head = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else None
-        ask = partial(requests.get, self.url, timeout=self.timeout_s, stream=True, headers=head)
-        response = self._soon(ask)  # closing it would wait for the thread that still receives
-        if have and response.status_code == _NO_SUCH_RANGE:
-            return self._transfer(stream)
-
-        response.raise_for_status()
-        encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-        size = _SIZE.fullmatch(response.headers.get("Content-Length", ""))
-        part = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        went_on = part is not None and int(part[1]) == have > 0 and not encoded
-        if have and response.status_code == _PARTIAL and not went_on:
-            return self._transfer(stream)  # not the part that was asked for
-
-        done = have if went_on else 0
-        stream.truncate(done)
-        total = done + int(size[0]) if size and not encoded else 0
-        chunks = response.iter_content(_CHUNK)
-
-        while chunk := self._soon(partial(next, chunks, b"")):
-            done += len(chunk)
-            if done > _MAX_BYTES:
-                stream.truncate(0)
-                raise requests.exceptions.RequestException(
-                    f"found more than {_MAX_BYTES} bytes; expected a smaller file"
-                )
-
-            stream.write(chunk)
-            if self.report is not None:
-                self.report(done, total)
-
-        stream.flush()
-        return went_on
-
-    def _soon(self, receive: Callable[[], T]) -> T:
-        """Return what a call returns within twice the server's silence, by another thread.
-
-        The timeout of `requests` begins anew with each byte.
-        """
-        from requests.exceptions import RequestException
-
-        answer = Queue[T | Exception]()
-
-        def run() -> None:
-            try:
-                answer.put(receive())
-            except Exception as error:
-                answer.put(error)
-
-        Thread(target=run, daemon=True).start()
-        try:
-            found = answer.get(timeout=2 * self.timeout_s)
-        except Empty:
-            raise RequestException(
-                f"the server sends fewer than {_CHUNK} bytes in {2 * self.timeout_s:g} s"
-            ) from None
-
-        if isinstance(found, Exception):
-            raise found
-
-        return found
-
-    @contextmanager
-    def _claimed(self) -> Iterator[BufferedRandom]:
-        """Yield the file of waiting bytes, locked by the system until this process ends.
-
-        If another has it, or there are no locks, it is one of this process that is removed at the
-        end.
-        """
-        if fcntl is not None:
-            with open(self.part, "a+b") as stream:
-                if self._locks(stream):
-                    try:
-                        yield stream
-                    finally:
-                        stream.flush()
-                        if not os.fstat(stream.fileno()).st_size:
-                            self.part.unlink(missing_ok=True)
-
-                    return
-
-        own = Path(f"{self.part}~{os.getpid()}")
-        try:
-            with open(own, "a+b") as stream:
-                yield stream
-        finally:
-            own.unlink(missing_ok=True)
-
-    def _locks(self, stream: BufferedRandom) -> bool:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have finished it and moved it away since it was opened.
-            return os.path.samestat(os.stat(self.part), os.fstat(stream.fileno()))
-        except OSError:
-            return False
+    others = "; that sum is as others report it, so the publisher's page decides"
+    return f"its sha256 is not {dataset.sha256}: changed or damaged{others * dataset.reported}"
 
 
 def _dataset(name: str) -> Dataset:
@@ -338,8 +212,3 @@ def _dataset(name: str) -> Dataset:
 def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "optsched"
-
-
-def _sha256(stream: BufferedRandom | BufferedReader) -> str:
-    stream.seek(0)
-    return hashlib.file_digest(stream, "sha256").hexdigest()

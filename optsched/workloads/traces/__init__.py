@@ -25,7 +25,7 @@ from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccountin
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
-from optsched.workloads.traces.fields import DURATIONS, PLACES, TIMES
+from optsched.workloads.traces.exact import DURATIONS, PLACES, TIMES
 from optsched.workloads.traces.plausible import check_trace, waiting_clients
 from optsched.workloads.traces.prefixes import OUTPUTS, check_ids, prefix_columns
 
@@ -303,7 +303,17 @@ def read_trace_report(
 def read_with_findings(
     format: str, path: str | Path, **options: Any
 ) -> tuple[Instance, TraceReport, Findings]:
-    """See `read_trace_report`; beside it, return what was found on the way."""
+    """Return what `read_trace_report` does, and what was found on the way.
+
+    Parameters
+    ----------
+    format : str
+        One of `trace_formats`.
+    path : str or Path
+        The file, which may be compressed with gzip.
+    **options
+        See `TraceOptions`.
+    """
     check_keywords(
         read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)]
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optsched.workloads.traces.base import Source
-from optsched.workloads.traces.fields import UNIT_WORDS, exact_whole
+from optsched.workloads.traces.exact import UNIT_WORDS, exact_whole
 
 _BLOCKS = {"block_size", "hash_block_size", "hash_id_block_size", "tokens_per_block"}
 _VERSIONS = {"version", "format_version", "schema_version", "trace_version", "schema"}

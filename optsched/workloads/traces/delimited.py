@@ -15,16 +15,20 @@ from typing import cast
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
-from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.exact import Fields
 
 _BLOCK_ROWS = 16_384
-_MAX_ROW_LINES = 100_000
 # In this order, since a mark of UTF-32 begins like one of UTF-16.
-_CODES = {
-    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
 }
-_ARCHIVES = {"zip": b"PK\x03\x04", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ", "bzip2": b"BZh"}
 
 
 @contextmanager
@@ -47,22 +51,21 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def without_mark(path: Path, head: bytes) -> bytes:
-    """Return the first bytes of a UTF-8 text without its byte-order mark."""
-    for name, marks in _CODES.items():
-        if head.startswith(marks):
-            raise InputError(
-                f"{path}: found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
-            )
+@contextmanager
+def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
+    """Open a file for reading as text, without its byte-order mark; see `check_utf8`."""
+    with open_bytes(path) as stream:
+        head = stream.peek(4096)[:4096]
+        name = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
+        words = f"a {name} archive; expected text, or text in gzip" if name else ""
+        if name.startswith("UTF"):
+            words = f"{name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
+        if not name and b"\0" in head:
+            words = "zero bytes; expected UTF-8 text (UTF-16 without a mark?)"
+        if words:
+            raise InputError(f"{path}: found {words}")
 
-    for name, mark in _ARCHIVES.items():
-        if head.startswith(mark):
-            raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
-
-    if b"\0" in head[:4096]:
-        raise InputError(f"{path}: found zero bytes; expected UTF-8 text (UTF-16 without a mark?)")
-
-    return head.removeprefix(b"\xef\xbb\xbf")
+        yield io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -116,11 +119,9 @@ def read_delimited(
     Commas, semicolons or tabs separate fields, whichever the header has the largest number of.
     """
     path = source.path
-    with open_bytes(path) as stream:
-        without_mark(path, stream.peek(4096)[:4096])
-        lines = iter(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape"))
-        head = next(lines, "").strip("\n")
-        _check_utf8(path, head, 1)
+    with open_text(path) as stream:
+        head = stream.readline().strip("\n")
+        check_utf8(path, head, 1)
         if head.lstrip()[:1] in ("{", "["):
             raise InputError(
                 f"{path}: line 1: found JSON; expected CSV or Parquet (the format jsonl reads "
@@ -136,7 +137,7 @@ def read_delimited(
         where = find_columns(path, header, wanted, optional)
         names = {field: header[k] for field, k in where.items()}
 
-        for block in source.window.blocks(_rows(lines, delimiter), _BLOCK_ROWS):
+        for block in source.window.blocks(_rows(stream, delimiter), _BLOCK_ROWS):
             whole: list[tuple[int, list[str]]] = []
             for line, row in block:
                 if isinstance(row, str):
@@ -144,7 +145,7 @@ def read_delimited(
                     continue
 
                 joined = delimiter.join(row)
-                _check_utf8(path, joined, line)
+                check_utf8(path, joined, line)
                 if len(row) == len(header):
                     whole.append((line, row))
                 else:
@@ -161,38 +162,32 @@ def _rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]
 
     A quote that never ends takes all lines behind it, so reading goes on in the next line.
     """
-    line, again = 2, deque[str]()
-    while text := again.popleft() if again else next(lines, ""):
-        row, more = _row(text, delimiter), list[str]()
-        while row is None and len(more) < _MAX_ROW_LINES:
-            if not (after := again.popleft() if again else next(lines, "")):
-                break
+    line, taken, again = 2, list[str](), deque[str]()
 
-            more.append(after)
-            if '"' in after:
-                row = _row(text + "".join(more), delimiter)
+    def read() -> Iterator[str]:
+        while text := again.popleft() if again else next(lines, ""):
+            taken.append(text)
+            yield text
 
-        if row is None or isinstance(row, str):
-            yield line, row or "a quote never ends"
-            again.extendleft(reversed(more))
-            more.clear()
-        elif len(row) > 1 or (row and row[0].strip()):
-            yield line, row
+    while True:
+        try:
+            for row in csv.reader(read(), delimiter=delimiter, strict=True):
+                if len(row) > 1 or (row and row[0].strip()):
+                    yield line, row
 
-        line += 1 + len(more)
-
-
-def _row(text: str, delimiter: str) -> list[str] | str | None:
-    """Return a row, or what is wrong with it; None if a quote does not end in it."""
-    if '"' not in text:
-        return text.rstrip("\n").split(delimiter)
-    try:
-        return next(csv.reader([text], delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        return None if "end of data" in str(error) else str(error)
+                line += len(taken)
+                taken.clear()
+        except csv.Error as error:
+            yield line, "a quote never ends" if "end of data" in str(error) else str(error)
+            again.extendleft(reversed(taken[1:]))
+            line += 1
+            taken.clear()
+        else:
+            return
 
 
-def _check_utf8(path: Path, text: str, line: int) -> None:
+def check_utf8(path: Path, text: str, line: int) -> None:
+    """Refuse a text from `open_text`, which begins in a line, if bytes of it are not UTF-8."""
     if text.isascii():
         return
     try:

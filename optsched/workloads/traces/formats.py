@@ -19,7 +19,7 @@ from optsched.workloads.traces import status
 from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.cached import cached_names
 from optsched.workloads.traces.delimited import find_columns, open_bytes, plain_name, read_delimited
-from optsched.workloads.traces.fields import (
+from optsched.workloads.traces.exact import (
     DURATIONS,
     PLACES,
     TIMES,
@@ -401,9 +401,7 @@ def _texts(column: Any) -> list[str]:
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ns"))
-        values = column.to_numpy(zero_copy_only=False).astype("datetime64[ns]")
-        return [str(text).replace("T", " ") for text in values]
+        column = column.cast(pa.string())  # with all digits
 
     return ["" if value is None else str(value) for value in column.to_pylist()]
 

@@ -1,6 +1,5 @@
 """JSON objects, read one by one from JSON lines or from one long list, in little memory."""
 
-import codecs
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,11 +10,10 @@ from typing import IO, Any, NoReturn
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Source
 from optsched.workloads.traces.declared import check_declared, strategy_clients
-from optsched.workloads.traces.delimited import open_bytes, plain_name, without_mark
-from optsched.workloads.traces.fields import Fields
+from optsched.workloads.traces.delimited import check_utf8, open_text, plain_name
+from optsched.workloads.traces.exact import Fields
 
-_READ_BYTES = 1 << 20
-_MAX_CHARS = 1 << 28
+_READ_CHARS = 1 << 18
 _MAX_FIELD = 200  # no field takes a longer text
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -127,7 +125,7 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
     stands behind it in a list is not read. `floats` makes a value of the text of a number with a
     fraction; the default is exact.
     """
-    with open_bytes(path) as stream:
+    with open_text(path, "\n") as stream:
         text = _Text(path, stream, floats)
         in_list = text.peek() == "["
         text.go(text.at + in_list)
@@ -155,84 +153,70 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
 
 
 class _Text:
-    """A stream of UTF-8 text that is decoded only as far as needed."""
+    """A stream of text that is read only as far as needed, in whole lines."""
 
-    def __init__(self, path: Path, stream: IO[bytes], floats: Callable[[str], Any]) -> None:
-        self.path, self.line, self.at, self.buffer = path, 1, 0, ""
-        self._stream, self._ended = stream, False
-        self._bytes = codecs.getincrementaldecoder("utf-8")()
+    def __init__(self, path: Path, stream: IO[str], floats: Callable[[str], Any]) -> None:
+        self.path, self.stream, self.text, self.line, self.at = path, stream, "", 1, 0
         # NaN and infinities stay words, which no field takes.
-        self._json = json.JSONDecoder(parse_float=floats, parse_constant=str)
-        self._more(without_mark(path, stream.read(_READ_BYTES)))
+        self.decode = json.JSONDecoder(parse_float=floats, parse_constant=str).raw_decode
 
-    def _more(self, read: bytes) -> None:
-        self._ended = not read
-        try:
-            fresh = self._bytes.decode(read, final=self._ended)
-        except UnicodeDecodeError as error:
-            line = self._line_at(len(self.buffer)) + read.count(b"\n", 0, error.start)
-            raise InputError(
-                f"{self.path}: line {line}: expected UTF-8 text; found {error.reason}"
-            ) from None
+    def more(self) -> bool:
+        """Read on, as much as is held or more, and return whether there was anything."""
+        fresh = self.stream.read(max(_READ_CHARS, len(self.text) - self.at))
+        fresh += self.stream.readline()
+        if fresh:
+            check_utf8(self.path, fresh, self.line_at(len(self.text)))
+            self.text, self.at = self.text[self.at :] + fresh, 0
 
-        self.buffer, self.at = self.buffer[self.at :] + fresh, 0
+        return bool(fresh)
 
-    def _line_at(self, position: int) -> int:
-        return self.line + self.buffer.count("\n", self.at, position)
+    def line_at(self, position: int) -> int:
+        return self.line + self.text.count("\n", self.at, position)
 
     def go(self, to: int) -> None:
-        self.line, self.at = self._line_at(to), to
+        self.line, self.at = self.line_at(to), to
 
     def peek(self) -> str:
         """Return the next character that is not a space, or an empty text at the end."""
         while True:
-            self.go(_SPACE.match(self.buffer, self.at).end())  # type: ignore[union-attr]
-            if self.at < len(self.buffer) or self._ended:
-                return self.buffer[self.at : self.at + 1]
-
-            self._more(self._stream.read(_READ_BYTES))
+            self.go(_SPACE.match(self.text, self.at).end())  # type: ignore[union-attr]
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
 
     def value(self) -> Any:
         while True:
             try:
-                value, end = self._json.raw_decode(self.buffer, self.at)
-                self.go(end)
-                return value
+                value, end = self.decode(self.text, self.at)
             except json.JSONDecodeError as error:
                 # An error near the end of the text read so far may only mean that it is cut there.
-                cut = error.msg.startswith("Unterminated") or error.pos >= len(self.buffer) - 8
-                held = len(self.buffer) - self.at
-                if not cut or self._ended or held >= _MAX_CHARS:
-                    words = error.msg[0].lower() + error.msg[1:]
-                    if cut and self._ended:
-                        words = "the file is cut short"
-                    elif error.pos == self.at == 0:
-                        words = (
-                            "expected JSON lines or a list (the format csv reads CSV and Parquet)"
-                        )
+                cut = error.msg.startswith("Unterminated") or error.pos >= len(self.text) - 8
+                if cut and self.more():
+                    continue
 
-                    self.fail(error.pos, words)
+                words = "the file is cut short" if cut else error.msg[0].lower() + error.msg[1:]
+                if self.line == 1 and error.pos == self.at == 0 and not cut:
+                    words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
+
+                self.fail(error.pos, words)
             except RecursionError:
                 self.fail(self.at, "nested too deeply")
             except (ValueError, ArithmeticError):
                 self.fail(self.at, "found a number of too many digits")
 
-            self._more(self._stream.read(max(_READ_BYTES, held)))
+            self.go(end)
+            return value
 
     def fail(self, position: int, words: str) -> NoReturn:
         raise UnreadableError(
-            f"{self.path}: line {self._line_at(position)}: not JSON: {words}"
+            f"{self.path}: line {self.line_at(position)}: not JSON: {words}"
         ) from None
 
     def next_line(self, mark: str) -> None:
         """Go to the next line that begins as the mark says, or to the end."""
-        while (found := self.buffer.find(mark, self.at)) < 0:
-            self.go(max(self.at, len(self.buffer) - 1))
-            if self._ended:
-                self.go(len(self.buffer))
-                return
-
-            self._more(self._stream.read(_READ_BYTES))
+        while (found := self.text.find(mark, self.at)) < 0:
+            self.go(max(self.at, len(self.text) - 1))
+            if not self.more():
+                return self.go(len(self.text))
 
         self.go(found + 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from optsched.workloads.traces.base import Findings
-from optsched.workloads.traces.fields import Fields, Mask
+from optsched.workloads.traces.exact import Fields, Mask
 
 ID_NAMES = ["id", "request_id", "req_id", "span_id", "observation_id", "x_request_id", "custom_id"]
 """Names of columns that name a request."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from optsched.files.measured import DAY_S
 from optsched.workloads.traces.base import Block, Source
-from optsched.workloads.traces.fields import DURATIONS, PLACES, UNIT_WORDS
+from optsched.workloads.traces.exact import DURATIONS, PLACES, UNIT_WORDS
 
 _UNIT_SAYS = "the option unit (--unit) says what is meant"
 _POINT_SAYS = (

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from optsched.workloads.traces.fields import Fields, Mask
+from optsched.workloads.traces.exact import Fields, Mask
 
 _STATUS = (
     "status|state|outcome|success|succeeded|successful|is_success|ok|error|errors|is_error|"

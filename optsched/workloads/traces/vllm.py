@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.workloads.traces.base import Block, Source, trace_format
-from optsched.workloads.traces.fields import PLACES, Fields, Mask, exact_whole
+from optsched.workloads.traces.exact import PLACES, Fields, Mask, exact_whole
 from optsched.workloads.traces.json_objects import as_text, pick_run
 
 _LATENCIES = ("latencies", "e2els")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from optsched.problem.instance import MAX_SECOND
 from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.declared import check_unit
-from optsched.workloads.traces.fields import PLACES, Fields, Mask
+from optsched.workloads.traces.exact import PLACES, Fields, Mask
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
 
 _FIELDS = {"arrival": "t", "prompt_tokens": "in", "output_tokens": "out"}

@@ -1,10 +1,9 @@
 """Fields of a trace as numbers, durations and points in time, read exactly."""
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -38,10 +37,12 @@ UNIT_WORDS = {
 
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?", re.ASCII)
 _WITH_UNIT = re.compile(r"([\d.eE+-]+)\s*([^\W\d_]+)")
-_SECOND = re.compile(r"\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3]):[0-5]\d:[0-5]\d", re.ASCII)
-_AFTER = re.compile(
-    r"(?:\.(\d{1,9}))?(?: ?(?:Z|UTC|([+-])(\d\d)(?::?(\d\d))?))?", re.ASCII
-)  # the fraction of the second, and the time zone
+_STAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d)[ T]((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:\.(\d{1,9}))?"
+    r"(?: ?(Z|UTC|[+-]\d\d(?::?\d\d)?))?",
+    re.ASCII,
+)  # the day, the second, its fraction and the time zone
+_ORIGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _YEARS = ("1900", "2190")  # differences of times between them fit into 64-bit nanoseconds
 
 
@@ -187,21 +188,15 @@ def exact_ns(text: str, unit: str) -> int | None:
 
 def exact_stamp(text: str) -> int | None:
     """Return the nanoseconds since 1970 of a text that is a date and time."""
-    second, after = _second(text[:19]), _AFTER.fullmatch(text, 19)
-    if second is None or after is None:
+    found = _STAMP.fullmatch(text)
+    if found is None or not _YEARS[0] <= found[1] < _YEARS[1]:
         return None
 
-    fraction, sign, hours, minutes = after.groups()
-    zone = 0 if sign is None else int(sign + "1") * (int(hours) * 60 + int(minutes or 0))
-    return (second - zone * 60) * 10**9 + int((fraction or "").ljust(9, "0"))
-
-
-@functools.lru_cache(maxsize=1024)
-def _second(text: str) -> int | None:
-    """Return the seconds since 1970 of a date and time without fraction and zone."""
-    if not _SECOND.fullmatch(text) or not _YEARS[0] <= text[:4] < _YEARS[1]:
-        return None
+    day, time, fraction, zone = found.groups(default="")
+    zone = "Z" if zone in ("", "UTC") else zone
     try:
-        return (datetime.fromisoformat(text) - datetime(1970, 1, 1)) // timedelta(seconds=1)
+        second = (datetime.fromisoformat(f"{day}T{time}{zone}") - _ORIGIN) // timedelta(seconds=1)
     except ValueError:  # a day that does not exist
         return None
+
+    return second * 10**9 + int(fraction.ljust(9, "0"))
