@@ -231,6 +231,7 @@ class Instance:
             prefix_block_tokens: int | None = None,
             after: After | None = None,
             delay: ArrayLike | None = None,
+            clients: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
