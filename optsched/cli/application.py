@@ -208,9 +208,10 @@ def options(
     csv: Annotated[bool, typer.Option("--csv", help="Print only tables, as CSV.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print only tables, as LaTeX.")] = False,
 ) -> None:
-    """Compute how good an LLM-serving schedule could have been, with a proof. Exit status: 0 an
-    answer, 2 bad usage or input, 3 no schedule exists, 4 none was found, 5 a schedule or
-    certificate does not verify, 130 interrupted, 1 an internal error.
+    """Compute how good an LLM-serving schedule could have been, with a proof.
+
+    Exit status: 0 an answer, 2 bad usage or input, 3 infeasible, 4 nothing found, 5 not verified,
+    130 interrupted, 1 an internal error.
     """
     if context.invoked_subcommand is None:
         print(_FIRST)

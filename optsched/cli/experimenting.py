@@ -156,6 +156,7 @@ def ratios(
       trials N: How many instances, with seeds from --seed on.
       reference NAME: What ratios are to: optimum, bound, h-sf or best-known.
       runs N: Runs of each policy, for those that are random.
+      cost_model MODEL: The cost model, for a generator in seconds.
       time_limit S: Seconds for each optimum and for each run of a policy.
       jobs N: How many instances at a time.
       out -o --out DIR: The folder for what is found.

@@ -36,7 +36,7 @@ def fit(
     """Fit a cost model to a profile.
 
     It is a profile of Vidur, Splitwise, AIConfigurator or LLMServingSim, or the steps.csv of
-    `optsched profile`.
+    `optsched gpu profile`.
 
     Parameters:
       profile_dir PROFILE_DIR: The folder of profiles.

@@ -45,7 +45,7 @@ from optsched.problem.scope import ONE_WORKER, Scope
 def simulate(
     instance_file: str,
     policy: str | None = None,
-    schedule: str | None = None,
+    schedule_file: str | None = None,
     cost_model: str | None = None,
     machines: Given = UNSET,
     seed: Seed = 0,
@@ -58,17 +58,25 @@ def simulate(
 
     Parameters:
       policy --policy SPEC: The policy to run (`optsched list policies`).
-      schedule FILE: The schedule to evaluate, instead of a policy.
+      schedule_file --schedule FILE: The schedule to evaluate, instead of a policy.
     """
     check_requests_out(requests_out)
-    if (policy is None) == (schedule is None) or (schedule is not None and schedule_out):
+    if (policy is None) == (schedule_file is None) or (policy is None and schedule_out):
         raise UsageError(
             "--policy, --schedule: found both or neither; expected one, and --schedule-out with "
             "--policy alone"
         )
 
     if policy is None:
-        asked = instance_file, str(schedule), cost_model, machines, slos, requests_out, json_out
+        asked = (
+            instance_file,
+            str(schedule_file),
+            cost_model,
+            machines,
+            slos,
+            requests_out,
+            json_out,
+        )
         _evaluate(*asked)
         return
 

@@ -14,12 +14,12 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
 from optsched.cli.output import tell
-from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.cost import CostModel
 from optsched.costs.machine import Pools
 from optsched.costs.pools import make_pools
-from optsched.files.library import cost_model_of
 from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
+from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.service import SLOS
@@ -169,7 +169,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
 
     def add(name: str, hint: Any, default: Any) -> None:
-        more = {"rich_help_panel": RARE} if name in rare else {}
+        more: dict[str, Any] = {"rich_help_panel": RARE} if name in rare else {}
         parameters.append(_parameter(name, hint, default, *texts[name], **more))
 
     for name, one in inspect.signature(function).parameters.items():
@@ -254,7 +254,7 @@ def read_checked(
     check_outputs(*outputs)
     check_folder(folder)
     check_rounds(instance, formulation)
-    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
+    cost = stated_cost_model(instance, cost_model, instance_file)
     return instance, None if instance.in_rounds else cost
 
 

@@ -1,4 +1,4 @@
-"""``profile``: how long the batches of a real engine take on the device at hand."""
+"""``gpu profile``: how long the batches of a real engine take on the device at hand."""
 
 from dataclasses import replace
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``replay``: an instance's requests on a real engine."""
+"""``gpu replay``: an instance's requests on a real engine."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -36,6 +36,7 @@ def replay(
       outs -o --out FILE: Write the measured times, for `compare --measured`; one each.
       model NAME: The server's model. The default is its first.
       priority ORDER: Send priorities: arrival, prompt, output, total, work, ...
+      cost_model MODEL: The cost model of --priority work.
       rate_scale X: Send requests X times as fast.
       instance_out FILE: Write the instance as sent, with its own arrivals.
       time_limit S: Give a request up after S seconds.
