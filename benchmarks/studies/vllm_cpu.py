@@ -250,6 +250,7 @@ def _profile(folder: Path, repetition: int) -> None:
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     _optsched(
+        "gpu",
         "profile",
         "vllm",
         model,
@@ -323,10 +324,11 @@ def _replay(trial: Row) -> None:
     files.insert(0, files[int(np.argmax(loads))])
     outs.insert(0, outs[0].with_name(f"{outs[0].stem}-warm-up.json"))
     _optsched(
+        "gpu",
         "replay",
         *files,
         *(word for out in outs for word in ("-o", out)),
-        "--engine",
+        "--server",
         f"vllm:{folder / 'model'}",
         "--vocabulary",
         MODEL["vocab_size"],
@@ -343,7 +345,7 @@ def _out(trial: Row, load: float) -> Path:
 
 
 def _settings(options: Mapping[str, Any]) -> list[str]:
-    return [word for k, v in options.items() for word in ("--set", f"{k}={json.dumps(v)}")]
+    return [word for k, v in options.items() for word in ("--vllm", f"{k}={json.dumps(v)}")]
 
 
 def _optsched(*words: Any) -> None:

@@ -40,6 +40,7 @@ from optsched.problem.kernel import UNKEPT
 from optsched.problem.notes import warn
 from optsched.problem.registry import Registry
 
+_COMPLETION = ["--install-completion"], ["--show-completion"]  # they end the process
 _FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
 
 
@@ -117,6 +118,9 @@ class Commands(TyperGroup):
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 2, debug)
         except BaseException as error:  # a user's policy may even raise SystemExit
+            if isinstance(error, SystemExit) and words[:1] in _COMPLETION:
+                raise
+
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
                 message = error.format_message().rstrip(".")
                 of = getattr(error, "ctx", None)
