@@ -252,9 +252,9 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
             }
         )
     )  # fmt: skip
-    line = [sys.executable, "-m", "optsched", "export", str(source)]
+    line = [sys.executable, "-m", "optsched", "export", str(source), "-o", str(out), "--predictor"]
     done = subprocess.run(
-        [*line, "--predictor", "classes:width=5", "-o", str(out)],
+        [*line, "classes:width=5"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -262,7 +262,7 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(out.read_text())["requests"]["predicted_lower"] == [6]
     bad = subprocess.run(
-        [*line, "--predictor", "interval:high=5", "-o", str(out)],
+        [*line, "interval:high=5"],
         capture_output=True,
         text=True,
         timeout=60,

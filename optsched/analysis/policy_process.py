@@ -289,7 +289,7 @@ class Remote:
             self._hidden = dict.fromkeys(("predicted", "remaining"), HiddenColumn())
 
     def __deepcopy__(self, memo: object) -> "Remote":
-        """Return itself: the policy behind it is made anew for each run, which is what copies do."""
+        """Return itself: the policy behind it is made anew for each run, as copies are."""
         return self
 
     def batch(self, view: View) -> Batch:
