@@ -61,23 +61,15 @@ def simulate(
       schedule_file --schedule FILE: The schedule to evaluate, instead of a policy.
     """
     check_requests_out(requests_out)
-    if (policy is None) == (schedule_file is None) or (policy is None and schedule_out):
-        raise UsageError(
-            "--policy, --schedule: found both or neither; expected one, and --schedule-out with "
-            "--policy alone"
-        )
+    if (policy is None) == (schedule_file is None):
+        found = "neither" if policy is None else "both"
+        raise UsageError(f"--policy, --schedule: found {found}; expected one")
+    if policy is None and schedule_out is not None:
+        raise UsageError("--schedule-out: found it with --schedule; expected --policy")
 
     if policy is None:
-        asked = (
-            instance_file,
-            str(schedule_file),
-            cost_model,
-            machines,
-            slos,
-            requests_out,
-            json_out,
-        )
-        _evaluate(*asked)
+        of = cost_model, machines, slos
+        _evaluate(instance_file, str(schedule_file), *of, requests_out, json_out)
         return
 
     from optsched.optimize.strategies import run_policy
