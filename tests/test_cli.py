@@ -207,7 +207,7 @@ def test_the_command_alone_says_what_to_do_first(
 def test_lists(run) -> None:
     assert "mc-sf" in run("policies").stdout
     for kind, known in {
-        "policies": "mc-sf", "bounds": "ramp", "methods": "cpsat", "formulations": "hindsight",
+        "policies": "mc-sf", "bounds": "ramp", "methods": "hindsight:cpsat", "formulations": "hindsight",
         "metrics": "p99_ttft", "models": MODEL, "gpus": "h100-80gb", "formats": "azure",
         "generators": "lognormal", "predictors": "noisy", "data": "azure-2023-conv",
         "experiments": "trail-c", "schemas": "certificate", "library": "tiny-n8",

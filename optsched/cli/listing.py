@@ -1,7 +1,9 @@
 """``list``: what there is of each kind, in a table or one by one; and compiling all loops."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 from optsched.cli.options import ARGUMENT
@@ -11,13 +13,17 @@ from optsched.files.read_write import json_schema
 from optsched.problem.errors import UsageError, named
 
 
-class Table(NamedTuple):
-    """Headers and rows. `numbers` are the columns of numbers; `notes` are printed below."""
+class Kind(NamedTuple):
+    """Where values of a kind are by name, and which attributes of them a table shows.
 
-    headers: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    numbers: Sequence[int] = ()
+    `fields` are those attributes, each with the words of its column if they are others, and
+    before them the words of the column of names. `numbers` are the columns of numbers.
+    """
+
+    home: str
+    fields: str
     notes: Sequence[str] = ()
+    numbers: Sequence[int] = ()
 
 
 def list_kind(kind: str, name: Annotated[str | None, ARGUMENT] = None) -> None:
@@ -28,27 +34,32 @@ def list_kind(kind: str, name: Annotated[str | None, ARGUMENT] = None) -> None:
         generators, predictors, data, experiments, schemas or library.
       name NAME: One of them. By default all are listed.
     """
-    make = named("list", kind, KINDS, UsageError)
-    if name is not None and kind in _ALONE:
-        _ALONE[kind](name)
+    alone: Mapping[str, Any] = {"policies": _policy, "schemas": schema, "library": _of_library}
+    one = named("list", kind, {**KINDS, "library": None}, UsageError)
+    if one is None or (name is not None and kind in alone):
+        alone[kind](name)
         return
 
-    table = make()
-    if table is None:
+    module, _, attribute = one.home.rpartition(".")
+    found = getattr(import_module(module), attribute)
+    values = found() if callable(found) else found
+    if name is not None:
+        values = {name: named(f"list {kind}", name, values, UsageError)}
+
+    head, *fields = one.fields.split()
+    keys, words = zip(*((f + ":" + f).split(":")[:2] for f in fields), strict=True)
+    rows = [(key, *(_cell(getattr(value, k)) for k in keys)) for key, value in values.items()]
+    headers = [text.replace("_", " ") for text in (head, *words)]
+    if name is not None:
+        for header, cell in zip(headers, rows[0], strict=True):
+            if cell not in (None, ""):
+                print(f"{header}: {cell}")
+
         return
 
-    columns = [k for k in range(len(table.headers)) if k not in table.numbers]
-    if name is None:
-        show_table(table.headers, table.rows, text_columns=columns)
-        for note in table.notes:
-            print(f"\n{note}" if note == table.notes[0] else note)
-
-        return
-
-    row = named(f"list {kind}", name, {str(row[0]): row for row in table.rows}, UsageError)
-    for header, value in zip(table.headers, row, strict=True):
-        if value not in (None, ""):
-            print(f"{header}: {value}")
+    show_table(headers, rows, text_columns=[k for k in range(len(headers)) if k not in one.numbers])
+    for k, note in enumerate(one.notes):
+        print("\n" * (k == 0) + note)
 
 
 def policies(name: Annotated[str | None, ARGUMENT] = None) -> None:
@@ -84,25 +95,6 @@ def warmup() -> None:
     print("every loop that commands use is compiled")
 
 
-def _policies() -> Table:
-    from optsched.policies import policies as registry
-
-    rows = []
-    for name, info in registry().items():
-        parameters = ", ".join(
-            key if p.default is inspect.Parameter.empty else f"{key}={_text(p.default)}"
-            for key, p in info.parameters.items()
-        )
-        lengths = "clairvoyant" if info.clairvoyant else ""
-        rows.append((name, lengths, info.summary, parameters, info.paper))
-
-    notes = (
-        "clairvoyant: uses true output lengths unless the instance carries predictions",
-        "my_policy.py:Class runs a policy of your own",
-    )
-    return Table(("policy", "lengths", "summary", "parameters", "source"), rows, notes=notes)
-
-
 def _policy(name: str) -> None:
     from optsched.policies import make_policy
 
@@ -113,164 +105,128 @@ def _policy(name: str) -> None:
     print(f"\nsource: {info.paper or 'optsched'}")
 
 
-def _bounds() -> Table:
+def _of_library(name: str | None) -> None:
+    from optsched.cli.library import list_library, show
+
+    if name is None:
+        list_library()
+    else:
+        show(name)
+
+
+def _bounds() -> Mapping[str, Any]:
     import optsched.optimize  # noqa: F401  # it registers a bound of its own
     from optsched.bounds import bounds
 
-    rows = [
-        (
-            name,
-            one.time_unit,
-            ", ".join(one.objectives),
-            "yes" if one.certifies else "",
-            one.summary,
-        )
-        for name, one in bounds().items()
-    ]
-    return Table(("bound", "time unit", "objectives", "certificate", "summary"), rows)
+    return bounds()
 
 
-def _formulations() -> Table:
+def _methods() -> Mapping[str, Any]:
     from optsched.optimize.formulations import formulations
 
-    rows = [(name, one.time_unit, one.summary) for name, one in formulations().items()]
-    return Table(("formulation", "time unit", "summary"), rows)
+    return {
+        f"{one.name}:{name}": method
+        for one in formulations().values()
+        for name, method in one.methods.items()
+    }
 
 
-def _methods() -> Table:
-    from optsched.optimize.formulations import formulations
-
-    rows = []
-    for formulation, one in formulations().items():
-        for name, method in one.methods.items():
-            objectives, switches = ", ".join(method.objectives), ", ".join(sorted(method.switches))
-            rows.append((name, formulation, method.summary, objectives, switches))
-
-    return Table(("method", "formulation", "summary", "objectives", "switches"), rows)
+def _models() -> Mapping[str, Any]:
+    return {name: load_cost_model(name) for name in shipped_models()}
 
 
-def _metrics() -> Table:
-    from optsched.problem.metrics import TABLE
-
-    rows = [(name, one.words, one.unit, one.sense, one.meaning) for name, one in TABLE.items()]
-    notes = ["unit: a time is in the instance's unit, rounds or seconds"]
-    return Table(("metric", "words", "unit", "better", "meaning"), rows, notes=notes)
-
-
-def _models() -> Table:
-    rows = []
-    for name in shipped_models():
-        model = load_cost_model(name)
-        valid = ", ".join(f"{key} {value:g}" for key, value in model.valid.items())
-        rows.append((name, model.layers, model.kv_capacity_tokens, valid, model.provenance))
-
-    headers = ("model", "layers", "KV capacity [tokens]", "valid for", "provenance")
-    return Table(headers, rows, numbers=(1, 2))
-
-
-def _gpus() -> Table:
-    from optsched.costs.devices import DEVICES
-
-    rows = [
-        (one.name, one.memory_gib, one.bandwidth_gb_s, one.tflops, one.link_gb_s)
-        for one in DEVICES.values()
-    ]
-    heads = ("memory [GiB]", "bandwidth [GB/s]", "16-bit [TFLOP/s]", "link [GB/s]")
-    return Table(("gpu", *heads), rows, numbers=(1, 2, 3, 4))
-
-
-def _formats() -> Table:
+def _formats() -> Mapping[str, Any]:
     from optsched.workloads.traces.base import FORMATS
 
-    rows = [(name, one.summary, ", ".join(one.options)) for name, one in FORMATS.all().items()]
-    return Table(("format", "summary", "options of its own"), rows)
+    return FORMATS.all()
 
 
-def _generators() -> Table:
-    from optsched.workloads.generate import generators
-
-    return _with_parameters("generator", generators().values())
-
-
-def _predictors() -> Table:
-    from optsched.workloads.predict import predictors
-
-    return _with_parameters("predictor", predictors().values())
-
-
-def _with_parameters(head: str, found: Iterable[Any]) -> Table:
-    rows = [(one.name, one.summary, ", ".join(one.parameters)) for one in found]
-    return Table((head, "summary", "parameters"), rows)
-
-
-def _data() -> Table:
+def _data() -> Mapping[str, Any]:
     from optsched.workloads.datasets import cached, datasets
 
-    rows = [
-        (name, one.format, one.summary, one.licence, "yes" if cached(name) else "no")
+    return {
+        name: SimpleNamespace(
+            **vars(one),
+            here="yes" if cached(name) else "no",
+            sum="as others report it" if one.reported else "",
+        )
         for name, one in datasets().items()
-    ]
-    notes = ["here: whether the user's cache has it; `optsched import FORMAT NAME` puts it there"]
-    notes += [
-        f"{name}: its sha256 is one that others report; the first download verifies it"
-        for name, one in datasets().items()
-        if one.reported
-    ]
-    return Table(("dataset", "format", "summary", "licence", "here"), rows, notes=notes)
+    }
 
 
-def _experiments() -> Table:
-    from optsched.experiments import experiments
-
-    rows = [(e.name, e.summary, ", ".join(e.parameters), e.paper) for e in experiments().values()]
-    return Table(("experiment", "summary", "parameters", "source"), rows)
-
-
-def _schemas() -> Table:
+def _schemas() -> Mapping[str, Any]:
     from optsched.files.schemas import MODELS
 
-    rows = [(name, (inspect.getdoc(one) or "").partition("\n")[0]) for name, one in MODELS.items()]
-    return Table(("schema", "summary"), rows)
+    docs = {name: inspect.getdoc(one) or "" for name, one in MODELS.items()}
+    return {k: SimpleNamespace(summary=text.partition("\n")[0]) for k, text in docs.items()}
 
 
-def _library() -> None:
-    from optsched.cli.library import list_library
-
-    list_library()
-
-
-def _show_of_library(name: str) -> None:
-    from optsched.cli.library import show
-
-    show(name)
-
-
-KINDS: dict[str, Callable[[], Table | None]] = {
-    "policies": _policies,
-    "bounds": _bounds,
-    "methods": _methods,
-    "formulations": _formulations,
-    "metrics": _metrics,
-    "models": _models,
-    "gpus": _gpus,
-    "formats": _formats,
-    "generators": _generators,
-    "predictors": _predictors,
-    "data": _data,
-    "experiments": _experiments,
-    "schemas": _schemas,
-    "library": _library,
+_HERE = "optsched.cli.listing."
+KINDS: dict[str, Kind] = {
+    "policies": Kind(
+        "optsched.policies.policies",
+        "policy clairvoyant summary parameters paper:source",
+        (
+            "clairvoyant: uses true output lengths unless the instance carries predictions",
+            "my_policy.py:Class runs a policy of your own",
+        ),
+    ),
+    "bounds": Kind(f"{_HERE}_bounds", "bound time_unit objectives certifies:certificate summary"),
+    "methods": Kind(f"{_HERE}_methods", "method summary objectives switches"),
+    "formulations": Kind(
+        "optsched.optimize.formulations.formulations", "formulation time_unit summary"
+    ),
+    "metrics": Kind("optsched.problem.metrics.TABLE", "metric words unit sense:better meaning"),
+    "models": Kind(
+        f"{_HERE}_models",
+        "model layers kv_capacity_tokens:KV_capacity valid:valid_for provenance",
+        numbers=(1, 2),
+    ),
+    "gpus": Kind(
+        "optsched.costs.devices.DEVICES",
+        "gpu memory_gib:GiB bandwidth_gb_s:GB/s tflops:TFLOP/s link_gb_s:link_GB/s",
+        ("TFLOP/s: dense, 16 bits; link: to other GPUs, both ways",),
+        numbers=range(1, 5),
+    ),
+    "formats": Kind(f"{_HERE}_formats", "format summary options:options_of_its_own"),
+    "generators": Kind("optsched.workloads.generate.generators", "generator summary parameters"),
+    "predictors": Kind("optsched.workloads.predict.predictors", "predictor summary parameters"),
+    "data": Kind(
+        f"{_HERE}_data",
+        "dataset format summary licence here sum:sha256",
+        (
+            "here: whether the user's cache has it; `optsched import FORMAT NAME` puts it there",
+            "sha256: that others report is verified by the first download",
+        ),
+    ),
+    "experiments": Kind(
+        "optsched.experiments.experiments", "experiment summary parameters paper:source"
+    ),
+    "schemas": Kind(f"{_HERE}_schemas", "schema summary"),
 }
-# Kinds that have more to say of one than a row of their table has.
-_ALONE: dict[str, Callable[[str], None]] = {
-    "policies": _policy,
-    "schemas": schema,
-    "library": _show_of_library,
-}
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a table has it; of parameters their names, and the defaults of some."""
+    if isinstance(value, bool):
+        return "yes" * value
+    if isinstance(value, Mapping):
+        return ", ".join(_with_default(key, one) for key, one in value.items())
+    if isinstance(value, (tuple, frozenset)):
+        return ", ".join(sorted(value) if isinstance(value, frozenset) else value)
+
+    return value
+
+
+def _with_default(key: str, value: Any) -> str:
+    default = getattr(value, "default", value if isinstance(value, float) else None)
+    return key if default in (None, inspect.Parameter.empty) else f"{key}={_text(default)}"
 
 
 def _text(value: object) -> str:
     if value is None:
         return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
 
     return str(value).lower() if isinstance(value, bool) else str(value)
