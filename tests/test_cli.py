@@ -172,6 +172,8 @@ def test_a_shell_completes_commands_and_options() -> None:
         told = {**asked, "COMP_WORDS": words, "COMP_CWORD": place}
         done = subprocess.run(command(), env=told, capture_output=True, text=True, timeout=60)
         assert done.stdout.startswith(found)
+    shown = subprocess.run(command("--show-completion"), capture_output=True, text=True, timeout=60)
+    assert "internal error" not in shown.stderr  # the shell may not be known
 
 
 def test_what_is_told_is_logged_too(run, instance: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,7 +40,7 @@ from optsched.problem.kernel import UNKEPT
 from optsched.problem.notes import warn
 from optsched.problem.registry import Registry
 
-_COMPLETION = ["--install-completion"], ["--show-completion"]  # they end the process
+_COMPLETION = ["--install-completion"], ["--show-completion"]  # typer ends the process itself
 _FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
 
 
@@ -55,7 +55,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of commands, in the order of the help."""
-        return [*self.commands, *(_PLUGGED.all().keys() - self.commands.keys())]
+        return [*self.commands, *sorted(_PLUGGED.all().keys() - self.commands.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by its name; others' packages are only looked into for unknown ones."""
@@ -83,6 +83,7 @@ class Commands(TyperGroup):
         form = next((one[2:] for one in _FORMS if one in words), None)
         after = next((b for a, b in pairwise(words) if a in _FORMS and b.endswith(_TABLES)), None)
         words = [word for word in words if word not in ("--debug", *_FORMS)]
+        completion = words[:1] in _COMPLETION  # the parser takes words away
         before = signal.getsignal(signal.SIGINT)
         self._main_shell_completion(extra, "optsched", complete_var)
 
@@ -118,7 +119,7 @@ class Commands(TyperGroup):
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 2, debug)
         except BaseException as error:  # a user's policy may even raise SystemExit
-            if isinstance(error, SystemExit) and words[:1] in _COMPLETION:
+            if isinstance(error, SystemExit) and completion:
                 raise
 
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
