@@ -42,6 +42,7 @@ def capacity(
 
     Parameters:
       attainment A: The share of requests within all their SLOs.
+      policies --policy SPEC: A policy to run (repeatable).
       workers N|auto: Equal workers; auto: the fewest.
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
