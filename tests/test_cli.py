@@ -134,7 +134,7 @@ def test_one_idea_has_one_option() -> None:
         if one.metavar is not None and str(getattr(one, "help", "")).startswith(("Write", "Plot"))
     }
     others = {name for name in written if not name.endswith("-out")}
-    assert others == {"--out", "--json", "--log"}  # --log writes a solver's own file
+    assert others == {"--json", "--log"}  # --log writes a solver's own file
 
 
 def test_the_cost_model_may_be_the_second_argument(run, seconds: Path) -> None:
@@ -214,7 +214,8 @@ def test_the_command_alone_says_what_to_do_first(
 def test_lists(run) -> None:
     assert "mc-sf" in run("policies").stdout
     for kind, known in {
-        "policies": "mc-sf", "bounds": "ramp", "methods": "hindsight:cpsat", "formulations": "hindsight",
+        "policies": "mc-sf", "bounds": "ramp", "methods": "hindsight:cpsat",
+        "formulations": "hindsight",
         "metrics": "p99_ttft", "models": MODEL, "gpus": "h100-80gb", "formats": "azure",
         "generators": "lognormal", "predictors": "noisy", "data": "azure-2023-conv",
         "experiments": "trail-c", "schemas": "certificate", "library": "tiny-n8",

@@ -1,4 +1,4 @@
-"""`optsched --warmup`: what commands compile is compiled before, and time limits never pay for it."""
+"""`optsched --warmup`: what commands compile is compiled before, and no time limit pays for it."""
 
 import os
 import shutil
