@@ -13,8 +13,8 @@ loads, and orders by work inside vLLM, that of the first.
 
 Everything measured stays as files in a folder: the model, its profiles, the cost models, an
 instance per load, and the times of each replay. What is there is not measured again, and is what
-the commands ``gpu profile``, ``gpu fit``, ``gpu replay`` and ``compare`` write and read. vLLM runs in
-processes of its own. Each serves the requests of the highest load once before it is measured.
+the commands ``gpu profile``, ``gpu fit``, ``gpu replay`` and ``compare`` write and read. vLLM runs
+in processes of its own. Each serves the requests of the highest load once before it is measured.
 """
 
 from __future__ import annotations
