@@ -143,4 +143,6 @@ def test_files_of_other_requests_and_commands_that_fail_are_told(
     assert "instance_sha256" in row["error"]
     monkeypatch.undo()
     (row,) = run_experiment("vllm-cpu", {**settings, "folder": str(tmp_path)}, trials=1).rows
-    assert row["error"].startswith("optsched gpu profile: found exit status 2 (engine: found no vLLM")
+    assert row["error"].startswith(
+        "optsched gpu profile: found exit status 2 (engine: found no vLLM"
+    )

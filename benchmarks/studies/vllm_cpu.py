@@ -360,7 +360,8 @@ def _optsched(*words: Any) -> None:
         said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         why = said[-1].removeprefix("error: ") if said else done.stderr[-300:]
         raise InputError(
-            f"optsched {words[0]} {words[1]}: found exit status {done.returncode} ({why}); expected 0"
+            f"optsched {words[0]} {words[1]}: found exit status {done.returncode} ({why}); "
+            "expected 0"
         )
 
 
