@@ -56,8 +56,8 @@ folder = Path(tempfile.mkdtemp())
 #
 # - **The requests**: when each came, its prompt tokens and its output tokens. And the server's limits: KV
 #   tokens, blocks, `max_num_seqs`, `max_num_batched_tokens`.
-# - **Their times**: first and last token of each. `optsched replay` measures them on your server.
-# - **A cost model**: how long a batch takes there. `optsched profile` and `optsched fit` make it.
+# - **Their times**: first and last token of each. `optsched gpu replay` measures them on your server.
+# - **A cost model**: how long a batch takes there. `optsched gpu profile` and `optsched gpu fit` make it.
 
 
 # %%
@@ -82,7 +82,7 @@ def made_up():
 data = Path(os.environ.get("OPTSCHED_DATA", "")) / "llmservingsim"
 real = (data / "rtx4090-llama-3.1-8b").is_dir()
 instance, times, cost = run_of(str(data), "rtx4090-llama-3.1-8b") if real else made_up()
-optsched.write_measured(times, folder / "measured.json")  # what `optsched replay` writes
+optsched.write_measured(times, folder / "measured.json")  # what `optsched gpu replay` writes
 print(
     f"{instance.n} requests, {instance.kv_capacity:,} KV tokens, mean {times.latency.mean():.2f} s"
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
+import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,11 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run as checked
+from typer.main import get_command
 
 from instances import MODEL
 from optsched import Instance, evaluate, load_cost_model, simulate
+from optsched.cli import app
 from optsched.files.read_write import read_schedule, write_instance
 from optsched.policies import policies
+from optsched.problem.notes import warn
 
 BASE: dict[str, Any] = {
     "format": "optsched-instance",
@@ -82,22 +88,108 @@ def seconds(tmp_path: Path) -> Path:
 def test_help_and_version(run) -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("solve", "compare", "bound", "simulate", "evaluate", "verify", "import"):
+    for command in ("solve", "compare", "bound", "simulate", "verify", "import", "list", "gpu"):
         assert f"  {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
     assert run("--version").stdout == "optsched 0.1.0\n"
 
 
-def test_the_help_of_generate_has_what_every_kind_draws_and_its_parameters(run) -> None:
-    from optsched.workloads.generate import generators
+def leaves(group: Any, *words: str) -> dict[tuple[str, ...], Any]:
+    """Return every command by its words, also those that the help does not show."""
+    found = {}
+    for name, one in group.commands.items():
+        inner = leaves(one, *words, name) if hasattr(one, "commands") else {(*words, name): one}
+        found |= inner
+    return found
 
-    shown = " ".join(run("generate", "--help").stdout.split())
-    for name, one in generators().items():
-        assert f"{name}: " in shown
-        assert f"Parameters: {', '.join(one.parameters)}." in shown
 
-    words = " ".join(run("ratios", "--help").stdout.split())
-    assert "Anywhere in any command: --csv or --latex" in words
+def test_there_are_at_most_25_commands_and_the_help_of_each_fits_a_screen(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted with those below `gpu` and `library`. A screen has 40 lines of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    every = leaves(get_command(app))
+    assert sum(not one.hidden for one in every.values()) <= 25
+    for words in [(), ("gpu",), ("library",), *every]:
+        lines = run(*words, "--help").stdout.splitlines()
+        assert len(lines) <= 40 + (not words), words
+        assert max(map(len, lines)) <= 80, words
+
+
+def test_commands_of_other_names_are_the_same_ones() -> None:
+    group = get_command(app)
+    for name in ("fit", "roofline"):
+        one, other = group.commands[name], group.commands["gpu"].commands[name]
+        assert one.hidden
+        assert inspect.unwrap(one.callback) is inspect.unwrap(other.callback)
+
+
+def test_one_idea_has_one_option() -> None:
+    options = [one for each in leaves(get_command(app)).values() for one in each.params]
+    names = {name for one in options for name in one.opts}
+    assert not names & {"--device", "--timeout", "--seconds", "--repeats", "--times", "--count"}
+    written = {
+        max(one.opts, key=len)
+        for one in options
+        if one.metavar is not None and str(getattr(one, "help", "")).startswith(("Write", "Plot"))
+    }
+    others = {name for name in written if not name.endswith("-out")}
+    assert others == {"--json", "--log"}  # --log writes a solver's own file
+
+
+def test_the_cost_model_may_be_the_second_argument(run, seconds: Path) -> None:
+    fcfs = ("--policy", "fcfs")
+    asked = ("bound", "--time-limit", 1), ("compare", "--no-bound", *fcfs), ("simulate", *fcfs)
+    for words in asked:
+        name, *more = words
+        assert run(name, seconds, MODEL, *more).exit_code == 0, words
+    error = one_line_error(run("bound", seconds, MODEL, "--cost-model", MODEL))
+    assert error == f"error: --cost-model: found it beside MODEL {MODEL!r}; expected one"
+
+
+def test_defaults_of_the_environment(
+    run, instance: Path, seconds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("bound", seconds, "--time-limit", 1)
+    given = answer(*words, "--cost-model", MODEL)
+    monkeypatch.setenv("OPTSCHED_COST_MODEL", MODEL)
+    assert answer(*words)["bound"] == given["bound"]
+    assert run("simulate", instance, "--policy", "fcfs").exit_code == 0  # rounds need none
+    # The library's own cost model comes first.
+    text = answer("simulate", "library/chat-x1", "--policy", "fcfs")["metrics"]
+    monkeypatch.setenv("OPTSCHED_COST_MODEL", "nothing")
+    assert answer("simulate", "library/chat-x1", "--policy", "fcfs")["metrics"] == text
+    error = one_line_error(run("simulate", seconds, "--policy", "fcfs"))
+    assert error.startswith("error: OPTSCHED_COST_MODEL: cost model: 'nothing' is unknown")
+
+    for text, found in (("-1", "OPTSCHED_TIME_LIMIT: found -1.0"), ("x", "OPTSCHED_TIME_LIMIT")):
+        monkeypatch.setenv("OPTSCHED_TIME_LIMIT", text)
+        assert found in one_line_error(run("solve", instance))
+        assert run("solve", instance, "--time-limit", 9).exit_code == 0
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    asked = {**os.environ, "_OPTSCHED_COMPLETE": "complete_bash"}
+    for words, place, found in (
+        ("optsched so", "1", "solve"),
+        ("optsched solve --ti", "2", "--ti"),
+    ):
+        told = {**asked, "COMP_WORDS": words, "COMP_CWORD": place}
+        done = subprocess.run(command(), env=told, capture_output=True, text=True, timeout=60)
+        assert done.stdout.startswith(found)
+    shown = subprocess.run(command("--show-completion"), capture_output=True, text=True, timeout=60)
+    assert "internal error" not in shown.stderr  # the shell may not be known
+
+
+def test_what_is_told_is_logged_too(run, instance: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "optsched")
+    run("simulate", instance, "--policy", "nothing")
+    assert [(one.levelname, one.name) for one in caplog.records] == [("ERROR", "optsched")]
+    assert "policy 'nothing' is unknown" in caplog.text
+    caplog.clear()
+    with pytest.warns(UserWarning, match="out of its range"):
+        warn("out of its range")
+    assert caplog.record_tuples == [("optsched", logging.WARNING, "out of its range")]
 
 
 def test_the_command_alone_says_what_to_do_first(
@@ -121,9 +213,20 @@ def test_the_command_alone_says_what_to_do_first(
 
 def test_lists(run) -> None:
     assert "mc-sf" in run("policies").stdout
-    assert "hindsight" in run("formulations").stdout
-    assert "cpsat" in run("methods").stdout
-    assert MODEL in run("models").stdout
+    for kind, known in {
+        "policies": "mc-sf", "bounds": "ramp", "methods": "hindsight:cpsat",
+        "formulations": "hindsight",
+        "metrics": "p99_ttft", "models": MODEL, "gpus": "h100-80gb", "formats": "azure",
+        "generators": "lognormal", "predictors": "noisy", "data": "azure-2023-conv",
+        "experiments": "trail-c", "schemas": "certificate", "library": "tiny-n8",
+    }.items():  # fmt: skip
+        assert re.search(rf"^{known} ", run("list", kind).stdout, re.MULTILINE), kind
+        assert known in run("list", kind, known).stdout
+    assert run("list", "models").stdout == run("models").stdout
+    assert "'bound' is unknown; did you mean 'bounds'?" in one_line_error(run("list", "bound"))
+    assert "did you mean 'ramp'?" in one_line_error(run("list", "bounds", "rampp"))
+    shown = run("list", "generators").stdout
+    assert "prefix_block_tokens" in shown
     for name in ("instance", "schedule", "result", "comparison", "certificate"):
         assert json.loads(run("schema", name).stdout)["title"] == f"optsched-{name}"
     assert "known are" in one_line_error(run("schema", "nothing"), 2)
@@ -148,7 +251,7 @@ def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
     assert data["format"] == "optsched-result"
     assert data["predictor"] == "oracle"
     assert data["schedule"] == "s.json"
-    judged = answer("evaluate", instance, "s.json")
+    judged = answer("simulate", instance, "--schedule", "s.json")
     assert judged["metrics"] == data["metrics"]
     checked = run("verify", instance, "s.json")
     assert checked.exit_code == 0
@@ -200,8 +303,8 @@ def test_every_command_reads_a_file_once_so_that_it_may_be_a_pipe(run, instance:
     for words in (
         ("verify", piped(five), piped(schedule)),
         ("verify", piped(five), piped(certificate)),
-        ("evaluate", piped(five), piped(schedule)),
-        ("trace", piped(five), piped(schedule), "-o", "t.json"),
+        ("simulate", piped(five), "--schedule", piped(schedule)),
+        ("plot", piped(schedule), "--instance", piped(five), "-o", "t.json"),
         ("plot", piped(schedule), "--instance", piped(five), "-o", "s.png"),
         ("solve", piped(five), "--warm-start", piped(schedule), "--method", "placement"),
         ("report", piped(five), piped(schedule), piped(certificate), "-o", "r.html"),
@@ -214,8 +317,8 @@ def test_a_path_with_a_nul_is_bad_input(run, instance: Path) -> None:
     pytest.importorskip("pyarrow")
     data = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     Path("nul.json").write_text(json.dumps({**data, "columns": "\0.parquet"}))
-    for command in ("evaluate", "verify"):
-        error = one_line_error(run(command, instance, "nul.json"), 2)
+    for words in (("simulate", instance, "--schedule"), ("verify", instance)):
+        error = one_line_error(run(*words, "nul.json"), 2)
         assert "nul.json: columns: expected '\\x00.parquet' beside this file" in error
 
 
@@ -224,8 +327,8 @@ def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Pa
     # request 2 that is 4 + 5 + 2 = 11 > 10.
     data = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     Path("bad.json").write_text(json.dumps({**data, "starts": [0, 0, 1, 2, 2]}))
-    for command in ("evaluate", "verify"):
-        assert "11 KV tokens" in one_line_error(run(command, instance, "bad.json"), 5)
+    for words in (("simulate", instance, "--schedule"), ("verify", instance)):
+        assert "11 KV tokens" in one_line_error(run(*words, "bad.json"), 5)
 
 
 def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
@@ -237,7 +340,7 @@ def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
     Path("foreign.json").write_text(json.dumps({**foreign, "kind": "starts", "starts": [0] * 5}))
     assert sha in one_line_error(run("verify", instance, "foreign.json"), 5)
-    assert sha in one_line_error(run("evaluate", instance, "foreign.json"), 2)
+    assert sha in one_line_error(run("simulate", instance, "--schedule", "foreign.json"), 2)
 
 
 def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> None:
@@ -597,7 +700,7 @@ def test_columns_of_a_large_schedule_are_parquet_beside_it(
         assert f"entries are in {file.removesuffix('.json')}.columns.parquet" in result.stderr
         assert json.loads(Path(file).read_text())["columns"].endswith(".columns.parquet")
         assert run("verify", instance, file).exit_code == 0
-        assert run("evaluate", instance, file).exit_code == 0
+        assert run("simulate", instance, "--schedule", file).exit_code == 0
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "inline.json")
     assert "inside the JSON; with the package pyarrow" in result.stderr
@@ -608,8 +711,8 @@ def test_tables_keep_to_the_width_there_is(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    for name in ("models", "policies", "methods"):
-        assert max(map(len, run(name).stdout.splitlines())) <= 160
+    for name in ("models", "policies", "methods", "bounds"):
+        assert max(map(len, run("list", name).stdout.splitlines())) <= 160
     words = ("compare", instance, "--policy", "mc-sf", "--policy", "fcfs", "--no-bound")
     whole = run(*words).stdout
     for header in ("p99 TTFT", "mean TTFT", "makespan", "evictions", "wall"):
@@ -718,7 +821,8 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
             ("export", "seconds.json", "--formulation", "hindsight", "--format", "lp", "-o", "x"),
             "import --rounds",
         ),
-        (("simulate", "five.json"), "--policy"),
+        (("simulate", "five.json"), "--policy, --schedule: found neither"),
+        (("simulate", "five.json", "--policy", "fcfs", "--schedule", "s"), "found both"),
         (("simulate", "five.json", "--policy", "nothing"), "mc-sf"),
         (("simulate", "five.json", "--policy", "mc-sf:colour=red"), "colour"),
         (("simulate", "five.json", "--policy", "alpha-protection:alpha=red"), "alpha"),
@@ -785,30 +889,27 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
         ),
         ("simulate", "five.json", "--policy", "fcfs", "--schedule-out"),
         ("simulate", "five.json", "--policy", "fcfs", "--requests-out"),
-        ("evaluate", "five.json", "none.json", "--json"),
-        ("predict", "five.json", "relative:x=0.5", "-o"),
+        ("simulate", "five.json", "--schedule", "none.json", "--json"),
         ("generate", "jaillet-model-1", "-o"),
         ("import", "azure", "none.csv", "-o"),
         ("export", "five.json", "--format", "lp", "-o"),
         ("fit", "nowhere", "--out"),
-        ("fit", "nowhere", "--plot"),
-        ("roofline", "llama2-7b", "--out"),
-        ("kv-capacity", "--model", "llama2-7b", "--device", "a100-80gb", "--json"),
+        ("fit", "nowhere", "--plot-out"),
+        ("gpu", "roofline", "llama2-7b", "--out"),
         ("plot", "none.json", "-o"),
-        ("trace", "five.json", "none.json", "-o"),
+        ("plot", "none.json", "--instance", "five.json", "-o"),
         ("report", "none.json", "-o"),
-        ("replay", "seconds.json", "--engine", "http://127.0.0.1:1", "-o"),
-        ("profile", "vllm", "nowhere", "--out"),
+        ("gpu", "replay", "seconds.json", "--server", "http://127.0.0.1:1", "-o"),
+        ("gpu", "profile", "vllm", "nowhere", "--out"),
         ("experiment", "jaillet-model-1", "--out"),
         ("experiment", "jaillet-model-1", "--json"),
-        ("data", "fetch", "azure-2023-conv", "--base-url", "http://127.0.0.1:1", "--to"),
     ],
     ids=lambda words: " ".join((*words[:1], words[-1])),
 )
 def test_an_output_onto_a_loop_of_links_is_one_line(
     run, instance: Path, seconds: Path, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    suffix = {"--requests-out": ".csv", "--plot": ".png"}.get(words[-1], ".json")
+    suffix = {"--requests-out": ".csv", "--plot-out": ".png"}.get(words[-1], ".json")
     suffix = {"plot": ".png", "report": ".html", "export": ".lp"}.get(words[0], suffix)
     loop = Path(f"loop{suffix}")
     loop.symlink_to(loop)

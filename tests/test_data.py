@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_nothing(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("optsched.cli.output.LiveLine.downloaded", interrupt)
-    result = invoke("data", "fetch", NAME)
+    result = invoke("import", "azure", NAME)
     assert one_line_error(result, 130) == "error: interrupted"
     assert os.listdir(cache) == []
 
@@ -246,22 +246,17 @@ def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:
         optsched.fetch_dataset("nope")
 
 
-def test_the_command_line_lists_and_fetches(server: Server, cache: Path, tmp_path: Path) -> None:
-    def run(*words: str) -> Any:
-        return invoke("data", *words)
-
-    listed = run("list")
+def test_the_command_line_lists_and_fetches(
+    server: Server, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = invoke("list", "data")
     assert listed.exit_code == 0
     assert re.search(rf"^{NAME} .* no$", listed.stdout, re.MULTILINE)
-    assert "burstgpt-1: its sha256 is one that others report" in listed.stdout
-    fetched = run("fetch", NAME)
-    assert (fetched.exit_code, fetched.stdout) == (0, f"{cache / FILE}\n")
-    assert fetched.stderr == "CC-BY-4.0; cite Patel et al., Splitwise, ISCA 2024; format azure\n"
-    assert re.search(rf"^{NAME} .* yes$", run("list").stdout, re.MULTILINE)
-    assert run("fetch", NAME, "--to", str(tmp_path / "here")).exit_code == 0
-    assert (tmp_path / "here" / FILE).read_bytes() == CONTENT
-    server.answers = ["missing"]
-    failed = run("fetch", "azure-2023-code", "--retries", "0", "--base-url", server.url)
-    assert "dataset 'azure-2023-code': http://127.0.0.1:" in one_line_error(failed)
-    for words in ("fetch", "fetch nope", f"fetch {NAME} --timeout 0", "nothing", ""):
-        one_line_error(run(*words.split()))
+    assert re.search(r"^burstgpt-1 .* as others report it$", listed.stdout, re.MULTILINE)
+    fetched = invoke("import", "azure", NAME, "-o", "i.json")
+    assert "CC-BY-4.0; cite Patel et al., Splitwise, ISCA 2024; format azure\n" in fetched.stderr
+    assert (cache / FILE).read_bytes() == CONTENT
+    assert re.search(rf"^{NAME} .* yes$", invoke("list", "data").stdout, re.MULTILINE)
+    (tmp_path / NAME).write_text("")  # a file of that name is taken, and nothing is fetched
+    assert f"{NAME}: " in one_line_error(invoke("import", "azure", NAME, "-o", "i.json"))

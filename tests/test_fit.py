@@ -449,7 +449,7 @@ def test_command_writes_model_plot_and_report(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, figure = tmp_path / "m.toml", tmp_path / "m.png"
-    words = ("fit", good, "-o", model, "--plot", figure, "--against", "llama2-7b-a100-infermax")
+    words = ("fit", good, "-o", model, "--plot-out", figure, "--beside", "llama2-7b-a100-infermax")
     assert command(*words) == 0
     out = capsys.readouterr().out
     assert "prefill with cached KV" in out
@@ -513,7 +513,7 @@ def test_a_tabulated_model_is_not_held_against_rows_of_operators(good: Path) -> 
     found = fit(good)
     grids = [Grid({"tokens": [1, 8]}, [1.0, 8.0])]
     tabulated = BatchCost("tabulated", 1, {"base": "1"}, table=CostTable(grids, [{"base": "1"}]))
-    with pytest.raises(UsageError, match="--against: found tabulated, which is tabulated"):
+    with pytest.raises(UsageError, match="--beside: found tabulated, which is tabulated"):
         errors_of(found, [found.cost_model, tabulated])
 
 
@@ -526,19 +526,16 @@ def test_command_reports_a_bad_profile_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_commands_for_roofline_and_kv_capacity(
+def test_a_roofline_says_how_much_kv_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("kv-capacity", "--model", "llama2-7b", "--device", "a100-80gb") == 0
-    assert capsys.readouterr().out == "121752 tokens\n"
-    sizes = ("--memory-gib", 80, "--model-gib", 12, "--bytes-per-token", 2**19)
-    assert command("kv-capacity", *sizes) == 0
-    assert capsys.readouterr().out == f"{60 * 2048} tokens\n"
-    assert command("kv-capacity", "--model", "llama2-7b") == 2
-    capsys.readouterr()
     file = tmp_path / "r.toml"
-    assert command("roofline", "llama2-7b", "-o", file) == 0
-    assert "ROOFLINE" in capsys.readouterr().out
+    assert command("gpu", "roofline", "llama2-7b", "-o", file) == 0
+    shown = capsys.readouterr().out
+    assert "ROOFLINE" in shown
+    assert "KV capacity 121752 tokens" in shown
+    # 0.9 x 80 GiB less 12 GiB of weights, at 2^19 bytes a token, are 60 x 2048 tokens.
+    assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048
     assert load_cost_model(file).array[0] == 32
 
 

@@ -92,7 +92,7 @@ def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
     )
     out = tmp_path / "told.json"
     spec = f"{tmp_path / 'mine.py'}:falling"
-    done = CliRunner().invoke(app, ["predict", "tiny", spec, "-o", str(out)])
+    done = CliRunner().invoke(app, ["export", "tiny", "--predictor", spec, "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert "a forecast" in done.output
     told = read_instance(out)

@@ -89,7 +89,7 @@ def test_a_name_of_several_devices_lists_them() -> None:
     with pytest.raises(InputError, match="found 'a100', which may be several; expected a100-80gb "):
         device("a100")
     assert devices_named("A100") == [DEVICES["a100-80gb"], DEVICES["a100-40gb"]]
-    error = one_line_error(invoke("roofline", "llama2-7b", "--device", "V100"))
+    error = one_line_error(invoke("gpu", "roofline", "llama2-7b", "--gpu", "V100"))
     assert "expected v100-16gb or v100-32gb" in error
 
 
@@ -106,8 +106,7 @@ def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
     assert load_cost_model(f"roofline:llama3-8b,device={file}").name == (
         "llama3-8b-tp1-mine-roofline"
     )
-    tokens = run("kv-capacity", "--model", "llama3-8b", "--device", "l40s")
-    assert run("kv-capacity", "--model", "llama3-8b", "--device", spec) == tokens
+    assert roofline("llama3-8b", spec).kv_capacity_tokens == known.kv_capacity_tokens
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
     ],
 )
 def test_peaks_that_are_missing_or_wrong_are_named(spec: str, words: str) -> None:
-    assert words in one_line_error(invoke("roofline", "llama2-7b", "--device", spec))
+    assert words in one_line_error(invoke("gpu", "roofline", "llama2-7b", "--gpu", spec))
 
 
 # Models by their configuration. The sizes are those of the models' cards.
@@ -196,11 +195,12 @@ def test_weights_and_kv_are_those_of_the_model_s_card(
 
 def test_a_configuration_gives_what_the_known_name_gives(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, QWEN3_32B)
-    for words in (("--device", "h100", "--tensor-parallel", 2), ("--device", "h200")):
+    for words in (("--gpu", "h100", "--tensor-parallel", 2), ("--gpu", "h200")):
         own, known = (answer("roofline", m, *words) for m in (folder, "qwen3-32b"))
         assert own["coefficients_ms_per_layer"] == known["coefficients_ms_per_layer"]
-        tokens = [run("kv-capacity", "--model", m, *words) for m in (folder, "Qwen/Qwen3-32B")]
-        assert tokens == [f"{known['kv_capacity_tokens']} tokens\n"] * 2
+        named = answer("gpu", "roofline", "Qwen/Qwen3-32B", *words)
+        assert own["kv_capacity_tokens"] == named["kv_capacity_tokens"]
+        assert known["kv_capacity_tokens"] == named["kv_capacity_tokens"]
     assert load_cost_model(f"roofline:{folder},device=h100,tp=2").name == (
         "model-tp2-h100-80gb-roofline"
     )
@@ -235,10 +235,9 @@ def test_a_model_that_is_not_priced_right_is_refused(
     tmp_path: Path, change: dict, words: str
 ) -> None:
     folder = folder_of(tmp_path, {**QWEN3_32B, **change})
-    for command in (("roofline", folder), ("kv-capacity", "--device", "h200", "--model", folder)):
-        error = one_line_error(invoke(*command))
-        assert words in error
-        assert "config.json" in error
+    error = one_line_error(invoke("gpu", "roofline", folder))
+    assert words in error
+    assert "config.json" in error
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "null"])
@@ -253,8 +252,7 @@ def test_a_window_and_quantized_weights_are_noted(tmp_path: Path) -> None:
     cost = roofline(str(folder), "h100")
     assert "attention slides over 4096 tokens" in cost.provenance
     assert "weights are quantized" in cost.provenance
-    done = invoke("kv-capacity", "--model", folder, "--device", "h100")
-    assert "attention slides over 4096 tokens" in done.stderr
+    assert "attention slides over 4096 tokens" in run("gpu", "roofline", folder, "--gpu", "h100")
     packed = {**LLAMA3_8B, "attention_chunk_size": 8192, "compression_config": {"bits": 8}}
     notes = architecture(str(folder_of(tmp_path, packed, "packed"))).notes
     assert len(notes) == 2
@@ -305,11 +303,11 @@ def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
     assert sixteen.kv_capacity_tokens == (int(0.9 * 16 * 80 * 2**30) - weights) // 655_360
 
 
-def test_devices_that_cannot_share_the_heads_are_refused_at_every_door() -> None:
+def test_devices_that_cannot_share_the_heads_are_refused() -> None:
     # 32 heads are not shared by 3 devices.
-    for words in (("roofline", "llama3-8b"), ("kv-capacity", "--model", "llama3-8b")):
-        error = one_line_error(invoke(*words, "--device", "h100", "--tensor-parallel", 3))
-        assert "tensor_parallel: found 3; expected a divisor of llama3-8b's 32 heads" in error
+    words = ("gpu", "roofline", "llama3-8b", "--gpu", "h100", "--tensor-parallel", 3)
+    error = one_line_error(invoke(*words))
+    assert "tensor_parallel: found 3; expected a divisor of llama3-8b's 32 heads" in error
 
 
 def test_operations_of_attention_are_counted_pair_by_pair() -> None:

@@ -263,13 +263,13 @@ def weak(tiny: Path) -> Path:
 def test_a_better_schedule_and_a_bound_are_taken(weak: Path, tmp_path: Path) -> None:
     home = library_folder()
     schedule = home / "schedules" / "tiny-n8.json.gz"
-    said = run("library", "check", schedule, "--folder", weak, "--by", "me", "--seconds", "2")
+    said = run("library", "check", schedule, "--folder", weak, "--by", "me", "--took", "2")
     assert "tiny-n8: better: 34 beside 41: better by 7" in said
     line = json.loads("{" + said.splitlines()[-1].strip() + "}")["tiny-n8"]
     assert (line["best"]["value"], line["best"]["by"], line["status"]) == (34, "me", "open")
 
     # The line that was printed is the one that --write puts there.
-    run("library", "check", schedule, "--folder", weak, "--by", "me", "--seconds", "2", "--write")
+    run("library", "check", schedule, "--folder", weak, "--by", "me", "--took", "2", "--write")
     assert read_library(weak)["instances"]["tiny-n8"] == line
     assert json.dumps(line) in (weak / "bks.json").read_text(encoding="utf-8")
     assert "not better: 34 beside 34" in run("library", "check", schedule, "--folder", weak)
@@ -351,7 +351,7 @@ def test_failures_have_a_line_and_a_status(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("library", "show", "nothing"), "library: 'nothing' is unknown; `optsched library list`"),
+        (("library", "show", "nothing"), "library: 'nothing' is unknown; `optsched list library`"),
         (("library", "verify", "nothing"), "library: 'nothing' is unknown"),
         (
             ("compare", "library/nothing"),
@@ -369,7 +369,7 @@ def test_an_instance_of_the_library_stands_for_a_file_and_brings_its_cost_model(
     assert re.search(r"^fcfs +clairvoyant +41 ", said, re.M)
     entry = read_library()["instances"]["csp-b4-o4-i64"]
     file = library_folder() / entry["best"]["file"]
-    said = run("evaluate", "library/csp-b4-o4-i64", file)
+    said = run("simulate", "library/csp-b4-o4-i64", "--schedule", file)
     assert re.search(rf"makespan +{entry['best']['value']:.4f}"[:-2], said)
     assert "valid schedule" in run("verify", "library/csp-b4-o4-i64", file)
     with pytest.raises(InputError, match="no such file"):

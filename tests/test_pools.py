@@ -517,7 +517,7 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
         words = {"gantt": "KV moves", "kv": "worker 1: decode", "ttft": "vllm"}[kind]
         assert words in picture.read_text(encoding="utf-8") or kind == "ttft"
 
-    run("trace", str(file), str(out), *common, "-o", str(tmp_path / "trace.json"))
+    run("plot", str(out), "--instance", str(file), *common, "-o", str(tmp_path / "trace.json"))
     assert "worker 0: prefill" in (tmp_path / "trace.json").read_text(encoding="utf-8")
     slo = ("--slo-ttft", "0.05", "--policy", "vllm", "--attainment", "0.5")
     reached = run("capacity", str(file), *slo, *common)
@@ -526,7 +526,7 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     assert "found 'auto' beside pools" in one_line_error(auto)
     search = invoke("capacity", file, *slo, *common, "--search", "1")
     assert "search: found pools; expected equal workers" in one_line_error(search)
-    shown = run("evaluate", str(file), str(out), *common)
+    shown = run("simulate", str(file), "--schedule", str(out), *common)
     assert "moves" in shown
     alone = ("simulate", file, "--policy", "vllm", "--cost-model", MODEL, "--link", "x=1")
     assert "found without --pools; expected both" in one_line_error(invoke(*alone))
@@ -643,9 +643,9 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     run(*asked)
     drawn = ("plot", out, "--instance", file, *given, "-o", tmp_path / "some.svg")
     for words in (
-        ("evaluate", file, out, *given),
+        ("simulate", file, "--schedule", out, *given),
         ("verify", file, out, *given),
-        ("trace", file, out, *given, "-o", tmp_path / "trace.json"),
+        ("plot", out, "--instance", file, *given, "-o", tmp_path / "trace.json"),
         (*drawn, "--kind", "states"),
         (*drawn, "--kind", "kv"),
     ):
@@ -653,7 +653,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     gap = invoke(*drawn, "--kind", "gap", "--against", out)
     assert "--pools: found with --kind gap, which does not know pools" in one_line_error(gap)
     if text == "1p1d":
-        error = one_line_error(invoke("evaluate", file, out, *model))
+        error = one_line_error(invoke("simulate", file, "--schedule", out, *model))
         assert "found moves of KV without pools; expected optsched.Pools, or --pools" in error
         assert "why: found KV that moves" in one_line_error(invoke("why", file, out, *model))
 

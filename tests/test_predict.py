@@ -252,14 +252,20 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
             }
         )
     )  # fmt: skip
-    line = [sys.executable, "-m", "optsched", "predict", str(source)]
+    line = [sys.executable, "-m", "optsched", "export", str(source), "-o", str(out), "--predictor"]
     done = subprocess.run(
-        [*line, "classes:width=5", "-o", str(out)], capture_output=True, text=True, timeout=60
+        [*line, "classes:width=5"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(out.read_text())["requests"]["predicted_lower"] == [6]
     bad = subprocess.run(
-        [*line, "interval:high=5", "-o", str(out)], capture_output=True, text=True, timeout=60
+        [*line, "interval:high=5"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert bad.returncode == 2
     assert "request 0" in bad.stderr

@@ -127,7 +127,7 @@ def test_bad_profiles_are_named(tmp_path: Path) -> None:
     (folder / "steps.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"steps\.csv: shape: found another table"):
         profile(folder, folder)
-    error = one_line_error(invoke("profile", "sglang", "m", "-o", tmp_path / "q"))
+    error = one_line_error(invoke("gpu", "profile", "sglang", "m", "-o", tmp_path / "q"))
     assert "found 'sglang'; expected vllm" in error
 
 
@@ -251,12 +251,24 @@ def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path, engines) -> No
 
 def test_the_command_says_when_there_is_too_little_for_a_fit(tmp_path: Path, engines) -> None:
     model = write(tmp_path / "model", [])
-    words = ["profile", "vllm", model, "-o", tmp_path / "p", "--max-tokens", "64", "--max-kv"]
+    words = [
+        "gpu",
+        "profile",
+        "vllm",
+        model,
+        "-o",
+        tmp_path / "p",
+        "--max-tokens",
+        "64",
+        "--max-kv",
+    ]
     done = invoke(*words, "64", "--max-requests", "1")
     assert done.exit_code == 0
-    assert "batches measured; too few for `optsched fit`: profile of batch: found" in done.stdout
+    assert (
+        "batches measured; too few for `optsched gpu fit`: profile of batch: found" in done.stdout
+    )
     done = invoke(*words, "1024", "--max-requests", "8")
-    assert f"`optsched fit {tmp_path / 'p'}` makes a cost model" in done.stdout
+    assert f"`optsched gpu fit {tmp_path / 'p'}` makes a cost model" in done.stdout
 
 
 def test_times_in_other_units_are_refused(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_device_that_is_not_known_is_never_taken_for_another(tmp_path: Path, s
 def test_of_several_devices_in_a_file_one_is_chosen_or_the_default_is_told(tmp_path: Path) -> None:
     both = [splitwise_frame().assign(hardware=name) for name in ("h100-80gb", "h200")]
     pd.concat(both).to_csv(tmp_path / "perf_model.csv", index=False)
-    with pytest.raises(InputError, match="found 'h100-80gb', 'h200'; expected --device"):
+    with pytest.raises(InputError, match="found 'h100-80gb', 'h200'; expected --gpu"):
         fit(tmp_path)
     found = fit(tmp_path, hardware="h200")
     assert "perf_model.csv: 36 of 72 rows are used; left out are 36 with hardware h100-80gb" in (

@@ -153,7 +153,7 @@ def test_certificates_of_another_reference_are_refused(reference: str, tmp_path:
         competitive_ratio("mc-sf", [small(0)], reference, certificates=tmp_path / "c")
 
     asked = ["--set", "n=4", "--trials", 1, "--reference", reference]
-    assert words in run("ratios", *asked, "--certificates", str(tmp_path / "c"), status=2)
+    assert words in run("ratios", *asked, "--certificates-out", str(tmp_path / "c"), status=2)
 
 
 def test_policies_are_compared_in_pairs() -> None:
@@ -310,7 +310,7 @@ def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
     monkeypatch.chdir(tmp_path)
     spec = bad_with_five(tmp_path, "pass")
     words = ["ratios", "--policy", spec, "--policy", "mc-sf", "--set", "n=5", "--out", "study"]
-    words += ["--certificates", "certificates", "--time-limit", "20"]
+    words += ["--certificates-out", "certificates", "--time-limit", "20"]
     run(*words, "--trials", 2)
     found = answer(*words, "--trials", 3)
     cases = [generate("jaillet-model-1", seed=k, n=5) for k in range(3)]
@@ -407,7 +407,17 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["ratios", "--set", "n=4", "--trials", 1, "--out", "study", "--certificates", "proofs"]
+    words = [
+        "ratios",
+        "--set",
+        "n=4",
+        "--trials",
+        1,
+        "--out",
+        "study",
+        "--certificates-out",
+        "proofs",
+    ]
     run(*words, "--policy", "mc-sf", "--policy", "fcfs")
     text = run(*words[:-2], "--policy", "mc-sf", "--policy", "fcfs", "--latex")
     assert "\\begin{tabular}{lrrrlr}" in text

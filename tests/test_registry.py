@@ -93,8 +93,8 @@ def test_what_a_decorator_registers_again_takes_the_place_of_what_it_did() -> No
         (("simulate", "tiny", "--policy", "vlm-v1"), "vllm-v1"),
         (("simulate", "tinny", "--policy", "fcfs"), "tiny"),
         (("bound", "tiny", "--objective", "p99_tfft"), "p99_ttft"),
-        (("roofline", "meta-llama/Llama-3.1-8b", "--device", "h100-80g8"), "h100-80gb"),
-        (("roofline", "llama4-8b"), "llama3-8b"),
+        (("gpu", "roofline", "meta-llama/Llama-3.1-8b", "--gpu", "h100-80g8"), "h100-80gb"),
+        (("gpu", "roofline", "llama4-8b"), "llama3-8b"),
         (
             ("simulate", "tiny-seconds", "--policy", "fcfs", "--cost-model", "llama2-7b-infermax"),
             "llama2-7b-a100-infermax",

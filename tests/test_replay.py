@@ -175,7 +175,7 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
     sent = tmp_path / "sent.json"
     optsched.write_instance(small([3, 4, 5], [2, 3, 2]), instance)
     words = ("--rate-scale", "2", "--instance-out", sent)
-    done = invoke("replay", instance, "--engine", server.address, "-o", out, *words)
+    done = invoke("gpu", "replay", instance, "--server", server.address, "-o", out, *words)
     assert (done.exit_code, done.stdout) == (
         0, f"{out}: 3 of 3 requests served as the instance says\n",
     )  # fmt: skip
@@ -194,8 +194,8 @@ def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> Non
     assert not any("vllm_xargs" in body for _, body in server.bodies)
     server.bodies.clear()
     optsched.write_instance(replace(instance, predicted=[1, 9, 3]), tmp_path / "i.json")
-    words = ("--engine", server.address, "-o", tmp_path / "m.json", "--priority", "output")
-    assert invoke("replay", tmp_path / "i.json", *words).exit_code == 0
+    words = ("--server", server.address, "-o", tmp_path / "m.json", "--priority", "output")
+    assert invoke("gpu", "replay", tmp_path / "i.json", *words).exit_code == 0
     bodies = {len(body["prompt"]): body for _, body in server.bodies}
     assert {k: body["priority"] for k, body in bodies.items()} == {3: 0, 5: 1, 4: 2}
     told = {k: body["vllm_xargs"] for k, body in bodies.items()}
@@ -208,7 +208,7 @@ def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> Non
         (("--cost-model", "x.toml"), "--cost-model: found 'x.toml'; expected --priority work"),
         (("--priority", "total", "--cost-model", "x.toml"), "found total with --cost-model"),
     ):
-        done = invoke("replay", tmp_path / "i.json", *words[:4], *more)
+        done = invoke("gpu", "replay", tmp_path / "i.json", *words[:4], *more)
         assert error in one_line_error(done)
 
 
@@ -218,7 +218,7 @@ def test_several_instances_are_sent_one_after_another(server: Any, tmp_path: Pat
         files.append(tmp_path / f"{k}.json")
         outs += ["-o", tmp_path / f"m{k}.json"]
         optsched.write_instance(small(prompt, [2] * len(prompt)), files[-1])
-    words = ("replay", *files, "--engine", server.address)
+    words = ("gpu", "replay", *files, "--server", server.address)
     assert invoke(*words, *outs).exit_code == 0
     for file, out in zip(files, outs[1::2], strict=True):
         read_measured(out).check(optsched.read_instance(file))
@@ -238,7 +238,7 @@ def test_ctrl_c_before_the_engine_is_ready_ends_the_command_at_once(tmp_path: Pa
     optsched.write_instance(small([3], [2]), tmp_path / "i.json")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        words = ["replay", "i.json", "--engine", address, "-o", "m.json"]
+        words = ["gpu", "replay", "i.json", "--server", address, "-o", "m.json"]
         with subprocess.Popen(
             [sys.executable, "-m", "optsched", *words], cwd=tmp_path, text=True,
             stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -264,7 +264,9 @@ def test_an_engine_that_is_not_there_is_named_in_one_line(
     engine: str, words: str, tmp_path: Path
 ) -> None:
     optsched.write_instance(small([3], [2]), tmp_path / "i.json")
-    done = invoke("replay", tmp_path / "i.json", "--engine", engine, "-o", tmp_path / "m.json")
+    done = invoke(
+        "gpu", "replay", tmp_path / "i.json", "--server", engine, "-o", tmp_path / "m.json"
+    )
     assert done.exit_code == 2
     assert words.split(" (")[0] in one_line_error(done)
     assert not (tmp_path / "m.json").exists()

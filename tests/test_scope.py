@@ -127,9 +127,11 @@ def test_a_schedule_says_how_many_workers_it_uses(tmp_path) -> None:
         "tel 5 rounds, makespan 3 rounds\nit runs on 2 workers: bounds and optima on one"
         in (lines[two])
     )
-    assert "it runs on 2 workers: bounds and optima" in run("evaluate", file, two).stdout
+    assert (
+        "it runs on 2 workers: bounds and optima" in run("simulate", file, "--schedule", two).stdout
+    )
     for name, count in ((one, 1), (two, 2)):
-        data = json.loads(run("evaluate", file, name, "--json", "-").stdout)
+        data = json.loads(run("simulate", file, "--schedule", name, "--json", "-").stdout)
         assert data["workers"] == count
     words = ("simulate", file, "--policy", "fcfs:workers=2")
     assert json.loads(run(*words, "--json", "-").stdout)["workers"] == 2

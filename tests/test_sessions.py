@@ -426,9 +426,9 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
     assert compared["bound"] <= compared["best_known"]
     schedule, page = tmp_path / "schedule.json", tmp_path / "page.html"
     run("simulate", path, "--policy", "vllm-v1", *given[:2], "--schedule-out", schedule)
-    judged = answer("evaluate", path, schedule, *given[:2])
+    judged = answer("simulate", path, "--schedule", schedule, *given[:2])
     assert judged["metrics"]["mean_above_chain"] >= 0
-    run("trace", path, schedule, *given[:2], "-o", tmp_path / "trace.json")
+    run("plot", schedule, "--instance", path, *given[:2], "-o", tmp_path / "trace.json")
     run("report", schedule, path, "-o", page)
 
 

@@ -75,7 +75,7 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     write_instance(stream(), "stream.json")
     words = ("stream.json", "--workers", 2, "--policy", "vllm", "--cost-model", MODEL)
     shown = run(
-        "splits", *words, "--link", LINK, "--json", "found.json", "--certificates", "proofs"
+        "splits", *words, "--link", LINK, "--json", "found.json", "--certificates-out", "proofs"
     )
     assert shown.exit_code == 0, shown.stderr
     assert "1p1d" in shown.stdout

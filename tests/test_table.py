@@ -353,7 +353,7 @@ def test_another_degree_than_the_profiled_one_is_derived_and_told(tmp_path: Path
 
 def test_a_slower_link_makes_all_reduces_longer(tmp_path: Path) -> None:
     folder, out = write_profile(tmp_path / "p"), tmp_path / "x.toml"
-    words = ["fit", folder, "--device", "rtx4090", "--tensor-parallel", "2", "-o", out]
+    words = ["fit", folder, "--gpu", "rtx4090", "--tensor-parallel", "2", "-o", out]
     times = []
     for more in ([], ["--link-gb-s", "16"]):
         done = invoke(*words, *more)
@@ -365,15 +365,15 @@ def test_a_slower_link_makes_all_reduces_longer(tmp_path: Path) -> None:
 
 def test_the_command_shows_the_errors_and_writes_the_model(tmp_path: Path, capsys) -> None:
     folder, out = write_profile(tmp_path / "p"), tmp_path / "x.toml"
-    words = ["fit", str(folder), "--device", "rtx4090"]
+    words = ["fit", str(folder), "--gpu", "rtx4090"]
     with pytest.raises(SystemExit, match="0"):
         app([*words, "-o", str(out)])
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("per token", "attention", "2 minorants"))
     assert load_cost_model(out).table is not None
     with pytest.raises(SystemExit, match="2"):
-        app([*words, "--against", str(out)])
-    assert "--against" in capsys.readouterr().err
+        app([*words, "--beside", str(out)])
+    assert "--beside" in capsys.readouterr().err
 
 
 @real

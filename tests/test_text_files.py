@@ -16,7 +16,7 @@ from optsched.problem.text_files import parse_json, read_object, read_text
 COST = ("--cost-model", "llama2-7b-a100-infermax")
 READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "instance": (".json", lambda file: ("simulate", file, "--policy", "fcfs")),
-    "schedule": (".json", lambda file: ("evaluate", "tiny", file)),
+    "schedule": (".json", lambda file: ("simulate", "tiny", "--schedule", file)),
     "certificate": (".json", lambda file: ("verify", "tiny", file)),
     "result": (".json", lambda file: ("plot", file, "-o", "x.png")),
     "report": (".json", lambda file: ("report", file, "-o", "x.html")),
@@ -30,7 +30,7 @@ READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     ),
     "predictions": (
         ".csv",
-        lambda file: ("predict", "tiny", f"column:file={file}", "-o", "x.json"),
+        lambda file: ("export", "tiny", "--predictor", f"column:file={file}", "-o", "x.json"),
     ),
     "trace": (".jsonl", lambda file: ("import", "mooncake", file, "-o", "x.json")),
     "benchmark": (".json", lambda file: ("import", "vllm", file, "-o", "x.json")),

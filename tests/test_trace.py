@@ -105,9 +105,9 @@ def test_the_command_line_writes_a_trace(tmp_path: Path) -> None:
     run("simulate", "tiny-seconds", "--policy", "vllm", "--cost-model", MODEL, "--schedule-out",
         schedule)  # fmt: skip
     # The schedule names its cost model by its digest, which is a shipped one's.
-    run("trace", "tiny-seconds", schedule, "-o", out)
+    run("plot", schedule, "--instance", "tiny-seconds", "-o", out)
     assert json.loads(out.read_text())["traceEvents"]
-    text = run("trace", "tiny-seconds", schedule, "-o", tmp_path / "t.txt", status=2)
-    assert "expected a name ending in .json or .json.gz" in text
-    text = run("trace", "tiny", schedule, "-o", out, status=2)
-    assert "which is another instance's; expected" in text
+    text = run("plot", schedule, "--instance", "tiny-seconds", "-o", tmp_path / "t.txt", status=2)
+    assert "t.txt" in text
+    text = run("plot", schedule, "--instance", "tiny", "-o", out, status=2)
+    assert "the instance that" in text

@@ -251,7 +251,7 @@ def test_a_server_s_words_do_nothing_to_a_terminal(
     address = serve(says(b"HTTP/1.1 429 No\r\nContent-Length: 21\r\n\r\n", busy))
     optsched.write_instance(ONE, tmp_path / "i.json")
     words = ("--model", "m", "-o", tmp_path / "m.json")
-    done = invoke("replay", tmp_path / "i.json", "--engine", address, *words)
+    done = invoke("gpu", "replay", tmp_path / "i.json", "--server", address, *words)
     assert done.exit_code == 4
     assert "refused with status 429: ?[2J[red]busy[/red]?" in done.stdout
 
@@ -293,7 +293,7 @@ def test_a_list_of_models_that_is_none_is_refused_in_one_line(
     optsched.write_instance(ONE, tmp_path / "i.json")
     out = tmp_path / "m.json"
     done = in_time(
-        lambda: invoke("replay", tmp_path / "i.json", "--engine", serve(talk), "-o", out)
+        lambda: invoke("gpu", "replay", tmp_path / "i.json", "--server", serve(talk), "-o", out)
     )
     assert words in one_line_error(done)
     assert not out.exists()

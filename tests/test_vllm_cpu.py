@@ -32,13 +32,13 @@ class Machine:
         texts = [str(word) for word in words]
         self.calls.append(texts)
         given = [value for flag, value in pairwise(texts) if flag == "-o"]
-        options = dict(v.split("=", 1) for flag, v in pairwise(texts) if flag == "--set")
-        if texts[0] == "profile":
+        options = dict(v.split("=", 1) for flag, v in pairwise(texts) if flag == "--vllm")
+        if texts[1] == "profile":
             out = Path(given[0])
             out.parent.mkdir(parents=True, exist_ok=True)
             write(out, shapes(512, 16, 2048))
             return
-        files = texts[1 : texts.index("-o")]
+        files = texts[2 : texts.index("-o")]
         policy = "vllm-v1"
         if "additional_config" in options:
             policy = json.loads(options["additional_config"])["optsched"]["policy"]
@@ -72,7 +72,7 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     # and bound beside them, but for sessions.
     assert len(outcome.rows) == 2 * (2 + 1) * (4 + 6 + 2) + 2 * (2 + 2)
     # In each repetition a profile, and then one start of vLLM for each scheduler of a mix.
-    assert [call[0] for call in machine.calls] == ["profile", *["replay"] * 12] * 2
+    assert [call[1] for call in machine.calls] == ["profile", *["replay"] * 12] * 2
     claims = {claim.what: claim for claim in outcome.claims}
     for mix, (_, schedulers) in vllm_cpu.MIXES.items():
         for scheduler in schedulers:
@@ -143,4 +143,6 @@ def test_files_of_other_requests_and_commands_that_fail_are_told(
     assert "instance_sha256" in row["error"]
     monkeypatch.undo()
     (row,) = run_experiment("vllm-cpu", {**settings, "folder": str(tmp_path)}, trials=1).rows
-    assert row["error"].startswith("optsched profile: found exit status 2 (engine: found no vLLM")
+    assert row["error"].startswith(
+        "optsched gpu profile: found exit status 2 (engine: found no vLLM"
+    )

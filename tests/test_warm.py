@@ -1,4 +1,4 @@
-"""`optsched warmup`: what commands compile is compiled before, and time limits never pay for it."""
+"""`optsched --warmup`: what commands compile is compiled before, and no time limit pays for it."""
 
 import os
 import shutil
@@ -56,7 +56,7 @@ def copy(folder: Path) -> Path:
 def test_after_a_warmup_no_command_compiles(tmp_path: Path) -> None:
     cold = optsched("compare tiny --policy fcfs --no-bound", copy(tmp_path / "cold"))
     assert "compiling loops took" in cold
-    assert "compiling loops took" in optsched("warmup", copy(tmp_path / "warm"))
+    assert "compiling loops took" in optsched("--warmup", copy(tmp_path / "warm"))
     run("generate", "lognormal", "--set", "n=50", "-o", tmp_path / "many.json")
     run(
         "generate",

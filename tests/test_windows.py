@@ -419,7 +419,18 @@ def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_
     assert run.exit_code == 0, run.output
     assert "mean queuing delay" in run.output
     judged = CliRunner().invoke(
-        app, ["evaluate", words[0], schedule, *words[1:], "--requests-out", table, "--json", "-"]
+        app,
+        [
+            "simulate",
+            words[0],
+            "--schedule",
+            schedule,
+            *words[1:],
+            "--requests-out",
+            table,
+            "--json",
+            "-",
+        ],
     )
     assert judged.exit_code == 0, judged.output
     read = evaluate(instance, read_schedule(schedule, instance), LLAMA)

@@ -290,7 +290,7 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
     shown = run("solve", "three.json", "--workers", 2, "--schedule-out", "s.json", "--json", "-")
     data = json.loads(shown.stdout)
     assert (data["objective"], data["bound"], data["status"]) == (4, 4, "optimal")
-    judged = run("evaluate", "three.json", "s.json", "--json", "-")
+    judged = run("simulate", "three.json", "--schedule", "s.json", "--json", "-")
     assert json.loads(judged.stdout)["metrics"]["tel"] == 4
     wrong = run("solve", "three.json", "--workers", 0)
     assert "workers: found 0; expected an integer from 1" in one_line_error(wrong, 2)

@@ -1,7 +1,7 @@
 """Time the kernels of a transformer in PyTorch on one GPU, and write a profile that `fit` reads.
 
     python benchmarks/gpu/profile_torch.py OUT_FOLDER [--seconds S]
-    optsched fit OUT_FOLDER -o MODEL.toml
+    optsched gpu fit OUT_FOLDER -o MODEL.toml
 
 The model has the shape of Llama 3.1 8B, random weights and bfloat16. Each kernel runs many times in
 one CUDA graph, so the launches of Python cost nothing, over copies of its weights and inputs which

@@ -13,8 +13,8 @@ loads, and orders by work inside vLLM, that of the first.
 
 Everything measured stays as files in a folder: the model, its profiles, the cost models, an
 instance per load, and the times of each replay. What is there is not measured again, and is what
-the commands ``profile``, ``fit``, ``replay`` and ``compare`` write and read. vLLM runs in
-processes of its own. Each serves the requests of the highest load once before it is measured.
+the commands ``gpu profile``, ``gpu fit``, ``gpu replay`` and ``compare`` write and read. vLLM runs
+in processes of its own. Each serves the requests of the highest load once before it is measured.
 """
 
 from __future__ import annotations
@@ -250,6 +250,7 @@ def _profile(folder: Path, repetition: int) -> None:
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     _optsched(
+        "gpu",
         "profile",
         "vllm",
         model,
@@ -323,10 +324,11 @@ def _replay(trial: Row) -> None:
     files.insert(0, files[int(np.argmax(loads))])
     outs.insert(0, outs[0].with_name(f"{outs[0].stem}-warm-up.json"))
     _optsched(
+        "gpu",
         "replay",
         *files,
         *(word for out in outs for word in ("-o", out)),
-        "--engine",
+        "--server",
         f"vllm:{folder / 'model'}",
         "--vocabulary",
         MODEL["vocab_size"],
@@ -343,7 +345,7 @@ def _out(trial: Row, load: float) -> Path:
 
 
 def _settings(options: Mapping[str, Any]) -> list[str]:
-    return [word for k, v in options.items() for word in ("--set", f"{k}={json.dumps(v)}")]
+    return [word for k, v in options.items() for word in ("--vllm", f"{k}={json.dumps(v)}")]
 
 
 def _optsched(*words: Any) -> None:
@@ -358,7 +360,8 @@ def _optsched(*words: Any) -> None:
         said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         why = said[-1].removeprefix("error: ") if said else done.stderr[-300:]
         raise InputError(
-            f"optsched {words[0]}: found exit status {done.returncode} ({why}); expected 0"
+            f"optsched {words[0]} {words[1]}: found exit status {done.returncode} ({why}); "
+            "expected 0"
         )
 
 

@@ -271,6 +271,8 @@ def features_of(
     return frozenset(found)
 
 
-REGISTRY: Registry[Bound] = Registry("bound", "optsched.bounds", Bound, error=UsageError)
+REGISTRY: Registry[Bound] = Registry(
+    "bound", "optsched.bounds", Bound, error=UsageError, plugins="optsched.bounds"
+)
 """Every bound. A `Bound` at the top level of a module of this package is found by itself. A package
 above this one adds its own with ``REGISTRY.add``."""

@@ -18,7 +18,6 @@ import optsched
 from optsched.cli import (
     capacity,
     comparing,
-    data,
     demo,
     diagnosing,
     experimenting,
@@ -28,23 +27,46 @@ from optsched.cli import (
     library,
     listing,
     picturing,
-    predicting,
     profiling,
     replaying,
     solving,
     splitting,
 )
-from optsched.cli.options import command
+from optsched.cli.options import Command, command
 from optsched.cli.output import only_json, only_tables, tell
 from optsched.problem.budget import work_time
-from optsched.problem.errors import OptschedError, UsageError
+from optsched.problem.errors import OptschedError, UsageError, in_words
 from optsched.problem.kernel import UNKEPT
+from optsched.problem.notes import warn
+from optsched.problem.registry import Registry
 
+_COMPLETION = ["--install-completion"], ["--show-completion"]  # typer ends the process itself
 _FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
 
 
+_PLUGGED: Registry[Callable[..., None]] = Registry("command", plugins="optsched.commands")
+
+
 class Commands(TyperGroup):
-    """A group that runs a command, and turns every failure into one line and an exit status."""
+    """A group that runs a command, and turns every failure into one line and an exit status.
+
+    Commands of other packages stand below those of this one.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of commands, in the order of the help."""
+        return [*self.commands, *sorted(_PLUGGED.all().keys() - self.commands.keys())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name; others' packages are only looked into for unknown ones."""
+        if cmd_name not in self.commands and cmd_name in _PLUGGED.all():
+            try:
+                group = _register(typer.Typer(), {cmd_name: _PLUGGED.get(cmd_name)})
+                return typer.main.get_group(group).commands[cmd_name]
+            except (Exception, SystemExit) as error:
+                warn(f"optsched.commands: {cmd_name!r} is left out: {in_words(error)}")
+
+        return self.commands.get(cmd_name)
 
     def main(
         self,
@@ -61,7 +83,9 @@ class Commands(TyperGroup):
         form = next((one[2:] for one in _FORMS if one in words), None)
         after = next((b for a, b in pairwise(words) if a in _FORMS and b.endswith(_TABLES)), None)
         words = [word for word in words if word not in ("--debug", *_FORMS)]
+        completion = words[:1] in _COMPLETION  # the parser takes words away
         before = signal.getsignal(signal.SIGINT)
+        self._main_shell_completion(extra, "optsched", complete_var)
 
         try:
             _at_ctrl_c(signal.default_int_handler)
@@ -95,6 +119,9 @@ class Commands(TyperGroup):
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 2, debug)
         except BaseException as error:  # a user's policy may even raise SystemExit
+            if isinstance(error, SystemExit) and completion:
+                raise
+
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
                 message = error.format_message().rstrip(".")
                 of = getattr(error, "ctx", None)
@@ -138,7 +165,7 @@ def _warn_once() -> None:
         text = " ".join(str(message).split())
         if text not in seen:
             seen.add(text)
-            tell(f"warning: {text}")
+            print(f"warning: {text}", file=sys.stderr)  # `notes.warn` has logged it
 
     warnings.showwarning = show
 
@@ -153,7 +180,6 @@ def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") ->
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=False,
@@ -161,31 +187,36 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"optsched {optsched.__version__}")
-        raise typer.Exit
+def _eager(name: str, work: Callable[[], None], words: str) -> Any:
+    """Return an option that does its work at once, in place of a command."""
+
+    def done(wanted: bool) -> None:
+        if wanted:
+            work()
+            raise typer.Exit
+
+    return typer.Option(name, help=words, callback=done, is_eager=True)
+
+
+def _version() -> None:
+    print(f"optsched {optsched.__version__}")
 
 
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    version: Annotated[bool, _eager("--version", _version, "Print the version.")] = False,
+    warmup: Annotated[
+        bool, _eager("--warmup", listing.warmup, "Compile all loops now, to wait for none later.")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback for errors. It may stand anywhere.")
-    ] = False,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="Print only tables, as CSV. It may stand anywhere.")
-    ] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="The same as LaTeX.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for errors.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print only tables, as CSV.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print only tables, as LaTeX.")] = False,
 ) -> None:
     """Compute how good an LLM-serving schedule could have been, with a proof.
 
-    The exit status is 0 for an answer, 2 for bad usage or input, 3 if there is no schedule, 4 if
-    none was found within the limits, 5 for a schedule or certificate that does not verify, 130 for
-    an interrupted experiment or download, and 1 for an internal error.
+    Exit status: 0 an answer, 2 bad usage or input, 3 infeasible, 4 nothing found, 5 not verified,
+    130 interrupted, 1 an internal error.
     """
     if context.invoked_subcommand is None:
         print(_FIRST)
@@ -201,32 +232,75 @@ optsched computes how good an LLM-serving schedule could have been, with a proof
   optsched --help                                      # every command"""
 
 
-_ANYWHERE = "Anywhere in any command: --csv or --latex print only tables, --debug shows tracebacks."
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(solving.solve, capacity.capacity, comparing.compare, solving.bound),
-    *(splitting.splits, diagnosing.diagnose, demo.demo),
-    *(judging.simulate, judging.evaluate, judging.why, judging.hits, judging.verify),
-    *(predicting.predict, files.generate, files.import_trace, files.export, fitting.fit),
-    *(fitting.roofline, fitting.kv_capacity, profiling.profile, replaying.replay),
-    *(
-        experimenting.experiment,
-        experimenting.ratios,
-        picturing.plot,
-        picturing.trace,
-        picturing.report,
+_GPU_HELP = "Cost models of a GPU, and measurements on a real one."
+_LIBRARY_HELP = """Hold schedules and certificates against the library.
+
+`optsched list library [NAME]` shows the library, `optsched verify library[/NAME]` verifies it.
+"""
+_ANYWHERE = "--csv, --latex (only tables) and --debug (tracebacks) may stand anywhere."
+# In the order of `optsched --help`.
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
+    "compare": comparing.compare,
+    "solve": solving.solve,
+    "bound": solving.bound,
+    "simulate": judging.simulate,
+    "verify": judging.verify,
+    "why": judging.why,
+    "hits": judging.hits,
+    "capacity": capacity.capacity,
+    "splits": splitting.splits,
+    "diagnose": diagnosing.diagnose,
+    "generate": files.generate,
+    "import": files.import_trace,
+    "export": files.export,
+    "plot": picturing.plot,
+    "report": picturing.report,
+    "ratios": experimenting.ratios,
+    "experiment": experimenting.experiment,
+    "score": library.score,
+    "list": listing.list_kind,
+}
+_ON_GPUS: dict[str, Callable[..., None]] = {
+    "fit": fitting.fit,
+    "roofline": fitting.roofline,
+    "profile": profiling.profile,
+    "replay": replaying.replay,
+}
+_OF_LIBRARY: dict[str, Callable[..., None]] = {"check": library.check}
+# Other names, which scripts use, of what stands above.
+_ALIASES: dict[str, Callable[..., None]] = {
+    "fit": fitting.fit,
+    "roofline": fitting.roofline,
+    "policies": listing.policies,
+    "models": listing.models,
+    "schema": listing.schema,
+}
+_ALIASES_OF_LIBRARY: dict[str, Callable[..., None]] = {
+    "list": library.list_library,
+    "show": library.show,
+    "verify": library.verify,
+}
+
+
+def _register(
+    group: typer.Typer, functions: dict[str, Callable[..., None]], **more: Any
+) -> typer.Typer:
+    for name, function in functions.items():
+        group.command(name, cls=Command, epilog=_ANYWHERE, **more)(command(function))
+
+    return group
+
+
+_register(app, COMMANDS)
+app.add_typer(_register(typer.Typer(help=_GPU_HELP), _ON_GPUS), name="gpu")
+app.add_typer(
+    _register(
+        _register(typer.Typer(help=_LIBRARY_HELP), _OF_LIBRARY), _ALIASES_OF_LIBRARY, hidden=True
     ),
-    *(listing.policies, listing.formulations, listing.methods, listing.models),
-    *(listing.schema, library.score, listing.warmup),
+    name="library",
 )
-for function in COMMANDS:
-    special: dict[str, Any] = {"epilog": _ANYWHERE}
-    if function in (files.import_trace, files.generate):
-        special |= {"cls": files.RegistryCommand, "name": function.__name__.removesuffix("_trace")}
-
-    app.command(**special)(command(function))
-
-app.add_typer(data.app, name="data")
-app.add_typer(library.app, name="library")
+_register(app, _ALIASES, hidden=True)
 
 
 def main() -> None:
@@ -237,5 +311,5 @@ def main() -> None:
         app()
     finally:
         if work_time.stood_s >= 1:
-            later = ", which no later run needs; `optsched warmup` compiles all that commands use"
+            later = ", which no later run needs; `optsched --warmup` compiles all that commands use"
             tell(f"note: compiling loops took {work_time.stood_s:.0f} s{later * (not UNKEPT)}")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, in_pools, read_checked
+from optsched.cli.options import (
+    ABOVE_0,
+    UNSET,
+    Given,
+    Seed,
+    TimeLimitOrNone,
+    in_pools,
+    read_checked,
+)
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError, UsageError
 from optsched.problem.instance import clients_words
@@ -23,21 +31,24 @@ def capacity(
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     cost_model: str | None = None,
     machines: Given = UNSET,
-    time_limit: Annotated[float | None, ABOVE_0] = None,
+    time_limit: TimeLimitOrNone = None,
     search: Annotated[float, {"min": 0.0}] = 0.0,
     seed: Seed = 0,
     json_out: str | None = None,
 ) -> None:
-    """Find the largest load within SLOs, or the fewest workers, and what is proved impossible.
+    """Find the largest load within SLOs, or the fewest workers.
+
+    It says what is proved impossible, too.
 
     Parameters:
       attainment A: The share of requests within all their SLOs.
       policies --policy SPEC: A policy to run (repeatable).
-      workers N|auto: Equal workers. With auto the fewest are searched for.
+      workers N|auto: Equal workers; auto: the fewest.
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
       time_limit S: The time limit in seconds, the search included.
-      search S: Seconds for the offline search, which knows lengths and arrivals.
+      search S: Seconds for the offline search, which knows all lengths.
+      Rare: rate_scale, search, router
     """
     from optsched.analysis.capacity import capacity as run
 

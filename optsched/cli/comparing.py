@@ -33,14 +33,14 @@ def compare(
     measured: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Compare policies with the best known schedule and with a bound.
+    """Compare policies with the best known schedule and a bound.
 
     Parameters:
-      workers N: The number of machines that --pools auto splits, from 2 to 64.
+      workers N: The machines that --pools auto splits, from 2 to 64.
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
-      schedules_out DIR: Write every policy's schedule and the best known, best.json, into this
-        folder.
-      measured FILE: Add a row of times that a server measured, from `import --measured-out`.
+      schedules_out DIR: Write every policy's schedule, and best.json.
+      measured FILE: Add a row of what a server measured (`import --measured-out`).
+      Rare: workers, measured
     """
     instance, cost = read_checked(instance_file, cost_model, json_out, folder=schedules_out)
     from optsched.analysis.compare import compare as run

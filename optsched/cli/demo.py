@@ -31,7 +31,7 @@ _STEPS = (
 
 
 def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "demo.html") -> None:
-    """Show in a minute what optsched does: four commands on 300 requests of a chat in bursts.
+    """Show what optsched does, in a minute: four commands on 300 requests of a chat in bursts.
 
     Parameters:
       out -o --out FILE.html: Write the report to this .html file, with a .png beside it and what it

@@ -43,24 +43,21 @@ def diagnose(
     cost_model_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Say what to change first on a server of vLLM, with the expected gain.
+    """Say what to change first on a server of vLLM, and the gain.
 
     Parameters:
       trace_file BENCH|TRACE: A benchmark's result, its folder, a trace, or an instance.
-      gpu --gpu NAME: The device, by any of its names, or KEY=VALUE,... of its peaks.
-      model --model NAME: The model: a known name, one of Hugging Face, or a config.json.
-      format_name --format NAME: The format of the file. By default it is found out.
-      cost_model NAME|FILE.toml: A cost model from a profile, in place of the GPU's peaks.
-      kv_capacity N: The KV capacity in tokens, which vLLM prints at start. By default that of the
-        instance, of meta.json beside a run, or an estimate from GPU and model.
-      tensor_parallel N: The number of devices that share every layer.
-      max_num_seqs N: As the server is set. By default as in the instance or meta.json, or
-        256.
-      max_num_batched_tokens N: As the server is set. By default as in the instance or
-        meta.json, or 2048.
-      measured FILE: Measured times of an instance, from `import --measured-out`.
-      cost_model_out --cost-model-out FILE.toml: Write the cost model that repeats the run, for
-        `compare`.
+      gpu --gpu NAME: The GPU: a name (`optsched list gpus`) or KEY=VALUE,... of its peaks.
+      model --model NAME: The model: a known name, one of Hugging Face, or config.json.
+      format_name --format NAME: The file's format. By default it is found out.
+      cost_model MODEL: A cost model from a profile, in place of peaks.
+      kv_capacity N: What vLLM prints at start. By default the instance's, that of meta.json, or
+        an estimate.
+      max_num_seqs N: As the server is set. By default the instance's, that of meta.json, or 256.
+      max_num_batched_tokens N: The same; by default 2048.
+      measured FILE: Measured times (`import --measured-out`).
+      cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
+      Rare: format_name, measured, cost_model_out
     """
     check_outputs(json_out, cost_model_out)
     from optsched.analysis.diagnose import diagnose as run

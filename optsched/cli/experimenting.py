@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from optsched.cli.listing import list_kind
 from optsched.cli.options import (
     ABOVE_0,
     AT_LEAST_1,
@@ -50,26 +51,27 @@ def experiment(
     parquet: bool = False,
     json_out: str | None = None,
 ) -> None:
-    """Run the experiment of a paper, and print the paper's statements with our values.
+    """Run the experiment of a paper, whose statements stand beside ours.
 
     Finished trials are stored in --out at once. If the run ends early, the same command goes on.
 
     Parameters:
-      name NAME|list: The experiment's name, or list to list all experiments.
+      name NAME|list: The experiment (`optsched list experiments`).
       settings --set KEY=VALUE: Set a parameter (repeatable). A list is given as a,b,c.
       trials N: How many trials to run, counted from the first.
       jobs N: How many trials to run at a time.
-      engine local|dask: Where trials run: on this machine or on a Dask cluster.
-      scheduler ADDRESS: The address of a running Dask cluster's scheduler.
+      engine local|dask: Where trials run: here or on a Dask cluster.
+      scheduler ADDRESS: A running Dask cluster's scheduler.
       memory_limit SIZE: The max memory of a trial, such as 4GiB.
-      isolate --isolate/--in-process: Whether trials run in processes of their own or in this one.
-      out DIR: The folder for the store of trials, the results and the figures.
+      isolate --isolate/--in-process: Run trials in processes of their own or in this one.
+      out -o --out DIR: The folder for the trials, results and figures.
       resume --resume/--fresh: Whether to keep finished trials in --out.
       retry_failed: Run the trials again that have failed.
       parquet: Write results.parquet too, which needs pyarrow.
+      Rare: engine, scheduler, memory_limit, isolate, retry_failed, parquet
     """
     if name == "list":
-        _list()
+        list_kind("experiments")
         return
 
     given = key_values(settings)
@@ -139,34 +141,32 @@ def ratios(
     seed: Seed = 0,
     out: str | None = None,
     resume: bool = True,
-    certificates: str | None = None,
+    certificates_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Measure how far policies are from the optimum on many instances, with intervals.
+    """Measure how far policies are from the optimum on average.
 
-    Finished instances are stored in --out at once. If the run ends early, the same command goes on.
-    In Python, `optsched.analysis.ratio.worst_case` searches for the worst instance, and a study's
-    `paired` compares any two policies (docs/howto/gap.md). How many times as long a policy takes as
-    another is a geometric mean. Intervals are for means over instances, by bootstrap: from 2000
-    resamples of them, at 95%.
+    Finished instances are stored in --out, and the same command goes on. Intervals are for means
+    over instances, by bootstrap: 2000 resamples, 95%. docs/howto/gap.md has what Python adds.
 
     Parameters:
-      policies --policy SPEC: A policy to run, also my_policy.py:Class (repeatable).
-      generator NAME: Where instances are from, as for `generate`.
-      settings --set KEY=VALUE: A parameter of the generator (repeatable).
+      policies --policy SPEC: A policy, also my_policy.py:Class (repeatable).
+      generator NAME: Where instances are from (`optsched list generators`).
+      settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       trials N: How many instances, with seeds from --seed on.
       reference NAME: What ratios are to: optimum, bound, h-sf or best-known.
       runs N: Runs of each policy, for those that are random.
-      time_limit S: The time limit in seconds for each optimum and for each run of a policy.
+      cost_model MODEL: The cost model, for a generator in seconds.
+      time_limit S: Seconds for each optimum and for each run of a policy.
       jobs N: How many instances at a time.
-      out DIR: The folder for the store, the results as CSV and the summary.
+      out -o --out DIR: The folder for what is found.
       resume --resume/--fresh: Whether to keep finished instances in --out.
-      certificates DIR: Write every instance and the certificate of its optimum into this folder,
-        which `optsched verify DIR` checks.
+      certificates_out DIR: Write instances and certificates of their optima, for `verify DIR`.
+      Rare: runs, resume
     """
     check_outputs(json_out)
     check_folder(out)
-    check_folder(certificates)
+    check_folder(certificates_out)
     from optsched.experiments.ratios import RATIOS, study_of
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
@@ -175,11 +175,11 @@ def ratios(
     given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
     given |= {"generator": generator, "set": settings or [""], "reference": reference}
     given |= {"cost_model": cost_model or "", "runs": runs, "time_limit": time_limit}
-    if certificates is None and resume and out is not None:
+    if certificates_out is None and resume and out is not None:
         with suppress(InputError):  # there is no store yet
-            certificates = read(out)[0].parameters.get("certificates")
+            certificates_out = read(out)[0].parameters.get("certificates")
 
-    given["certificates"] = certificates or ""
+    given["certificates"] = certificates_out or ""
     line, interrupted = LiveLine(every_s=30), False
     with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
         folder = out or kept
@@ -249,13 +249,6 @@ def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
 
     warn(errors, "have no schedule")
     return len(failed), len(errors)
-
-
-def _list() -> None:
-    from optsched.experiments import experiments
-
-    rows = [(e.name, e.summary, ", ".join(e.parameters), e.paper) for e in experiments().values()]
-    show_table(("experiment", "summary", "parameters", "source"), rows, text_columns=range(4))
 
 
 def _text(value: float | str | None) -> str | None:

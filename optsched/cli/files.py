@@ -2,21 +2,24 @@
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer.core import TyperCommand
+import typer
 
 from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
 from optsched.cli.output import LiveLine, emit_json, tell, unit
-from optsched.costs.cost import cost_for, load_cost_model
-from optsched.files.library import cost_model_of
+from optsched.costs.cost import load_cost_model
 from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
+from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.objective import TOTAL_LATENCY
+from optsched.workloads.datasets import datasets, fetch_dataset
+from optsched.workloads.predict import check_predictor, predict
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
@@ -31,11 +34,10 @@ def generate(
     """Draw a random instance.
 
     Parameters:
-      name NAME: The generator: jaillet-model-1, jaillet-model-2, uniform, lognormal,
-        infermax-fixed, infermax-mix, prefix-trees or agent-sessions, as described below.
+      name NAME: The generator (`optsched list generators`).
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
-      cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
-      out -o --out FILE: Write the instance to this file. The default is standard output.
+      cost_model MODEL: Take the KV capacity of this model's machine.
+      out -o --out FILE: Write the instance. The default is standard output.
     """
     texts = key_values(settings)
     if cost_model is not None:
@@ -46,26 +48,6 @@ def generate(
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
     _write(instance, out)
-
-
-class RegistryCommand(TyperCommand):
-    """The commands ``import`` and ``generate``, whose help lists what registries find."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help; only now are the registries loaded."""
-        from optsched.workloads.generate import generators
-        from optsched.workloads.traces import trace_formats
-
-        kinds = [f"FORMAT: {', '.join(trace_formats())}."]
-        if self.name == "generate":
-            kinds = [
-                f"{name}: {one.summary}. Parameters: {', '.join(one.parameters)}."
-                for name, one in generators().items()
-            ]
-
-        self.epilog = "\n\n".join([*kinds, str(self.epilog)])
-
-        super().format_help(ctx, formatter)
 
 
 def import_trace(
@@ -100,44 +82,34 @@ def import_trace(
     """Make an instance from a trace.
 
     Parameters:
-      format_name FORMAT: The format, one of those below.
-      file FILE: The file of the trace.
+      format_name FORMAT: The format (`optsched list formats`).
+      file FILE: A file, or the name of a public trace (`optsched list data`).
       offset N: The number of rows to skip.
       limit N: The max number of rows to take.
       sample N: Keep N of the rows, drawn at random.
-      kv_capacity N: The KV capacity in tokens. The default in seconds is 100000, Llama-2-7B on one
-        A100. For llmservingsim it is that of meta.json beside the run, as are the limits.
-      cost_model NAME|FILE.toml: Take the KV capacity of this model's machine.
-      kv_block_tokens B: The tokens of a KV block. A request holds whole blocks.
-      rate R: Draw Poisson arrivals of R per second. With inf all arrive at 0. By default the
-        trace's own arrivals are kept.
+      kv_capacity N: The KV tokens. By default 100000, or of meta.json.
+      cost_model MODEL: Take the KV capacity of this model's machine.
+      kv_block_tokens N: The tokens of a KV block.
+      rate R: Poisson arrivals of R per second; inf: all arrive at 0.
       rate_scale X: Make arrivals X times as fast.
       rounds SECONDS: Make an instance in rounds, each of this length.
-      column FIELD=NAME: For csv and jsonl, the name of the column of a field (repeatable): arrival,
-        prompt_tokens and output_tokens (A+B adds two columns), ttft and latency, first_token_at and
-        finished_at as points in time, status, and rows, the list of requests in a JSON document. In
-        JSON a point leads into an object: usage.prompt_tokens.
-      units --unit UNIT|FIELD=UNIT: The unit of times, or of one field (repeatable): s, ms, us, ns
-        or datetime. By default it is the format's; s for csv and jsonl.
-      success WORD: For csv and jsonl, a further word of the status that means success
-        (repeatable).
-      run N: Of a file with several runs, the run to read; -1 is the last.
-      tokenizer NAME|FILE: For sharegpt and lmsys, the tokenizer: file.py:NAME, tokenizer.json, or a
-        Hugging Face name. By default words are counted.
-      prefixes --prefixes/--no-prefixes: Whether to keep the prefixes that requests share, which
-        the trace has as ids of blocks or tokens. By default they are kept, but not in rounds.
-      outputs none|granted: Whether a prompt that goes on behind an earlier one repeats its output,
-        too, where only prompts have ids.
-      slack: Let requests share what ids of blocks may hide, up to the next block.
-      sessions: Release each call when the ones before it have ended, after the trace's think time;
-        --rate then draws the arrivals of sessions.
-      think_scale X: With --sessions, make think times X times as long.
-      ids_tokens N: The tokens that an id stands for. By default it is the format's.
-      prefix_block_tokens B: The tokens of the blocks in which KV is shared. By default those of an
-        id.
-      strict: Refuse rows that must be dropped or moved, and what is odd.
-      measured_out FILE: Write the times that the server measured, for `compare --measured`.
-      out -o --out FILE: Write the instance to this file. The default is standard output.
+      column FIELD=NAME: csv, jsonl: the column of a field (repeatable).
+      units --unit UNIT|FIELD=UNIT: s, ms, us, ns or datetime (repeatable).
+      success WORD: csv, jsonl: a status of success (repeatable).
+      run N: The run to read of several; -1 is the last.
+      tokenizer NAME|FILE: sharegpt, lmsys: by default words count.
+      prefixes --prefixes/--no-prefixes: Keep shared prefixes; by default not in rounds.
+      outputs none|granted: Outputs in prompts that go on.
+      slack: Let requests share what ids of blocks may hide.
+      sessions: Release calls when those before end, after think times.
+      think_scale X: Multiply think times by X.
+      ids_tokens N: The tokens that an id stands for.
+      prefix_block_tokens N: The tokens of the blocks of shared KV.
+      strict: Refuse rows that must be dropped or moved.
+      measured_out FILE: Write the server's times, for `compare --measured`.
+      out -o --out FILE: Write the instance. The default is standard output.
+      Rare: kv_block_tokens, units, success, run, tokenizer, prefixes, outputs, slack, think_scale,
+        ids_tokens, prefix_block_tokens, strict, sample
     """
     columns = key_values(column, "--column")
     by_field = key_values([text for text in units or () if "=" in text], "--unit")
@@ -146,6 +118,8 @@ def import_trace(
             raise UsageError(f"--unit: found {text!r} beside {by_field['']!r}; expected FIELD=UNIT")
 
     check_outputs(out, measured_out)
+    if not Path(file).exists() and file in datasets():
+        file = _downloaded(file)
     if format_name == "llmservingsim" and Path(file).is_dir():
         file = str(Path(file) / "requests.jsonl")
     limits = Limits()
@@ -203,24 +177,33 @@ def import_trace(
 
 def export(
     instance_file: str,
-    format_name: str,
     out: str,
+    format_name: str = "json",
+    predictor: str | None = None,
+    seed: Seed = 0,
     formulation: str | None = None,
     cost_model: str | None = None,
 ) -> None:
-    """Write an instance's mathematical model, or the instance itself, also for another machine.
+    """Write an instance anew, or its mathematical model.
 
     Parameters:
-      format_name --format lp|mps|json: The format: lp or mps for the mathematical model, json for
-        the instance itself, with the KV capacity of a cost model's machine if one is given.
       out -o --out FILE: Write to this file.
-      formulation NAME: The formulation for lp and mps. `optsched formulations` lists them.
+      format_name --format json|lp|mps: json is the instance itself, with the KV capacity of a cost
+        model's machine if one is given; lp and mps are the mathematical model.
+      predictor --predictor NAME[:key=value,...]: Add predictions of output lengths (`optsched list
+        predictors`), such as noisy:mae=20, column:file=FILE.csv or FILE.py:FUNCTION.
+      formulation NAME: The formulation for lp and mps (`optsched list formulations`).
     """
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
+    if predictor is not None:
+        check_predictor(predictor)
 
     instance = read_instance(instance_file)
     check_outputs(out)
+    if predictor is not None:
+        instance = predict(instance, predictor, seed=seed)
+        print(f"{out}: {instance.n} requests; {_predictions(instance)}")
     if format_name == "json":
         if cost_model is not None:
             held = _capacity_of(cost_model, None, instance.kv_block_tokens)
@@ -247,12 +230,33 @@ def export(
             "seconds"
         )
 
-    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
+    cost = stated_cost_model(instance, cost_model, instance_file)
     task = Task(instance, cost, (TOTAL_LATENCY,))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)
         write_bytes(file.read_bytes(), out)
+
+
+def _predictions(instance: Instance) -> str:
+    """Return words for the predictions that an instance has."""
+    names = {"points": "predicted", "intervals": "predicted_lower", "a forecast": "forecast"}
+    kinds = [name for name, key in names.items() if getattr(instance, key) is not None]
+    return " and ".join(kinds) or "no predictions"
+
+
+def _downloaded(name: str) -> str:
+    """Return the file of a public trace. A download that was interrupted goes on."""
+    try:
+        with LiveLine() as line:
+            file = fetch_dataset(name, progress=partial(line.downloaded, name))
+    except KeyboardInterrupt:
+        tell("error: interrupted: the downloaded part is kept; the same command goes on")
+        raise typer.Exit(130) from None
+
+    one = datasets()[name]
+    tell(f"note: {file}: {one.licence}; cite {one.cite}; format {one.format}")
+    return str(file)
 
 
 def _capacity_of(cost_model: str, given: object, block: int, option: str = "--kv-capacity") -> int:

@@ -1,4 +1,4 @@
-"""``fit``, ``roofline`` and ``kv-capacity``: cost models from profiles or from data sheets."""
+"""``gpu fit`` and ``gpu roofline``: cost models from profiles or from data sheets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import ABOVE_0, Seed, check_outputs, key_values
 from optsched.cli.output import emit_json, show_table, tell
-from optsched.costs.architectures import architecture
 from optsched.costs.batch import TERMS
 from optsched.costs.cost import BatchCost, load_cost_model
-from optsched.costs.devices import device as named
 from optsched.costs.model_file import to_toml
 from optsched.files.read_write import write_bytes
 from optsched.problem.errors import UsageError
@@ -22,60 +20,58 @@ def fit(
     profile_dir: str,
     model: str | None = None,
     tensor_parallel: int | None = None,
-    device: str | None = None,
+    gpu: str | None = None,
     only: list[str] | None = None,
     partial: bool = False,
     link_gb_s: Annotated[float | None, ABOVE_0] = None,
     name: str | None = None,
     held_out: float = 0.2,
     target: float = 0.08,
-    against: list[str] | None = None,
+    beside: list[str] | None = None,
     seed: Seed = 0,
     out: str | None = None,
-    plot: str | None = None,
+    plot_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
     """Fit a cost model to a profile.
 
     It is a profile of Vidur, Splitwise, AIConfigurator or LLMServingSim, or the steps.csv of
-    `optsched profile`.
+    `optsched gpu profile`.
 
     Parameters:
       profile_dir PROFILE_DIR: The folder of profiles.
-      model NAME: The model that was profiled: a known name, or a config.json or its folder. The
-        default is the one that the files or the folder name.
-      tensor_parallel N: The number of devices that share every layer. The default is the profile's,
-        or 1.
-      device NAME: The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks.
-        By default it is the one that the files or the folder name, or else a100-80gb. No time may
-        beat its published peaks.
-      only COLUMN=VALUE: Use the rows of the files that have a value (repeatable).
+      model NAME: The model: a name, or a config.json or its folder. By default the one that the
+        files or the folder name.
+      tensor_parallel N: The GPUs that share every layer. By default the profile's, or 1.
+      gpu NAME: The GPU, whose peaks no time may beat: a name, a .toml file, or KEY=VALUE,... of its
+        peaks. By default the one that files name, or a100-80gb.
+      only COLUMN=VALUE: Use the rows that have a value (repeatable).
       partial: Accept a profile without attention, which then costs nothing.
-      link_gb_s GB/S: The bandwidth between devices, both directions together. The default is the
-        peak.
+      link_gb_s GB/S: The bandwidth between GPUs, both ways. By default the peak.
       name NAME: The name of the cost model.
       held_out SHARE: The share of shapes that are held out for testing.
       target ERROR: The mean relative error that is wanted.
-      against NAME|FILE.toml: Evaluate another cost model on the same rows (repeatable).
-      out -o --out FILE.toml: Write the cost model to this file.
-      plot FILE: Plot predicted against measured times to this file.
+      beside MODEL: Evaluate another cost model on the same rows (repeatable).
+      out -o --out FILE: Write the cost model to this .toml file.
+      plot_out FILE: Plot predicted against measured times.
+      Rare: only, partial, link_gb_s, held_out, target, beside
     """
-    check_outputs(out, plot, json_out)
-    if plot is not None:
+    check_outputs(out, plot_out, json_out)
+    if plot_out is not None:
         from optsched.show.plot.style import check_suffix
 
-        check_suffix(plot)
+        check_suffix(plot_out)
 
     from optsched.costs.fit import errors_of, fit as run
 
-    others = [load_cost_model(other) for other in against or []]
-    asked: dict[str, Any] = {"model": model, "hardware": device, "link_gb_s": link_gb_s}
+    others = [load_cost_model(other) for other in beside or []]
+    asked: dict[str, Any] = {"model": model, "hardware": gpu, "link_gb_s": link_gb_s}
     asked |= {"tensor_parallel": tensor_parallel, "only": key_values(only, "--only")}
     asked |= {"partial": partial, "name": name, "held_out": held_out, "target": target}
     found = run(profile_dir, **asked, seed=seed)
     if others and not found.profile.tables:
         raise UsageError(
-            "--against: found a profile that is tabulated and holds no rows out; expected none"
+            "--beside: found a profile that is tabulated and holds no rows out; expected none"
         )
 
     profile = found.profile
@@ -87,12 +83,12 @@ def fit(
     compared = errors_of(found, [found.cost_model, *others]) if others else []
     if out is not None:
         write_bytes(found.to_toml().encode(), out)
-    if plot is not None:
+    if plot_out is not None:
         from optsched.show.plot import plot_fit, style
 
         canvas = style.figure((6.0, 5.0))
         plot_fit(found, canvas.subplots())
-        style.save(canvas, plot)
+        style.save(canvas, plot_out)
 
     data = {
         "format": "optsched-fit",
@@ -158,7 +154,7 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
 
 def roofline(
     model: str,
-    device: str = "a100-80gb",
+    gpu: str = "a100-80gb",
     tensor_parallel: int = 1,
     usable: float = 0.9,
     out: str | None = None,
@@ -166,81 +162,23 @@ def roofline(
 ) -> None:
     """Make a cost model from published peaks alone.
 
-    Elsewhere, --cost-model roofline:MODEL gives the same.
+    It says how many tokens of KV fit beside the weights, too. Elsewhere, --cost-model
+    roofline:MODEL gives the same.
 
     Parameters:
       model MODEL: The model, for example llama2-7b, or a config.json or its folder.
-      device NAME: The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks.
-        No time may beat its published peaks.
-      tensor_parallel N: The number of devices that share every layer.
       usable SHARE: The share of the memory that weights and KV may use.
-      out -o --out FILE.toml: Write the cost model to this file.
+      out -o --out FILE: Write the cost model to this .toml file.
     """
     check_outputs(out, json_out)
     from optsched.costs.cost import roofline as run
 
-    cost = run(model, device, tensor_parallel=tensor_parallel, usable=usable)
+    cost = run(model, gpu, tensor_parallel=tensor_parallel, usable=usable)
     if out is not None:
         write_bytes(to_toml(cost).encode(), out)
     if not emit_json(_model_dict(cost), json_out):
         _show_model(cost)
         print(f"\n{cost.provenance}")
-
-
-def kv_capacity(
-    model: str | None = None,
-    device: str | None = None,
-    memory_gib: float | None = None,
-    model_gib: float | None = None,
-    bytes_per_token: float | None = None,
-    tensor_parallel: int = 1,
-    usable: float = 0.9,
-    json_out: str | None = None,
-) -> None:
-    """Compute how many tokens of KV fit into memory beside the weights.
-
-    Parameters:
-      model NAME: A known model, or a config.json or its folder.
-      device NAME: The device, by any of its names, or a .toml file or KEY=VALUE,... of its peaks.
-      memory_gib GIB: The memory of one device in GiB.
-      model_gib GIB: The weights in GiB, over all devices.
-      bytes_per_token N: The bytes of KV of one token.
-      tensor_parallel N: The number of devices that share every layer.
-      usable SHARE: The share of the memory that weights and KV may use.
-    """
-    check_outputs(json_out)
-    from optsched.costs.hardware import kv_capacity as run
-
-    shape = architecture(model) if model is not None else None
-    memory, each = memory_gib, bytes_per_token
-    if memory is None and device is not None:
-        memory = named(device).memory_gib
-
-    weights = 2**30 * model_gib if model_gib is not None else None
-    if shape is not None:
-        shape.check_degree(tensor_parallel)
-        weights = shape.weight_bytes if weights is None else weights
-        each = shape.kv_bytes_on(tensor_parallel) if each is None else each
-        for note in shape.notes:
-            tell(f"kv-capacity: {note}")
-
-    if memory is None or weights is None or each is None:
-        raise UsageError(
-            "kv-capacity: found too little to compute from; expected --device or --memory-gib, and "
-            "--model or both --model-gib and --bytes-per-token"
-        )
-
-    tokens = run(memory, weights, each, usable=usable, devices=tensor_parallel)
-    data = {
-        "kv_capacity_tokens": tokens,
-        "memory_gib": memory,
-        "model_bytes": weights,
-        "bytes_per_token": each,
-        "usable": usable,
-        "devices": tensor_parallel,
-    }
-    if not emit_json(data, json_out):
-        print(f"{tokens} tokens")
 
 
 def _model_dict(cost: BatchCost) -> dict[str, Any]:

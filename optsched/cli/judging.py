@@ -1,4 +1,4 @@
-"""``simulate``, ``evaluate`` and ``verify``: make, evaluate and check schedules."""
+"""``simulate``, ``verify``, ``why`` and ``hits``: make, evaluate, check and explain schedules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from optsched.cli import output
+from optsched.cli.library import verify as verify_library
 from optsched.cli.options import (
     ABOVE_0,
     ARGUMENT,
@@ -23,6 +24,7 @@ from optsched.cli.options import (
 from optsched.cli.output import emit_json, number, tell, unit
 from optsched.costs.cost import CostModel
 from optsched.costs.machine import Pools
+from optsched.files.library import PREFIX
 from optsched.files.read_write import (
     check_format,
     read_instance,
@@ -42,7 +44,8 @@ from optsched.problem.scope import ONE_WORKER, Scope
 
 def simulate(
     instance_file: str,
-    policy: str,
+    policy: str | None = None,
+    schedule_file: str | None = None,
     cost_model: str | None = None,
     machines: Given = UNSET,
     seed: Seed = 0,
@@ -51,12 +54,24 @@ def simulate(
     requests_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Run an online policy and evaluate its schedule.
+    """Run an online policy, or a schedule, and evaluate it.
 
     Parameters:
-      policy --policy SPEC: The policy. `optsched policies` lists them.
+      policy --policy SPEC: The policy to run (`optsched list policies`).
+      schedule_file --schedule FILE: The schedule to evaluate, instead of a policy.
     """
     check_requests_out(requests_out)
+    if (policy is None) == (schedule_file is None):
+        found = "neither" if policy is None else "both"
+        raise UsageError(f"--policy, --schedule: found {found}; expected one")
+    if policy is None and schedule_out is not None:
+        raise UsageError("--schedule-out: found it with --schedule; expected --policy")
+
+    if policy is None:
+        of = cost_model, machines, slos
+        _evaluate(instance_file, str(schedule_file), *of, requests_out, json_out)
+        return
+
     from optsched.optimize.strategies import run_policy
     from optsched.policies import lengths_note, make_policy, runner_of
 
@@ -86,18 +101,16 @@ def simulate(
         print(f"{policy} {note}")
 
 
-def evaluate(
+def _evaluate(
     instance_file: str,
     schedule_file: str,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
-    slos: Given = UNSET,
-    requests_out: str | None = None,
-    json_out: str | None = None,
+    cost_model: str | None,
+    machines: Given,
+    slos: Given,
+    requests_out: str | None,
+    json_out: str | None,
 ) -> None:
     """Evaluate a schedule: check every constraint and compute every metric."""
-    check_requests_out(requests_out)
-
     instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
     hardware = hardware_of(instance, cost, machines)
     schedule = read_schedule(schedule_file, instance)
@@ -116,13 +129,12 @@ def hits(
     seed: Seed = 0,
     json_out: str | None = None,
 ) -> None:
-    """Say where the prefix hits of a schedule go: to too little memory, or to what is evicted.
+    """Say where prefix hits go: to memory, or to what is evicted.
 
     Parameters:
       schedule FILE: The schedule. By default it is that of the policy.
       policy --policy SPEC: The policy.
-      kv_capacity N: A KV capacity in tokens for the caches (repeatable). By default it is the
-        instance's.
+      kv_capacity N: A KV capacity of the caches, in tokens (repeatable). By default the instance's.
       bytes_per_token N: The bytes of KV of one token, for the price of a GiB.
     """
     for one in kv_capacity or ():
@@ -164,16 +176,16 @@ def why(
     cost_model: str | None = None,
     max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
     max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
-    count: Annotated[int, AT_LEAST_0] = 10,
+    limit: Annotated[int, AT_LEAST_0] = 10,
     json_out: str | None = None,
 ) -> None:
-    """Say what each request waits for, and who loses and gains against another schedule.
+    """Say what each request waits for, or loses to another schedule.
 
     Parameters:
-      against SCHEDULE: Another schedule, such as best.json of `compare --schedules-out`.
-      max_num_seqs N: The requests that the scheduler lets hold KV, if the instance has no limit.
-      max_num_batched_tokens N: The tokens of its batches, if the instance has no limit.
-      count N: How many requests to show that lose, and that gain.
+      against SCHEDULE: Another schedule: best.json of `compare --schedules-out`.
+      max_num_seqs N: Max requests with KV, if the instance has no limit.
+      max_num_batched_tokens N: Max tokens of a batch, if the instance has no limit.
+      limit N: How many requests to show that lose, and that gain.
     """
     from optsched.analysis.why import CAUSES, why as run
 
@@ -193,7 +205,7 @@ def why(
 
     words, times = "in all" if against is None else "lost", unit(instance)
     headers = ("request", *(f"{cause}\n[{times}]" for cause in CAUSES), f"{words}\n[{times}]")
-    output.show_table(headers, found.rows(count))
+    output.show_table(headers, found.rows(limit))
     whole = "latency" if against is None else f"latency less that in {against}"
     print(f"\nparts of the {whole}: what stood in a request's own way (docs/howto/gap.md)")
     print("order: it would have fitted; what another order of all would save, `compare` says")
@@ -229,11 +241,12 @@ def verify(
     cost_model: str | None = None,
     machines: Given = UNSET,
 ) -> None:
-    """Check a schedule or a certificate, or all in a folder. The exit status is 5 if one fails.
+    """Check schedules and certificates. The exit status is 5 if one fails.
 
     Parameters:
-      instance_file INSTANCE|DIR: The instance, or a folder of instances with schedules and
-        certificates of them, as `ratios --certificates` writes it.
+      instance_file INSTANCE|DIR|library[/NAME]: The instance; or a folder of instances with
+        schedules and certificates of them, as `ratios --certificates-out` writes it; or the
+        library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
     """
 
@@ -244,6 +257,10 @@ def verify(
 
     if file is not None:
         check(instance_file, file)
+        return
+
+    if (instance_file + "/").startswith(PREFIX) and not Path(instance_file).exists():
+        verify_library([instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else [])
         return
 
     files = {path: read_json(path) for path in sorted(Path(instance_file).glob("*.json"))}

@@ -11,21 +11,14 @@ from optsched.cli.options import (
     AT_LEAST_1,
     Seed,
     check_outputs,
-    command,
 )
 from optsched.cli.output import LiveLine, emit_json, number, show_table, tell
 from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
 from optsched.problem.processes import memory_bytes
 
-app = typer.Typer(
-    help="The library of instances with best known schedules and bounds, for all to beat.",
-    no_args_is_help=False,
-)
 _HEADERS = ("instance", "family", "objective", "requests", "best known", "bound", "gap", "status")
 
 
-@app.command("list")
-@command
 def list_library(folder: str | None = None, json_out: str | None = None) -> None:
     """List the instances with their best known values and bounds.
 
@@ -53,13 +46,11 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
     print(f"\nrelease {data['release']}: {len(rows)} instances, {still} of them open")
 
 
-@app.command()
-@command
 def show(name: str, folder: str | None = None, json_out: str | None = None) -> None:
     """Show what is known of an instance.
 
     Parameters:
-      name NAME: The instance, as `optsched library list` names it.
+      name NAME: The instance, as `optsched list library` names it.
       folder DIR: Another library's folder.
     """
     bare = name.removeprefix(PREFIX)
@@ -92,8 +83,6 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
     print(f"status: {entry['status']}")
 
 
-@app.command()
-@command
 def verify(
     names: Annotated[list[str] | None, ARGUMENT] = None,
     folder: str | None = None,
@@ -127,18 +116,16 @@ def verify(
         raise typer.Exit(5)
 
 
-@app.command()
-@command
 def check(
     files: list[str],
     by: str = "anonymous",
     method: str | None = None,
-    seconds: Annotated[float | None, AT_LEAST_0] = None,
+    took: Annotated[float | None, AT_LEAST_0] = None,
     threads: Annotated[int | None, AT_LEAST_1] = None,
     write: bool = False,
     folder: str | None = None,
 ) -> None:
-    """Say whether schedules or certificates are better than what the library has.
+    """Say whether schedules or certificates beat those of the library.
 
     The answer is better (with the line to put into bks.json), not better, or not feasible (with the
     rule that is broken); for the last the exit status is 5.
@@ -147,7 +134,7 @@ def check(
       files FILE: Schedules or certificates, which name their instance by its digest.
       by NAME: Who found them.
       method TEXT: How they were found.
-      seconds S: The time that it took.
+      took S: The seconds that it took.
       threads N: The number of threads that it took.
       write: Put what is better into the library: the file, and the line of bks.json.
       folder DIR: Another library's folder.
@@ -157,7 +144,7 @@ def check(
     failed = False
     for file in files:
         answer = library.check(
-            file, by=by, method=method, seconds=seconds, threads=threads, folder=folder
+            file, by=by, method=method, seconds=took, threads=threads, folder=folder
         )
         print(f"{file}: {answer.instance}: {answer.verdict}: {answer.words}")
         failed |= answer.verdict == "not feasible"
@@ -180,23 +167,23 @@ def score(
     time_limit: Annotated[float, ABOVE_0] = 10.0,
     memory_limit: str = "4GiB",
     seed: Seed = 0,
-    times: bool = False,
+    timings: bool = False,
     folder: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Score a policy on the library, beside the score that no policy can have.
+    """Score a policy on the library, beside a score that none can have.
 
     The policy runs in a process of its own, under limits on time and memory. The score is the
     geometric mean of its values over those of fcfs, and the floor is that of the bounds.
 
     Parameters:
       policy POLICY: The policy: a name, or my_policy.py:Class.
-      families --library NAME: A family or an instance of the library (repeatable). By default all
-        with a bound.
+      families --library NAME: A family or an instance (repeatable). By default all with a bound.
       time_limit S: The time limit in seconds for each instance.
       memory_limit SIZE: The max memory of the policy's process, such as 4GiB.
-      times: Write the seconds of each run into the JSON, which then differs from run to run.
+      timings: Write the seconds of each run into the JSON, too.
       folder DIR: Another library's folder.
+      Rare: memory_limit, timings, folder
     """
     from optsched.analysis.score import score as run
 
@@ -209,7 +196,7 @@ def score(
         seed=seed,
         folder=folder,
     )
-    if emit_json(found.to_dict(times=times), json_out):
+    if emit_json(found.to_dict(times=timings), json_out):
         return
 
     rows = []

@@ -1,77 +1,79 @@
-"""The commands that list what there is, print schemas, and compile all loops."""
+"""``list``: what there is of each kind, in a table or one by one; and compiling all loops."""
 
 import inspect
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Annotated, Any, NamedTuple
 
 from optsched.cli.options import ARGUMENT
 from optsched.cli.output import LiveLine, emit_json, show_table
 from optsched.costs.cost import load_cost_model, shipped_models
 from optsched.files.read_write import json_schema
+from optsched.problem.errors import UsageError, named
+
+
+class Kind(NamedTuple):
+    """Where values of a kind are by name, and which attributes of them a table shows.
+
+    `fields` are those attributes, each with the words of its column if they are others, and
+    before them the words of the column of names. `numbers` are the columns of numbers.
+    """
+
+    home: str
+    fields: str
+    notes: Sequence[str] = ()
+    numbers: Sequence[int] = ()
+
+
+def list_kind(kind: str, name: Annotated[str | None, ARGUMENT] = None) -> None:
+    """List policies, bounds, metrics, formats and other kinds.
+
+    Parameters:
+      kind KIND: policies, bounds, methods, formulations, metrics, models, gpus, formats,
+        generators, predictors, data, experiments, schemas or library.
+      name NAME: One of them. By default all are listed.
+    """
+    alone: Mapping[str, Any] = {"policies": _policy, "schemas": schema, "library": _of_library}
+    one = named("list", kind, {**KINDS, "library": None}, UsageError)
+    if one is None or (name is not None and kind in alone):
+        alone[kind](name)
+        return
+
+    module, _, attribute = one.home.rpartition(".")
+    found = getattr(import_module(module), attribute)
+    values = found() if callable(found) else found
+    if name is not None:
+        values = {name: named(f"list {kind}", name, values, UsageError)}
+
+    head, *fields = one.fields.split()
+    keys, words = zip(*((f + ":" + f).split(":")[:2] for f in fields), strict=True)
+    rows = [(key, *(_cell(getattr(value, k)) for k in keys)) for key, value in values.items()]
+    headers = [text.replace("_", " ") for text in (head, *words)]
+    if name is not None:
+        for header, cell in zip(headers, rows[0], strict=True):
+            if cell not in (None, ""):
+                print(f"{header}: {cell}")
+
+        return
+
+    show_table(headers, rows, text_columns=[k for k in range(len(headers)) if k not in one.numbers])
+    for k, note in enumerate(one.notes):
+        print("\n" * (k == 0) + note)
 
 
 def policies(name: Annotated[str | None, ARGUMENT] = None) -> None:
-    """List the policies with their parameters, or say what there is to know of one.
+    """List the policies, as `optsched list policies` does, or describe one.
 
     Parameters:
       name NAME: A policy, also my_policy.py:Class. By default all are listed.
     """
-    from optsched.policies import make_policy, policies as registry
-
-    if name is not None:
-        _, info = make_policy(name)
-        print(f"{name}: {info.summary}\n\n{inspect.getdoc(info.make) or ''}\n")
-        shown = [(key, p.type.__name__, _text(p.default)) for key, p in info.parameters.items()]
-        show_table(("parameter", "type", "default"), shown, text_columns=range(3))
-        print(f"\nsource: {info.paper or 'optsched'}")
-        return
-
-    rows = []
-    for name, info in registry().items():
-        parameters = ", ".join(
-            key if p.default is inspect.Parameter.empty else f"{key}={_text(p.default)}"
-            for key, p in info.parameters.items()
-        )
-        lengths = "clairvoyant" if info.clairvoyant else ""
-        rows.append((name, lengths, info.summary, parameters, info.paper))
-
-    headers = ("policy", "lengths", "summary", "parameters", "source")
-    show_table(headers, rows, text_columns=range(5))
-    print("\nclairvoyant: uses true output lengths unless the instance carries predictions")
-    print("my_policy.py:Class runs a policy of your own")
-
-
-def formulations() -> None:
-    """List the formulations: mathematical models of scheduling."""
-    from optsched.optimize.formulations import formulations as registry
-
-    rows = [(name, f.time_unit, f.summary) for name, f in sorted(registry().items())]
-    show_table(("formulation", "time unit", "summary"), rows, text_columns=range(3))
-
-
-def methods() -> None:
-    """List the methods that solve each formulation."""
-    from optsched.optimize.formulations import formulations as registry
-
-    rows = []
-    for formulation, f in sorted(registry().items()):
-        for name, method in f.methods.items():
-            objectives, switches = ", ".join(method.objectives), ", ".join(sorted(method.switches))
-            rows.append((formulation, name, method.summary, objectives, switches))
-
-    headers = ("formulation", "method", "summary", "objectives", "switches")
-    show_table(headers, rows, text_columns=range(5))
+    list_kind("policies", name)
 
 
 def models() -> None:
-    """List the shipped cost models."""
-    rows = []
-    for name in shipped_models():
-        model = load_cost_model(name)
-        valid = ", ".join(f"{key} {value:g}" for key, value in model.valid.items())
-        rows.append((name, model.layers, model.kv_capacity_tokens, valid, model.provenance))
-
-    headers = ("model", "layers", "KV capacity [tokens]", "valid for", "provenance")
-    show_table(headers, rows, text_columns=(0, 3, 4))
+    """List the shipped cost models, as `optsched list models` does."""
+    list_kind("models")
 
 
 def schema(name: str) -> None:
@@ -93,8 +95,138 @@ def warmup() -> None:
     print("every loop that commands use is compiled")
 
 
+def _policy(name: str) -> None:
+    from optsched.policies import make_policy
+
+    _, info = make_policy(name)
+    print(f"{name}: {info.summary}\n\n{inspect.getdoc(info.make) or ''}\n")
+    shown = [(key, p.type.__name__, _text(p.default)) for key, p in info.parameters.items()]
+    show_table(("parameter", "type", "default"), shown, text_columns=range(3))
+    print(f"\nsource: {info.paper or 'optsched'}")
+
+
+def _of_library(name: str | None) -> None:
+    from optsched.cli.library import list_library, show
+
+    if name is None:
+        list_library()
+    else:
+        show(name)
+
+
+def _bounds() -> Mapping[str, Any]:
+    import optsched.optimize  # noqa: F401  # it registers a bound of its own
+    from optsched.bounds import bounds
+
+    return bounds()
+
+
+def _methods() -> Mapping[str, Any]:
+    from optsched.optimize.formulations import formulations
+
+    return {
+        f"{one.name}:{name}": method
+        for one in formulations().values()
+        for name, method in one.methods.items()
+    }
+
+
+def _models() -> Mapping[str, Any]:
+    return {name: load_cost_model(name) for name in shipped_models()}
+
+
+def _formats() -> Mapping[str, Any]:
+    from optsched.workloads.traces.base import FORMATS
+
+    return FORMATS.all()
+
+
+def _data() -> Mapping[str, Any]:
+    from optsched.workloads.datasets import cached, datasets
+
+    return {
+        name: SimpleNamespace(
+            **vars(one),
+            here="yes" if cached(name) else "no",
+            sum="as others report it" if one.reported else "",
+        )
+        for name, one in datasets().items()
+    }
+
+
+def _schemas() -> Mapping[str, Any]:
+    from optsched.files.schemas import MODELS
+
+    docs = {name: inspect.getdoc(one) or "" for name, one in MODELS.items()}
+    return {k: SimpleNamespace(summary=text.partition("\n")[0]) for k, text in docs.items()}
+
+
+_HERE = "optsched.cli.listing."
+KINDS: dict[str, Kind] = {
+    "policies": Kind(
+        "optsched.policies.policies",
+        "policy clairvoyant summary parameters paper:source",
+        (
+            "clairvoyant: uses true output lengths unless the instance carries predictions",
+            "my_policy.py:Class runs a policy of your own",
+        ),
+    ),
+    "bounds": Kind(f"{_HERE}_bounds", "bound time_unit objectives certifies:certificate summary"),
+    "methods": Kind(f"{_HERE}_methods", "method summary objectives switches"),
+    "formulations": Kind(
+        "optsched.optimize.formulations.formulations", "formulation time_unit summary"
+    ),
+    "metrics": Kind("optsched.problem.metrics.TABLE", "metric words unit sense:better meaning"),
+    "models": Kind(
+        f"{_HERE}_models",
+        "model layers kv_capacity_tokens:KV_capacity valid:valid_for provenance",
+        numbers=(1, 2),
+    ),
+    "gpus": Kind(
+        "optsched.costs.devices.DEVICES",
+        "gpu memory_gib:GiB bandwidth_gb_s:GB/s tflops:TFLOP/s link_gb_s:link_GB/s",
+        ("TFLOP/s: dense, 16 bits; link: to other GPUs, both ways",),
+        numbers=range(1, 5),
+    ),
+    "formats": Kind(f"{_HERE}_formats", "format summary options:options_of_its_own"),
+    "generators": Kind("optsched.workloads.generate.generators", "generator summary parameters"),
+    "predictors": Kind("optsched.workloads.predict.predictors", "predictor summary parameters"),
+    "data": Kind(
+        f"{_HERE}_data",
+        "dataset format summary licence here sum:sha256",
+        (
+            "here: whether the user's cache has it; `optsched import FORMAT NAME` puts it there",
+            "sha256: that others report is verified by the first download",
+        ),
+    ),
+    "experiments": Kind(
+        "optsched.experiments.experiments", "experiment summary parameters paper:source"
+    ),
+    "schemas": Kind(f"{_HERE}_schemas", "schema summary"),
+}
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a table has it; of parameters their names, and the defaults of some."""
+    if isinstance(value, bool):
+        return "yes" * value
+    if isinstance(value, Mapping):
+        return ", ".join(_with_default(key, one) for key, one in value.items())
+    if isinstance(value, (tuple, frozenset)):
+        return ", ".join(sorted(value) if isinstance(value, frozenset) else value)
+
+    return value
+
+
+def _with_default(key: str, value: Any) -> str:
+    default = getattr(value, "default", value if isinstance(value, float) else None)
+    return key if default in (None, inspect.Parameter.empty) else f"{key}={_text(default)}"
+
+
 def _text(value: object) -> str:
     if value is None:
         return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
 
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,14 +10,16 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+from typer.models import ArgumentInfo
 
 from optsched.cli.output import tell
-from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.cost import CostModel
 from optsched.costs.machine import Pools
 from optsched.costs.pools import make_pools
-from optsched.files.library import cost_model_of
 from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
+from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.service import SLOS
@@ -27,14 +29,16 @@ from optsched.problem.text_files import parse_json
 
 def in_range(
     low: float, *, strict: bool = False, infinite: bool = False
-) -> Callable[[typer.CallbackParam, Any], Any]:
+) -> Callable[[typer.Context, typer.CallbackParam, Any], Any]:
     """Return an option's callback that checks that its number is >=, or >, a limit, and finite."""
 
-    def check(parameter: typer.CallbackParam, value: Any) -> Any:
+    def check(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
         finite = value is None or math.isfinite(value) or (infinite and value == math.inf)
         if not finite or (value is not None and (value < low or (strict and value == low))):
             limit = f"{'>' if strict else '>='} {low:g}"
-            name = max(parameter.opts, key=len)
+            source = context.get_parameter_source(str(parameter.name))
+            of_environment = source is not None and source.name == "ENVIRONMENT"
+            name = str(parameter.envvar) if of_environment else max(parameter.opts, key=len)
             raise UsageError(f"{name}: found {value!r}; expected a number {limit}")
 
         return value
@@ -71,37 +75,41 @@ def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
 
 
 _TIME = {"callback": _time}
-TimeLimit = Annotated[float, AT_LEAST_0]
+_FROM_ENVIRONMENT = {"envvar": "OPTSCHED_TIME_LIMIT"}
+TimeLimit = Annotated[float, AT_LEAST_0, _FROM_ENVIRONMENT]
+TimeLimitOrNone = Annotated[float | None, ABOVE_0, _FROM_ENVIRONMENT]
 Seed = Annotated[int, {"min": 0}]
 Given = Mapping[str, Any]
 UNSET: Given = MappingProxyType({})
 """Of a parameter that stands for several options (`_GROUPS`), those that are given."""
+RARE = "Rare options"
+# The name of the second argument, which is the cost model.
+_SECOND = "model_argument"
 
 # Texts of parameters that several commands have, as `command` reads them.
 _SHARED = """
-  instance_file INSTANCE: The instance: a JSON file, or the name of a shipped instance, such as
-    tiny or library/chat-x1.
+  instance_file INSTANCE: A JSON file, or a shipped one's name: tiny, library/chat-x1.
   schedule_file SCHEDULE: The schedule: a JSON file.
-  cost_model NAME|FILE.toml: The cost model, which an instance in seconds needs. `optsched models`
-    lists names.
-  policies --policy SPEC: A policy to run (repeatable). By default all run that the instance
-    allows. `optsched policies` lists them.
-  pools POOLS: The machines, as in 2p6d: 2 prefill and 6 decode machines. m stands for mixed
-    ones.
-  link LINK: What a move of KV takes between pools, as in latency=50us,bandwidth=50GB/s or
-    latency=1ms,token=2us. By default it takes nothing.
-  deflect_below N: Decode machines prefill requests with fewer prompt tokens.
+  cost_model MODEL: The cost model: a name or a .toml file. By default OPTSCHED_COST_MODEL.
+  policies --policy SPEC: A policy (repeatable). By default all that the instance allows.
+  pools POOLS: Machines: 2p6d is 2 prefill and 6 decode; m is mixed.
+  link LINK: What a move of KV takes: latency=50us,bandwidth=50GB/s.
+  deflect_below N: Decode machines prefill shorter prompts than N.
   time_limit S: The time limit in seconds.
   seed N: The seed of all random choices.
-  json_out --json FILE|-: Write the result as JSON. With - nothing else is printed.
-  schedule_out FILE: Write the schedule to this file.
-  requests_out FILE: Write a row per request to this .csv or .parquet file.
-  settings --set KEY=VALUE: An argument of vllm.LLM (repeatable).
-  slo_ttft S: The SLO on the time to first token, in the instance's time unit.
+  json_out --json FILE|-: Write the result as JSON; with - print only it.
+  schedule_out FILE: Write the schedule.
+  requests_out FILE: Write a row per request: .csv or .parquet.
+  vllm KEY=VALUE: An argument of vllm.LLM (repeatable).
+  gpu NAME: The GPU: a name (`optsched list gpus`), a .toml file, or KEY=VALUE,... of its peaks.
+  tensor_parallel N: The number of GPUs that share every layer.
+  slo_ttft S: The SLO on the time to first token, such as 1s.
   slo_tpot S: The SLO on the mean time per further token.
   slo_gap S: The SLO on the largest time between two tokens.
   slo_latency S: The SLO on the time from arrival to last token.
 """
+# Shared parameters that are rare wherever they are.
+_RARE = ("link", "deflect_below", "slo_gap", "slo_latency", "seed")
 # Parameters that stand for several options, of which a command gets those that are given.
 _GROUPS: dict[str, dict[str, Any]] = {
     "slos": dict.fromkeys(SLOS, Annotated[str | None, _TIME]),
@@ -113,6 +121,29 @@ _GROUPS: dict[str, dict[str, Any]] = {
 }
 
 
+class Command(TyperCommand):
+    """A command whose help has the rare options below the others, and fits a screen."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options, each panel of them as a section.
+
+        What the usage says, and ranges, are left out.
+        """
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], RARE: []}
+        for one in self.get_params(ctx):
+            panel = "Arguments" if one.param_type_name == "argument" else "Options"
+            row = one.get_help_record(ctx)
+            if row is not None:
+                said = re.sub(r"  \[(required|x>=[\d.]+)\]|; x>=[\d.]+", "", row[1])
+                title = getattr(one, "rich_help_panel", None) or panel
+                sections[title].append((row[0].removesuffix(" <str>"), said))
+
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 @functools.cache
 def _shared() -> dict[str, tuple[list[str], str]]:
     return read_entries(_SHARED)
@@ -122,31 +153,53 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function as a command, whose options its signature and its docstring declare.
 
     Below a line ``Parameters:`` of the docstring, an entry is the name of a parameter, the names of
-    its option if they are others, its metavar, a colon and its help. A parameter without a default
-    is an argument, or an option that must be given if it has names. Rules stand in its annotation.
-    A ``typer.Context`` is passed on. Instead of ``slos`` the command has an option for each SLO,
-    instead of ``machines`` those that describe pools, and gets those given as a dict.
+    its option if they are others, its metavar, a colon and its help. An entry ``Rare`` names
+    parameters whose options are rare. A parameter without a default is an argument, or an option
+    that must be given if it has names. Rules stand in its annotation. A ``typer.Context`` is passed
+    on. Instead of ``slos`` the command has an option for each SLO, instead of ``machines`` those
+    that describe pools, and gets those given as a dict. The cost model may be a second argument
+    where the instance is the only one.
     """
     if function.__doc__ is None:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
 
     summary, _, own = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")
     texts, hints = {**_shared(), **read_entries(own)}, get_type_hints(function, include_extras=True)
-    parameters = []
+    rare = {*_RARE, *texts.pop("Rare", ([], ""))[1].rstrip(".").split(", ")}
+    parameters: list[inspect.Parameter] = []
+
+    def add(name: str, hint: Any, default: Any) -> None:
+        more: dict[str, Any] = {"rich_help_panel": RARE} if name in rare else {}
+        parameters.append(_parameter(name, hint, default, *texts[name], **more))
+
     for name, one in inspect.signature(function).parameters.items():
         if hints[name] is typer.Context:
             parameters.append(one.replace(annotation=typer.Context, kind=one.KEYWORD_ONLY))
         elif name in _GROUPS:
-            group = _GROUPS[name].items()
-            parameters += [_parameter(option, hint, None, *texts[option]) for option, hint in group]
+            for option, hint in _GROUPS[name].items():
+                add(option, hint, None)
         else:
-            parameters.append(_parameter(name, hints[name], one.default, *texts[name]))
+            add(name, hints[name], one.default)
+
+    arguments = [one.name for one in parameters if isinstance(one.default, ArgumentInfo)]
+    second = arguments == ["instance_file"] and "cost_model" in hints
+    if second:
+        words = ["MODEL"], "The cost model of seconds (`optsched list models`)."
+        hint = Annotated[str | None, ARGUMENT]
+        parameters.insert(1, _parameter(_SECOND, hint, None, *words))
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
         for group in _GROUPS.keys() & hints.keys():
             given = {option: values.pop(option) for option in _GROUPS[group]}
             values[group] = {option: one for option, one in given.items() if one is not None}
+
+        model = values.pop(_SECOND) if second else None
+        if model is not None:
+            if values["cost_model"] is not None:
+                raise UsageError(f"--cost-model: found it beside MODEL {model!r}; expected one")
+
+            values["cost_model"] = model
 
         function(**values)
 
@@ -157,11 +210,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(
-    name: str, hint: Any, default: Any, shown: list[str], words: str
+    name: str, hint: Any, default: Any, shown: list[str], words: str, **more: Any
 ) -> inspect.Parameter:
     """Return a parameter as typer reads it. `shown`: the names of its option, and its metavar."""
     names = [word for word in shown if word.startswith("-")]
-    more: dict[str, Any] = {"metavar": next((w for w in shown if w not in names), None)}
+    more["metavar"] = next((w for w in shown if w not in names), None)
     kind = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
     for rules in getattr(hint, "__metadata__", ()):
         more |= rules
@@ -201,7 +254,7 @@ def read_checked(
     check_outputs(*outputs)
     check_folder(folder)
     check_rounds(instance, formulation)
-    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
+    cost = stated_cost_model(instance, cost_model, instance_file)
     return instance, None if instance.in_rounds else cost
 
 
@@ -249,7 +302,7 @@ def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]
 def engine_settings(pairs: list[str] | None) -> dict[str, Any]:
     """Return arguments of an engine by name: each value as JSON if it is that, else as text."""
     found: dict[str, Any] = {}
-    for key, text in key_values(pairs).items():
+    for key, text in key_values(pairs, "--vllm").items():
         try:
             found[key] = parse_json(text)
         except InputError:

@@ -1,5 +1,6 @@
 """Output of commands: JSON, tables, and the line that shows the progress of a solver."""
 
+import logging
 import math
 import os
 import shutil
@@ -20,6 +21,7 @@ from optsched.problem.budget import work_time
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import TABLE, time_words
+from optsched.problem.notes import LOGGER
 from optsched.problem.progress import LiveLine as LiveLine, number as number, percent as percent
 from optsched.problem.schedule import Schedule
 
@@ -38,8 +40,11 @@ def unit(instance: Instance) -> str:
 
 
 def tell(text: str) -> None:
-    """Print a line that belongs to no answer on standard error."""
+    """Print and log a line that belongs to no answer, on standard error."""
     print(text, file=sys.stderr)
+    kind, _, rest = text.partition(": ")
+    levels = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
+    LOGGER.log(levels.get(kind, logging.INFO), "%s", rest if kind in levels else text)
 
 
 def emit_json(data: Mapping[str, Any], target: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""``plot``, ``trace`` and ``report``: show in pictures what other commands wrote."""
+"""``plot`` and ``report``: show in pictures what other commands wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, hardware_of
 from optsched.costs.pools import stated_pools
-from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
 from optsched.judge.timeline import Timeline, timeline
@@ -34,12 +33,12 @@ def plot(
     against: str | None = None,
     machines: Given = UNSET,
 ) -> None:
-    """Draw a schedule, a result, a comparison, a certificate or an experiment.
+    """Draw a schedule, a result, a comparison or an experiment.
 
     Parameters:
-      source RESULT|SCHEDULE|COMPARISON|CAPACITY|SPLITS|CERTIFICATE|RATIOS|EXPERIMENT-DIR: The
-        file or folder to draw. Its format says what it is.
-      out -o --out FILE: Write the figure to this .png, .svg or .pdf file.
+      source FILE|DIR: What to draw: what another command wrote. Its format says what it is.
+      out -o --out FILE: Write the figure to this .png, .svg or .pdf file; of a schedule, .json or
+        .json.gz is a trace for ui.perfetto.dev.
       instance_file --instance FILE: The instance that the schedules were made for.
       kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
         schedule, gap for one --against another, progress for a result, policies for a comparison,
@@ -48,6 +47,10 @@ def plot(
       against SCHEDULE: For the kind gap, the schedule to hold against: who loses and gains.
     """
     from optsched.show.plot import style
+
+    if out.endswith((".json", ".json.gz")):
+        _trace(source, out, instance_file, cost_model, machines)
+        return
 
     style.check_suffix(out)
     check_outputs(out)
@@ -62,31 +65,23 @@ def plot(
     print(out)
 
 
-def trace(
-    instance_file: str,
-    schedule_file: str,
-    out: str,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
+def _trace(
+    source: str, out: str, instance_file: str | None, cost_model: str | None, machines: Given
 ) -> None:
-    """Write a schedule as a trace that Perfetto opens (ui.perfetto.dev).
-
-    Parameters:
-      out -o --out FILE: Write the trace to this .json or .json.gz file.
-    """
-    check_suffix(out, "--out", ".json", ".json.gz")
+    """Write a schedule as a trace that Perfetto opens."""
     from optsched.show.perfetto import write_trace
 
-    instance = read_instance(instance_file)
     check_outputs(out)
-    schedule, cost = schedule_of(schedule_file, instance, cost_model)
+    _, data, _ = read_source(source, ("schedule",))
+    instance = instance_for(data.get("instance_sha256"), instance_file, source)
+    schedule, cost = schedule_of(source, instance, cost_model, None, data)
     hardware = hardware_of(instance, cost, machines)
     events = write_trace(timeline(instance, schedule, hardware), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
 
 def report(files: list[str], out: str, cost_model: str | None = None) -> None:
-    """Write one HTML file about results, comparisons and schedules, which needs no network.
+    """Write one HTML file about results, which needs no network.
 
     Parameters:
       files FILE...: Results, comparisons, capacities, certificates, schedules, instances, in any

@@ -1,4 +1,4 @@
-"""``profile``: how long the batches of a real engine take on the device at hand."""
+"""``gpu profile``: how long the batches of a real engine take on the device at hand."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -18,22 +18,22 @@ def profile(
     max_tokens: Count = 2048,
     max_requests: Count = 64,
     max_kv: Count = 4096,
-    repeats: Count = 5,
-    settings: list[str] | None = None,
+    runs: Count = 5,
+    vllm: list[str] | None = None,
     seed: Seed = 0,
 ) -> None:
-    """Measure how long batches take on this device, for `optsched fit`.
+    """Measure how long batches take on this device, for `optsched gpu fit`.
 
     The same command goes on with a profile that was begun.
 
     Parameters:
       engine ENGINE: The engine: vllm.
       folder MODEL_FOLDER: The model's folder, with config.json.
-      out -o --out PROFILE_DIR: The folder of the profile.
+      out -o --out DIR: The folder of the profile.
       max_tokens N: Batches of up to N tokens.
       max_requests N: Batches of up to N requests.
       max_kv N: Requests of up to N tokens.
-      repeats N: Measure each batch N times after a warm-up.
+      runs N: Measure each batch N times after a warm-up.
     """
     from optsched.costs.fit import fit
     from optsched.engines.profiling import profile as run
@@ -47,8 +47,8 @@ def profile(
             max_tokens=max_tokens,
             max_requests=max_requests,
             max_kv=max_kv,
-            repeats=repeats,
-            options=engine_settings(settings),
+            repeats=runs,
+            options=engine_settings(vllm),
             seed=seed,
             progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
             stop=stop,
@@ -59,6 +59,6 @@ def profile(
         # Times of whole batches are not held against a device, so any will do.
         fit(out, hardware=replace(DEVICES["cpu"], name="this"))
     except InputError as error:
-        print(f"too few for `optsched fit`: {error}")
+        print(f"too few for `optsched gpu fit`: {error}")
     else:
-        print(f"`optsched fit {out}` makes a cost model")
+        print(f"`optsched gpu fit {out}` makes a cost model")

@@ -1,4 +1,4 @@
-"""``replay``: an instance's requests on a real engine."""
+"""``gpu replay``: an instance's requests on a real engine."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -14,16 +14,16 @@ from optsched.problem.instance import Instance
 
 def replay(
     instance_files: list[str],
-    engine: str,
+    server: str,
     outs: list[str],
     model: str | None = None,
     priority: str | None = None,
     cost_model: str | None = None,
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     instance_out: str | None = None,
-    timeout: Annotated[float, ABOVE_0] = 600.0,
+    time_limit: Annotated[float, ABOVE_0] = 600.0,
     vocabulary: int = 10_000,
-    settings: list[str] | None = None,
+    vllm: list[str] | None = None,
     seed: Seed = 0,
 ) -> None:
     """Send an instance's requests to a real engine, and measure when their tokens come.
@@ -32,14 +32,16 @@ def replay(
 
     Parameters:
       instance_files INSTANCE...: Instances: JSON files, or names of shipped instances.
-      engine --engine ADDRESS: http://HOST:PORT of a server, or vllm:MODEL_FOLDER.
+      server --server ADDRESS: http://HOST:PORT, or vllm:MODEL_FOLDER.
       outs -o --out FILE: Write the measured times, for `compare --measured`; one each.
       model NAME: The server's model. The default is its first.
       priority ORDER: Send priorities: arrival, prompt, output, total, work, ...
+      cost_model MODEL: The cost model of --priority work.
       rate_scale X: Send requests X times as fast.
       instance_out FILE: Write the instance as sent, with its own arrivals.
-      timeout S: Give a request up after S seconds.
+      time_limit S: Give a request up after S seconds.
       vocabulary N: Token ids of the random prompts are less than N.
+      Rare: priority, cost_model, vocabulary, vllm
     """
     from dataclasses import replace
 
@@ -69,13 +71,13 @@ def replay(
         write_instance(instances[0], instance_out)
 
     # Ctrl-C ends it at once.
-    where = connect(engine, model=model, options=engine_settings(settings))
+    where = connect(server, model=model, options=engine_settings(vllm))
     served = 0
     for instance, order, out in zip(instances, orders, outs, strict=True):
         with LiveLine() as line, stop_at_ctrl_c() as stop:
             sent = {"priority": order, "vocabulary": vocabulary, "seed": seed}
             progress = partial(_show_progress, line, instance.n)
-            found = run(instance, where, **sent, timeout_s=timeout, progress=progress, stop=stop)
+            found = run(instance, where, **sent, timeout_s=time_limit, progress=progress, stop=stop)
 
         write_measured(found, out)
         served += _tell(instance, found, out)

@@ -56,23 +56,23 @@ def solve(
     json_out: str | None = None,
     log: str | None = None,
 ) -> None:
-    """Find an optimal schedule, or the best one within the time limit and a bound.
+    """Find an optimal schedule, or the best one and a bound.
 
     Parameters:
-      formulation NAME: The formulation. The default is hindsight in rounds and infermax in
-        seconds.
-      method auto|NAME: The method of solving. `optsched methods` lists them.
-      objective NAME[,NAME...]: The objective. Several are lexicographic. The default is tel, the
-        total latency.
-      workers N: Equal workers. Who runs where is searched for, too.
-      pulp_solver NAME: Another solver of PuLP for the method pulp-bigm.
+      formulation NAME: hindsight (rounds) or infermax (seconds).
+      method auto|NAME: The method (`optsched list methods`).
+      objective NAME,...: The objective, or several, lexicographic. By default tel, the total
+        latency.
+      workers N: Equal workers to place requests on.
+      pulp_solver NAME: Another solver of PuLP, for pulp-bigm.
       eviction_free: Forbid evictions.
-      below PHI: Ask whether a schedule exists below PHI times a policy's value; needs --than.
+      below PHI: Is there a schedule below PHI times --than's value?
       than POLICY: The policy that --below refers to.
       mip_rel_gap G: The relative gap at which the solver may stop.
       threads N: The number of threads. By default all are used.
-      warm_start SCHEDULE|POLICY: The schedule file or the policy to start from.
-      log FILE: Write the solver's log to this file.
+      warm_start FILE|POLICY: The schedule or the policy to start from.
+      log FILE: Write the solver's log.
+      Rare: pulp_solver, eviction_free, below, than, mip_rel_gap, threads, log
     """
     if (below is None) != (than is None):
         raise UsageError(
@@ -162,12 +162,12 @@ def bound(
     machines: Given = UNSET,
     json_out: str | None = None,
 ) -> None:
-    """Compute what no schedule beats: a bound on total latency, or on another objective.
+    """Compute what no schedule beats: a bound on an objective.
 
     Parameters:
-      method auto|NAME: The name of a bound. With auto the best bound is taken.
+      method auto|NAME: A bound (`optsched list bounds`); auto takes the best.
       objective NAME: The objective to bound, for example makespan.
-      certificate_out FILE: Write the certificate to this file.
+      certificate_out FILE: Write the certificate.
     """
     instance, cost = read_checked(instance_file, cost_model, json_out, certificate_out)
     from optsched.bounds import bounds

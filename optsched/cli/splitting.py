@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, read_checked
+from optsched.cli.options import UNSET, Given, Seed, TimeLimitOrNone, read_checked
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import TABLE
@@ -21,33 +21,34 @@ def splits(
     link: str | None = None,
     router: str = "least-requests",
     slos: Given = UNSET,
-    time_limit: Annotated[float | None, ABOVE_0] = None,
+    time_limit: TimeLimitOrNone = None,
     seed: Seed = 0,
-    certificates: str | None = None,
+    certificates_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Find which splits of machines into prefill and decode pools can be best, with proofs.
+    """Find which splits into prefill and decode pools can be best.
 
     Parameters:
       workers N: The number of machines, from 2 to 64.
       policies --policy SPEC: A policy to run on every split (repeatable).
-      link TEXT: What a move of KV takes, such as latency=50us,bandwidth=50GB/s,model=llama3-8b.
+      link LINK: A move of KV: latency=50us,bandwidth=50GB/s,model=llama3-8b.
       router NAME: The router in front of both pools.
-      certificates DIR: Write certificates of the bounds into this folder.
+      certificates_out DIR: Write certificates of the bounds into this folder.
+      Rare: router
     """
-    instance, cost = read_checked(instance_file, cost_model, json_out, folder=certificates)
+    instance, cost = read_checked(instance_file, cost_model, json_out, folder=certificates_out)
     from optsched.analysis.splits import splits as run
     from optsched.files.outputs import make_folder
     from optsched.files.read_write import write_json
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         more: dict[str, Any] = {"cost_model": cost, "link": link, "router": router, "seed": seed}
-        more |= {"time_limit_s": time_limit, "certify": certificates is not None, "stop": stop}
+        more |= {"time_limit_s": time_limit, "certify": certificates_out is not None, "stop": stop}
         more["progress"] = lambda name: line.show(f"split {name}")
         found = run(instance, workers, policies or None, **{**more, **slos})
 
-    if certificates is not None:
-        folder = make_folder(certificates)
+    if certificates_out is not None:
+        folder = make_folder(certificates_out)
         for row in found.rows:
             for name, certificate in row.certificates.items():
                 write_json(certificate, folder / f"{row.pools}-{name}.json")

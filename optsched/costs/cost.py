@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from optsched.costs.batch import COEFFICIENTS, EMPTY, add_prefill, batch_time
 from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError, kind_of, meant
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
+from optsched.problem.notes import warn
 from optsched.problem.text_files import read_toml
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def _warn_of_default(instance: Instance, cost: BatchCost) -> None:
     """Warn where the instance's KV capacity is the default, and not that of the model's machine."""
     held, own = instance.kv_capacity, cost.kv_capacity_tokens
     if held == DEFAULT_KV_CAPACITY and own is not None and abs(own - held) > SAME_CAPACITY * held:
-        warnings.warn(
+        warn(
             f"the instance's KV capacity is the default of {held} tokens, and the machine of cost "
             f"model {cost.name!r} holds {own}; --cost-model of `import` or `export` sets it",
             stacklevel=3,

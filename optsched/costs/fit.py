@@ -441,7 +441,7 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
     models = list(models)
     for model in models:
         if model.table is not None:
-            raise UsageError(f"--against: found {model.name}, which is tabulated; expected another")
+            raise UsageError(f"--beside: found {model.name}, which is tabulated; expected another")
 
     generator = np.random.default_rng(found.seed)
     chosen = []

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from optsched.files.measured import Measured
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.notes import warn
 
 TIMEOUT_S = 600.0
 """Default of the seconds after which a request is given up."""
@@ -168,7 +168,7 @@ class Sending:
             why = f"comes after request {min(lost)}, which failed" if lost else "interrupted"
             self.end(request, error=why)
         if self._delay_s > _LATE_S:
-            warnings.warn(f"requests were sent up to {self._delay_s:.2g} s late", stacklevel=3)
+            warn(f"requests were sent up to {self._delay_s:.2g} s late", stacklevel=3)
 
         return Measured(
             latency=self._last - self.due,

@@ -16,7 +16,6 @@ vLLM. It was written for the versions in `TESTED`.
 """
 
 import time
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from optsched.policies.base import Batch, Job, Rules, Scheduler, View
 from optsched.policies.engine.stepwise import Stepwise
 from optsched.problem.errors import PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.notes import warn
 from optsched.problem.streams import stream
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Desk:
         if waiting and not (running or answer.tokens):
             i = waiting[0]
             found = f"found an empty batch while request {i} of {prompt[i]} tokens waits"
-            warnings.warn(f"policy: {found}, and nothing runs", stacklevel=2)
+            warn(f"policy: {found}, and nothing runs", stacklevel=2)
 
         return answer
 
@@ -322,7 +322,7 @@ def _scheduler_class() -> type:
     version = str(vllm.__version__).partition("+")[0]
     if version not in TESTED:
         words = f"found vLLM {version}; tested with {', '.join(TESTED)}"
-        warnings.warn(f"optsched.engines.vllm: {words}", stacklevel=3)
+        warn(f"optsched.engines.vllm: {words}", stacklevel=3)
 
     return type("PolicyScheduler", (_Decides, Base), {"__module__": __name__})
 

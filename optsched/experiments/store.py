@@ -7,7 +7,6 @@ differs in one of these is refused, so that results of different kinds never sta
 import hashlib
 import json
 import sqlite3
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from optsched.experiments.registry import studies_folder
 from optsched.files.read_write import example_instances
 from optsched.problem.errors import InputError
 from optsched.problem.instance import canonical_json
+from optsched.problem.notes import warn
 
 FILE = "results.sqlite"
 """Name of the store in an experiment's folder."""
@@ -196,7 +196,7 @@ def _compare(path: Path | None, stored: Identity, wanted: Identity) -> None:
             raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({advice})")
 
     if path is not None and stored.libraries != wanted.libraries:
-        warnings.warn(
+        warn(
             f"{path.parent}: the trials stored there began with {stored.libraries}; the trials now "
             f"run with {wanted.libraries}",
             stacklevel=5,

@@ -61,7 +61,7 @@ def entry_of(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"library: {bare!r} is a family; expected one of {', '.join(members)}")
     if bare not in data["instances"]:
         raise InputError(
-            f"library: {bare!r} is unknown; `optsched library list` has the names, such as "
+            f"library: {bare!r} is unknown; `optsched list library` has the names, such as "
             f"{', '.join(list(data['instances'])[:4])}"
         )
 

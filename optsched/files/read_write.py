@@ -59,7 +59,7 @@ def read_instance(path: str | Path) -> Instance:
         shipped = ", ".join(example_instances())
         raise InputError(
             f"{path}: no such file; {meant(str(path), example_instances())}expected a file or one "
-            f"of {shipped}, or library/NAME (`optsched library list`)"
+            f"of {shipped}, or library/NAME (`optsched list library`)"
         )
 
     data = read_json(file, expect="instance")

@@ -277,7 +277,7 @@ class ProgressFile(_Open):
 
 
 class ResultFile(_Answer):
-    """What `solve`, `bound`, `simulate` and `evaluate` write; further fields may appear.
+    """What `solve`, `bound` and `simulate` write; further fields may appear.
 
     Fields:
       workers: number of equal workers; absent: 1

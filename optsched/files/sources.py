@@ -1,10 +1,12 @@
-"""Files that plots and reports are made from, recognised by their formats."""
+"""Files that plots and reports are made from, recognised by their formats; default cost models."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from optsched.costs.cost import CostModel, cost_for, load_cost_model, shipped_models
+from optsched.files.library import cost_model_of
 from optsched.files.read_write import (
     read_instance,
     read_schedule,
@@ -12,9 +14,11 @@ from optsched.files.read_write import (
     shipped_instance,
 )
 from optsched.files.strict_json import Place, check_format, read_json_and_digest
-from optsched.problem.errors import InputError, UsageError
+from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
+
+COST_MODEL_VARIABLE = "OPTSCHED_COST_MODEL"
 
 
 def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any], str]:
@@ -66,8 +70,20 @@ def cost_model_like(
             if model.sha256 in digests:
                 return model
 
-    cost = cost_for(instance, given)
+    cost = stated_cost_model(instance, given)
     return None if instance.in_rounds else cost
+
+
+def stated_cost_model(instance: Instance, given: str | None, file: str = "") -> CostModel:
+    """Return the given cost model, or that of a library's instance, or of the environment."""
+    name, default = given or cost_model_of(file), os.environ.get(COST_MODEL_VARIABLE)
+    if name is not None or not default or instance.in_rounds:
+        return cost_for(instance, name)
+
+    try:
+        return cost_for(instance, default)
+    except OptschedError as error:
+        raise InputError(f"{COST_MODEL_VARIABLE}: {error}") from None
 
 
 def schedule_of(

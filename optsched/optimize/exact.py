@@ -1,6 +1,5 @@
 """Exact methods: choose one, find a schedule to start from, run it and check its answer."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from optsched.policies import behind_routers
 from optsched.problem import errors
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
+from optsched.problem.notes import warn
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
 
@@ -261,7 +261,7 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
         why = str(large)
 
     if why != "interrupted":
-        warnings.warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
+        warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
     if start is None:
         return Answer(Status.NO_INCUMBENT, native_status=why)
 

@@ -4,7 +4,6 @@
 """
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -45,6 +44,7 @@ from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, UsageError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
+from optsched.problem.notes import warn
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives, service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
@@ -357,7 +357,7 @@ def _by_the_search(
         if own is not interval and best and interval.goal.better(best.value, own.value):
             kinds = own.scope.limitation.removeprefix("without ")
             words = f"{interval.goal} {number(best.value)} ({best.origin})"
-            warnings.warn(f"a schedule with {kinds} is better: {words}", stacklevel=3)
+            warn(f"a schedule with {kinds} is better: {words}", stacklevel=3)
     else:
         if interval.general is not None:
             own.prove(*interval.general)

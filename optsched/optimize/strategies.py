@@ -3,7 +3,6 @@
 Exact methods are in `optsched.optimize.exact`.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
+from optsched.problem.notes import warn
 from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 from optsched.problem.service import SLOS
@@ -123,7 +123,7 @@ def with_limits(instance: Instance, limits: Mapping[str, float | None]) -> Insta
 def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
     """Warn if almost nothing of a time limit is left for what is about to begin."""
     if limit_s and left_s < _USEFUL * limit_s:
-        warnings.warn(
+        warn(
             f"{name} had {left_s:.1f} s of the {limit_s:g} s, since what came before took the "
             "rest; a larger time limit may improve the answer",
             stacklevel=2,

@@ -74,7 +74,7 @@ class PolicyInfo:
         return specs.parameters_of(self.make)
 
 
-_REGISTRY: Registry[PolicyInfo] = Registry("policy", __name__)
+_REGISTRY: Registry[PolicyInfo] = Registry("policy", __name__, plugins="optsched.policies")
 
 
 def policy(

@@ -15,13 +15,14 @@ import os
 import pickle
 import re
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b, sha1
 from pathlib import Path
 from typing import Any
+
+from optsched.problem.notes import warn
 
 LOST = "compiled loops cannot be kept"
 WAY_OUT = "every process compiles them again; set NUMBA_CACHE_DIR to a folder that can be written"
@@ -96,7 +97,7 @@ class Files:
 
         if not UNKEPT:  # what is true of one loop is true of all
             UNKEPT.extend(refused)
-            warnings.warn(f"{LOST} ({'; '.join(UNKEPT)}); {WAY_OUT}", stacklevel=1)
+            warn(f"{LOST} ({'; '.join(UNKEPT)}); {WAY_OUT}", stacklevel=1)
 
 
 class _Beside:

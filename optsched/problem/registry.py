@@ -3,10 +3,12 @@
 import pkgutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Generic, TypeVar
 
-from optsched.problem.errors import InputError, OptschedError, named
+from optsched.problem.errors import InputError, OptschedError, in_words, named
+from optsched.problem.notes import warn
 
 T = TypeVar("T")
 
@@ -32,6 +34,10 @@ class Registry(Generic[T]):
     A module registers its values in one of two ways. It calls `add`, usually in a decorator, or
     it holds values of type `kind` at its top level, each with an attribute ``name``. Without a
     `package` only `add` registers any. `what` is what errors call a value.
+
+    Other packages add to it by entry points of the group `plugins`. Each names a module, which
+    registers its values in the same two ways; without a `package` it names a value. One that fails
+    to load, or that takes a name which there is, is left out with a warning.
     """
 
     def __init__(
@@ -41,10 +47,12 @@ class Registry(Generic[T]):
         kind: type[T] | None = None,
         *,
         error: Callable[[str], OptschedError] = InputError,
+        plugins: str | None = None,
     ) -> None:
         self._what, self._package, self._kind, self._error = what, package, kind, error
         self._values: dict[str, T] = {}
-        self._complete = package is None
+        self._plugins = plugins
+        self._complete = package is None and plugins is None
 
     def add(self, name: str, value: T) -> T:
         """Register a value and return it. A decorator that runs again replaces its former value."""
@@ -57,11 +65,13 @@ class Registry(Generic[T]):
 
     def all(self) -> dict[str, T]:
         """Return every value by name, sorted by name."""
-        if not self._complete and self._package is not None:
-            for module in modules_of(self._package):
+        if not self._complete:
+            for module in () if self._package is None else modules_of(self._package):
                 self._collect(module)
 
-            self._complete = True
+            self._complete = True  # a plug-in may ask for what there is
+            if self._plugins is not None:
+                self._plug(self._plugins)
 
         return dict(sorted(self._values.items()))
 
@@ -74,3 +84,19 @@ class Registry(Generic[T]):
             for value in vars(module).values():
                 if isinstance(value, self._kind):
                     self.add(str(value.name), value)  # type: ignore[attr-defined]
+
+    def _plug(self, group: str) -> None:
+        """Add what other packages have, in the order of the names of their entry points."""
+        for point in sorted(entry_points(group=group), key=lambda point: point.name):
+            try:
+                found = point.load()
+                if self._package is None:
+                    self.add(point.name, found)
+                elif isinstance(found, ModuleType):
+                    self._collect(found)
+                else:
+                    raise TypeError(f"found {found!r:.80}; expected a module")
+            except (Exception, SystemExit) as error:
+                of = "" if point.dist is None else f" of the package {point.dist.name}"
+                why = f"{point.name!r}{of} is left out: {in_words(error)}"
+                warn(f"{group}: the entry point {why}", stacklevel=3)

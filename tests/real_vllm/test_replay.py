@@ -46,8 +46,17 @@ def test_requests_are_served_with_their_lengths_and_too_long_ones_are_told(tmp_p
     )
     optsched.write_instance(instance, tmp_path / "i.json")
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
-    words = ["replay", "i.json", "--engine", f"vllm:{tmp_path}", "-o", "m.json", "--vocabulary"]
-    words += ["200", *(word for setting in SETTINGS for word in ("--set", setting))]
+    words = [
+        "gpu",
+        "replay",
+        "i.json",
+        "--server",
+        f"vllm:{tmp_path}",
+        "-o",
+        "m.json",
+        "--vocabulary",
+    ]
+    words += ["200", *(word for setting in SETTINGS for word in ("--vllm", setting))]
     run(tmp_path, *words)
     found = optsched.read_measured(tmp_path / "m.json")
     assert found.instance_sha256 == instance.sha256
@@ -91,9 +100,9 @@ def test_calls_of_sessions_find_what_was_said_before_them(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
 
     for cached in ("false", "true"):
-        words = ["replay", "i.json", "--engine", f"vllm:{tmp_path}", "-o", "m.json"]
-        words += ["--vocabulary", "900", "--set", f"enable_prefix_caching={cached}"]
-        words += [word for setting in SETTINGS for word in ("--set", setting)]
+        words = ["gpu", "replay", "i.json", "--server", f"vllm:{tmp_path}", "-o", "m.json"]
+        words += ["--vocabulary", "900", "--vllm", f"enable_prefix_caching={cached}"]
+        words += [word for setting in SETTINGS for word in ("--vllm", setting)]
         (shown,) = [x for x in run(tmp_path, *words, code=COUNTING).splitlines() if "CACHED" in x]
         optsched.read_measured(tmp_path / "m.json").check(instance)
 
@@ -106,11 +115,11 @@ def test_calls_of_sessions_find_what_was_said_before_them(tmp_path: Path) -> Non
 
 def test_a_profile_goes_on_where_it_stopped_and_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
-    words = ["profile", "vllm", ".", "-o", "p", "--max-tokens", "64", "--max-requests", "4"]
-    words += ["--max-kv", "512", "--repeats", "2"]
-    words += [word for setting in SETTINGS[:2] for word in ("--set", setting)]
+    words = ["gpu", "profile", "vllm", ".", "-o", "p", "--max-tokens", "64", "--max-requests", "4"]
+    words += ["--max-kv", "512", "--runs", "2"]
+    words += [word for setting in SETTINGS[:2] for word in ("--vllm", setting)]
     for seen in ("", "again"):
-        shown = run(tmp_path, *words, "--set", "block_size=32")
+        shown = run(tmp_path, *words, "--vllm", "block_size=32")
         rows = (tmp_path / "p" / "steps.csv").read_text().splitlines()
         assert f"p: {len(rows) - 1} of {len(rows) - 1} batches measured" in shown, seen
     (table,) = read_profile(tmp_path / "p", hardware="cpu").tables

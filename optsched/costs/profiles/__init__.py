@@ -67,6 +67,6 @@ def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
 
     raise InputError(
         f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "
-        "(Splitwise), steps.csv (optsched profile), dense.csv with attention.csv (LLMServingSim) "
+        "(Splitwise), steps.csv (optsched gpu profile), dense.csv, attention.csv (LLMServingSim) "
         "or *.parquet (aiconfigurator)"
     )

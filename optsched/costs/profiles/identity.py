@@ -262,7 +262,7 @@ class Claim:
         else:  # a device of one's own may be called anything, and a processor, too
             fits = {v for v, meant in names.items() if str(v) == own or own != "cpu" or not meant}
 
-        return fits, f"{own!r}, or another --device"
+        return fits, f"{own!r}, or another --gpu"
 
     def _model(self, column: _Column) -> Wanted:
         if self.model is None:
@@ -327,13 +327,13 @@ def _one_device(column: _Column, asked: str) -> Device:
     if len(column.values) > 1 and DEFAULT_DEVICE in found:
         return DEVICES[DEFAULT_DEVICE]
     if len(found) > 1:
-        raise column.wrong("--device with one of them")
+        raise column.wrong("--gpu with one of them")
 
     try:
         return device(str(column.values[0]))
     except InputError as error:
         reason = str(error).removeprefix("device: ")
-        raise InputError(f"{column.file}: {column.name}: {reason} (--device)") from None
+        raise InputError(f"{column.file}: {column.name}: {reason} (--gpu)") from None
 
 
 def _values(rows: Frame, name: str) -> list[Any]:

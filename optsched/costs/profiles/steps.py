@@ -1,4 +1,4 @@
-"""Whole batches of a real engine, as ``optsched profile`` measures them."""
+"""Whole batches of a real engine, as ``optsched gpu profile`` measures them."""
 
 from pathlib import Path
 

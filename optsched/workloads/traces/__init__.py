@@ -8,7 +8,6 @@ rows, a random sample, arrivals relative to the first, rounds, and the KV capaci
 import dataclasses
 import math
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,6 +21,7 @@ from optsched.files.measured import Measured
 from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting, clients_words
+from optsched.problem.notes import warn
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
@@ -265,7 +265,7 @@ def read_trace(format: str, path: str | Path, **options: Any) -> Instance:
     """
     instance, report = read_trace_report(format, path, **options)
     for note in report.notes:
-        warnings.warn(f"{path}: {note}", TraceWarning, stacklevel=2)
+        warn(f"{path}: {note}", TraceWarning, stacklevel=2)
 
     return instance
 

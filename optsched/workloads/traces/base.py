@@ -238,7 +238,9 @@ class TraceFormat:
     scopes: tuple[str, ...] = ("global",)
 
 
-FORMATS: Registry[TraceFormat] = Registry("trace format", "optsched.workloads.traces")
+FORMATS: Registry[TraceFormat] = Registry(
+    "trace format", "optsched.workloads.traces", plugins="optsched.traces"
+)
 
 
 def trace_format(name: str, summary: str, **options: Any) -> Callable[[Reader], Reader]:

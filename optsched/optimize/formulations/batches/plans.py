@@ -1,7 +1,6 @@
 """Plans, which are lists of batches: their requests' states, exact times, schedules, answers."""
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from optsched.optimize.formulations.batches.network import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
 from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError
+from optsched.problem.notes import warn
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
 
@@ -247,7 +247,7 @@ def answer(
 
 def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
     """Return the answer, with a warning, of a method whose model was not built in time."""
-    warnings.warn(f"infermax: no model was solved: {why}", stacklevel=2)
+    warn(f"infermax: no model was solved: {why}", stacklevel=2)
     return answer(prob, Claim(Status.NO_INCUMBENT, None, None), str(why), fallback=start)
 
 

@@ -392,7 +392,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
         "c_I_J: the tokens that batch J processes of request I; e_I_J = 1: I is evicted before it.",
         f"There are {batches} batches, which suffice to run the requests one by one, and no order "
         "among equal requests, so rows may be added.",
-        "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
+        "optsched simulate INSTANCE --schedule SOLUTION reads the solution that a solver writes.",
     )
     program = Program(prob, batches, equal_alike=False)
     write_problem(program.problem, format_name, path, notes)
