@@ -246,12 +246,12 @@ def _predictions(instance: Instance) -> str:
 
 
 def _downloaded(name: str) -> str:
-    """Return the file of a public trace. A download that was interrupted goes on."""
+    """Return the file of a public trace."""
     try:
         with LiveLine() as line:
             file = fetch_dataset(name, progress=partial(line.downloaded, name))
     except KeyboardInterrupt:
-        tell("error: interrupted: the downloaded part is kept; the same command goes on")
+        tell("error: interrupted")
         raise typer.Exit(130) from None
 
     one = datasets()[name]
