@@ -13,8 +13,7 @@ from optsched.problem.kernel import njit
 
 WINDOW = 1 << 15
 """Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
-SLACK = 4.0 * WINDOW * 2.0**-52
-_SAFETY, _LEAST_USE, _FASTEST = 1e-9, 0.02, 3.0
+_LEAST_USE, _FASTEST = 0.02, 3.0
 
 
 @njit
@@ -81,7 +80,7 @@ class Grid(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Lower bounds on what one request pays, by cells from its arrival on.
+    """What one request pays, by cells from its arrival on.
 
     V and s of the prefill and of the steps for an end in each cell (``ahead``, ``slope``,
     ``after``, ``slope_after``), and the numbers of the multipliers that gave them; the min cost of
@@ -211,7 +210,6 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
             value, s = np.inf, 0.0
         else:
             value, s = all_paid - area[j + 1], gains[j]
-            value -= SLACK * (all_paid + area[j + 1])
             if value <= 0:
                 value, s = 0.0, 0.0
 
@@ -250,8 +248,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
             queue[tail], key[tail] = last, value
             tail += 1
 
-        slack = SLACK * (all_paid + area[j + 1])
-        while free < last and all_paid - slack <= area[j + 1] - area[free + 1]:
+        while free < last and all_paid <= area[j + 1] - area[free + 1]:
             free += 1
         while tail > head and queue[head] <= free:
             head += 1
@@ -259,7 +256,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
         nothing = window.soonest[free] if free >= 0 else np.inf
         some = np.inf
         if tail > head:
-            some = key[head] + all_paid - area[j + 1] - slack
+            some = key[head] + all_paid - area[j + 1]
         if end - phase.arrival < alone:
             value, s, start = np.inf, 0.0, 0
         elif some < nothing:
@@ -407,7 +404,7 @@ def costs_of_paths(
 
 @njit(nogil=True)
 def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
-    """Divide shares by the sum of their cell, and by a little more."""
+    """Divide shares by the sum of their cell."""
     begin, share = shared.begin, shared.share
     total = np.zeros(cells)
     for i in range(cell.shape[0]):
@@ -416,7 +413,7 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
 
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
-            share[at] /= max(total[cell[i] + at - begin[i]], 1e-300) * (1 + _SAFETY)
+            share[at] /= max(total[cell[i] + at - begin[i]], 1e-300)
 
 
 @njit(nogil=True)
