@@ -223,20 +223,17 @@ def test_a_request_beyond_the_last_cell_pays_for_its_time_alone() -> None:
     assert value == pytest.approx(2 * 0.015, rel=2e-4)  # lengths are proved within 1e-4
 
 
-@pytest.mark.parametrize(("found", "ms"), [(0, 5 + 15 + 110 / 2), (9, 0.5 + 15 + 20 / 2)])
-def test_a_first_token_may_come_after_the_shortest_batch_where_tokens_are_found(
-    found: int, ms: float
-) -> None:
-    # Batches of 10 ms and 10 ms a token, so of 20 ms at least: 110 ms for a prompt of 10 tokens,
-    # and 20 ms if 9 are found. Weights 1/2 and 1/2, Theta 1/4 and 3/4, no prices: 20/4 + 20 (3/4)
-    # and half of what the later token waits. Found tokens have their part of 20/4, 0.5 each.
+def test_a_first_token_may_come_after_the_shortest_batch() -> None:
+    # Batches of 10 ms and 10 ms a token, so of 20 ms at least: 110 ms for a prompt of 10 tokens.
+    # Weights 1/2 and 1/2, Theta 1/4 and 3/4, no prices: 20/4 + 20 (3/4) and half of what the later
+    # token waits.
     cost = BatchCost("steps", 1, {"base": "10", "token": "10"})
     instance = Instance([0.0], [10], [2], kv_capacity=20, time_unit="second")
-    charges = class_charges(BoundTask(instance, cost, found_tokens=found))
+    charges = class_charges(BoundTask(instance, cost))
     rows = (charges.lo, charges.hi, np.zeros((len(charges.lo), 6)))
-    leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5]), 0, rows, found)
+    leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5]), 0, rows)
     value = proved_by(part_of(instance, cost), leaf, exact_charges(leaf), Unlimited())
-    assert 1000 * value / TICKS_PER_SECOND == pytest.approx(ms, rel=2e-4)
+    assert 1000 * value / TICKS_PER_SECOND == pytest.approx(5 + 15 + 110 / 2, rel=2e-4)
 
 
 def soft(market: Any, price: Floats, mixed: Floats, tau: float) -> tuple[float, Floats, Floats]:

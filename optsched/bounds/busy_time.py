@@ -234,7 +234,7 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
 
         leaf = leaf_of(curve, cap)
         value = seconds_of(check_busy_time(part, leaf, "tel", Unlimited()))
-    except Rejected:  # as too large
+    except (Rejected, ArithmeticError):  # as too large
         return Proof(0.0)
 
     return Proof(max(0.0, value), tree=leaf if task.workers == 1 else None)

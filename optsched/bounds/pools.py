@@ -255,7 +255,7 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
         value, leaf = max(
             (value, leaf), _from_prices(stages, part, name, budget), key=itemgetter(0)
         )
-    except Rejected:  # as too large
+    except (Rejected, ArithmeticError):  # as too large
         return Proof(0.0)
 
     terms = 1 if name == "tel" else task.instance.n

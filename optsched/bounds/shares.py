@@ -196,7 +196,7 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
         forms = [True] if few else [False] if many else [True, False]
         for rises, share in zip(forms, (1 / len(forms), 1.0), strict=False):
             leaf = ascend(tokens, start_from(tokens, finish), budget.part(share), rises)
-            with suppress(Rejected):  # as too large
+            with suppress(Rejected, ArithmeticError):  # as too large
                 value = seconds_of(check_shares(part, leaf, "tel", Unlimited()))
                 best = max(best, Proof(value, tree=leaf), key=lambda one: one.value)
 
