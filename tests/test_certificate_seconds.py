@@ -342,7 +342,7 @@ def test_the_machine_runs_the_job_with_the_least_left_to_do() -> None:
 def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
     rng = np.random.default_rng(4)
     for _ in range(100):
-        cells = int(rng.integers(1, 20))
+        cells = int(rng.integers(1, 150))
         p1, p2, root = rng.integers(0, 2**20, (3, cells))
         top = 2 ** int(rng.integers(0, 38))
         lead, every, l1, l2, r, least, short = rng.integers(0, top, (7, 30))
