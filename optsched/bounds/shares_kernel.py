@@ -13,7 +13,9 @@ from optsched.problem.kernel import njit
 
 WINDOW = 1 << 15
 """Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
-_LEAST_USE, _FASTEST = 0.02, 3.0
+SLACK = 4.0 * WINDOW * 2.0**-52
+"""What rounding may take off an integral over a window: so little is paid for nothing."""
+_SAFETY, _LEAST_USE, _FASTEST = 1e-9, 0.02, 3.0
 
 
 @njit
@@ -80,7 +82,7 @@ class Grid(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What one request pays, by cells from its arrival on.
+    """Lower bounds on what one request pays, by cells from its arrival on.
 
     V and s of the prefill and of the steps for an end in each cell (``ahead``, ``slope``,
     ``after``, ``slope_after``), and the numbers of the multipliers that gave them; the min cost of
@@ -210,6 +212,7 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
             value, s = np.inf, 0.0
         else:
             value, s = all_paid - area[j + 1], gains[j]
+            value -= SLACK * (all_paid + area[j + 1])
             if value <= 0:
                 value, s = 0.0, 0.0
 
@@ -248,7 +251,8 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
             queue[tail], key[tail] = last, value
             tail += 1
 
-        while free < last and all_paid <= area[j + 1] - area[free + 1]:
+        slack = SLACK * (all_paid + area[j + 1])
+        while free < last and all_paid - slack <= area[j + 1] - area[free + 1]:
             free += 1
         while tail > head and queue[head] <= free:
             head += 1
@@ -256,7 +260,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
         nothing = window.soonest[free] if free >= 0 else np.inf
         some = np.inf
         if tail > head:
-            some = key[head] + all_paid - area[j + 1]
+            some = key[head] + all_paid - area[j + 1] - slack
         if end - phase.arrival < alone:
             value, s, start = np.inf, 0.0, 0
         elif some < nothing:
@@ -404,7 +408,7 @@ def costs_of_paths(
 
 @njit(nogil=True)
 def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
-    """Divide shares by the sum of their cell."""
+    """Divide shares by the sum of their cell, and by a little more."""
     begin, share = shared.begin, shared.share
     total = np.zeros(cells)
     for i in range(cell.shape[0]):
@@ -413,7 +417,7 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
 
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
-            share[at] /= max(total[cell[i] + at - begin[i]], 1e-300)
+            share[at] /= max(total[cell[i] + at - begin[i]], 1e-300) * (1 + _SAFETY)
 
 
 @njit(nogil=True)
