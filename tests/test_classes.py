@@ -223,7 +223,7 @@ def test_a_request_beyond_the_last_cell_pays_for_its_time_alone() -> None:
     assert value == pytest.approx(2 * 0.015, rel=2e-4)  # lengths are proved within 1e-4
 
 
-def test_a_first_token_may_come_after_the_shortest_batch_of_its_prompt() -> None:
+def test_a_first_token_may_come_after_the_shortest_batch() -> None:
     # Batches of 10 ms and 10 ms a token, so of 20 ms at least: 110 ms for a prompt of 10 tokens.
     # Weights 1/2 and 1/2, Theta 1/4 and 3/4, no prices: 20/4 + 20 (3/4) and half of what the later
     # token waits.

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,6 @@ from optsched.bounds.checker.requests import (
     Request,
     exact_rates,
     request_of,
-    srpt_completions,
     ticks_since,
 )
 from optsched.bounds.checker.seconds import work_ticks
@@ -118,23 +116,6 @@ def part_of(task: BoundTask) -> Part:
     since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
     machine = instance, task.cost_model
     return Part(since, own, rates, TICKS_PER_SECOND, [], machine, task.workers)
-
-
-def _ticks(values: Floats) -> list[int]:
-    return [int(tick) for tick in np.floor(values * TICKS_PER_SECOND).tolist()]
-
-
-def sum_on_machine(since: Floats, length: Floats, alone: Floats) -> float:
-    """Return a bound on the sum of (time - release), as `optsched.bounds.simple.srpt` does."""
-    release = _ticks(since)
-    earliest = sorted(map(add, release, _ticks(alone)))
-    total = 0
-    completions = srpt_completions(release, _ticks(length))
-    for completion, floor in zip(completions, earliest, strict=True):
-        total += max(completion, floor)
-
-    total -= sum(release) + len(release)  # releases were rounded down
-    return total / TICKS_PER_SECOND
 
 
 def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:

@@ -4,7 +4,6 @@ This module writes them. `optsched.bounds.checker` checks them, and imports noth
 """
 
 import hashlib
-import math
 import threading
 from collections.abc import Mapping
 from fractions import Fraction
@@ -13,7 +12,7 @@ from typing import Any
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import OBJECTIVES
 from optsched.bounds.checker.sessions import SUMS
-from optsched.bounds.leaves import TICKS_PER_SECOND
+from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import OutOfTimeError, UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
@@ -126,9 +125,7 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
     if ticks == terms == 1 and instance.in_rounds:
         return value
 
-    exact = Fraction(value, ticks * terms)
-    found = float(exact)
-    return found if found <= exact else math.nextafter(found, -math.inf)
+    return seconds_of(value, ticks * terms)
 
 
 def verify_certificate(

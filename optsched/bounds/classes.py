@@ -33,7 +33,7 @@ from optsched.bounds.checker.classes import exact_charges, prefilled, proved_by
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
-from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
+from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf, seconds_of
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import OutOfTimeError
@@ -356,7 +356,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     except (Rejected, OutOfTimeError):
         pass  # the checker would refuse such a machine, or time is up: what was proved stands
 
-    return Proof(best[0] / TICKS_PER_SECOND, tree=best[1])
+    return Proof(seconds_of(best[0]), tree=best[1])
 
 
 CLASSES = Bound(

@@ -22,12 +22,11 @@ from optsched.bounds.checker.clock import AFTER, BEFORE, Marks, node_value, tabl
 from optsched.bounds.checker.parts import Ints
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.cuts import cut_where_quiet
-from optsched.bounds.leaves import TICKS_PER_SECOND, clock_leaf, parts, work_leaf
+from optsched.bounds.leaves import TICKS_PER_SECOND, clock_leaf, parts, seconds_of, work_leaf
 from optsched.problem.budget import Budget
 from optsched.problem.kernel import njit
 
 Leaf: TypeAlias = dict[str, Any]
-_SAFETY = 1e-9
 # Requests between places where the trace may be cut.
 _FEWEST, _MOST = 3, 6
 # A piece goes over at most so many of them.
@@ -144,8 +143,7 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
         trees.append((ends[back], ends[place] - 1, leaf))
         place = back
 
-    value_s = total / TICKS_PER_SECOND * (1 - _SAFETY)
-    return Proof(value_s, tree=parts("tel", trees[::-1]))
+    return Proof(seconds_of(total), tree=parts("tel", trees[::-1]))
 
 
 CLOCK = Bound(

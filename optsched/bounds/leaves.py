@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,19 @@ from optsched.bounds.dual import Prices
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
-_PRICE_BITS, _PATH_BITS = 24, 16
+_PRICE_BITS, _PATH_BITS = 30, 16
 _HIGHEST_WEIGHT = 4000
 # How much minorants are lowered, relatively, so that rounding does not matter to the checker.
 _MINORANT_MARGIN = 1e-7
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+def seconds_of(ticks: int, per: int = TICKS_PER_SECOND) -> float:
+    """Return so many ticks, or the mean of so many terms, in seconds, rounded down."""
+    exact = Fraction(ticks, per)
+    found = float(exact)
+    return found if found <= exact else math.nextafter(found, -math.inf)
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:
@@ -46,10 +54,10 @@ def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
 
     It holds them as multiples of a power of 2, rounded.
     """
-    unit = _unit(max(float(p1.max()), float(p2.max())))
+    unit = price_unit(max(float(p1.max()), float(p2.max())))
     return {
         "relaxation": "busy-time",
-        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "width": ticks_of(width),
         "denominator": unit,
         "p1": _whole(p1 * unit),
         "p2": _whole(p2 * unit),
@@ -69,7 +77,7 @@ def classes_leaf(
     class in seconds (the last is open), and its minorant (shape (classes, 6)). Minorants get a
     margin, lengths and charges are rounded down.
     """
-    unit = _unit(float(price.max()))
+    unit = price_unit(float(price.max()))
     lo, hi, minorants = classes
     shorter, rows = minorants * (1 - _MINORANT_MARGIN), []
     edges = [math.floor(x * CLASS_UNIT) for x in (lo * (1 - _MINORANT_MARGIN)).tolist()]
@@ -81,7 +89,7 @@ def classes_leaf(
 
     return {
         "relaxation": "classes",
-        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "width": ticks_of(width),
         "denominator": unit,
         "price": _whole(price * unit),
         "first": _whole(np.clip(first, 0, 1) * ONE),
@@ -111,7 +119,7 @@ def shares_leaf(
     p3, begin, share = shared
     # A path's prices need so many bits less than one token's.
     highest = max(float(price.max()), float(p3.max())) * 2 ** (_PRICE_BITS - _PATH_BITS)
-    bits = min(_unit(highest).bit_length() - 1, 26)
+    bits = min(price_unit(highest).bit_length() - 1, 26)
     many = np.diff(begin)
     at = np.repeat(cell - begin[:-1], many) + np.arange(len(share))
     largest = np.zeros(int(at.max(initial=0)) + 1)
@@ -121,7 +129,7 @@ def shares_leaf(
 
     return {
         "relaxation": "shares",
-        "width": max(1, round(width * TICKS_PER_SECOND)),
+        "width": ticks_of(width),
         "bits": bits,
         "p2": _whole(price * 2.0**bits),
         "p3": _whole(p3 * 2.0**bits),
@@ -138,7 +146,12 @@ def _whole(values: Floats) -> list[int]:
     return list(np.rint(values).astype(np.int64).tolist())
 
 
-def _unit(highest: float) -> int:
+def ticks_of(width: float) -> int:
+    """Return the width of a cell in ticks."""
+    return max(1, round(width * TICKS_PER_SECOND))
+
+
+def price_unit(highest: float) -> int:
     """Return the power of 2 that gives the highest price `_PRICE_BITS` bits."""
     return int(1 << min(max(_PRICE_BITS - math.frexp(highest)[1], 0), 60))
 

@@ -47,27 +47,32 @@ all machines can be paid. Where no machine is in both stages the better of both 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from optsched.bounds.base import POOLS, Bound, BoundTask, Proof
-from optsched.bounds.batch import PROVED_FOR, sum_on_machine, unavoidable_work
+from optsched.bounds.batch import PROVED_FOR, unavoidable_work
 from optsched.bounds.busy_time import (
+    Curve,
     Floats,
-    Prices,
     Tokens,
-    best_caps,
-    first_weights,
+    best_cap,
+    capped,
     has_time,
+    leaf_of,
     prices_of,
+    quick_costs,
     schedule_prices,
     tokens_of,
-    value_of,
 )
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
-from optsched.bounds.checker.parts import Budget as StepBudget
-from optsched.bounds.leaves import busy_time_leaf, work_leaf
+from optsched.bounds.checker.busy_time import Costs, check_busy_time
+from optsched.bounds.checker.parts import Budget as StepBudget, Rejected, Unlimited
+from optsched.bounds.checker.pools import check_work, part_of
+from optsched.bounds.checker.requests import Part
+from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of, work_leaf
 from optsched.bounds.service import CLOCK, MARGIN, count_in_windows, longest_later
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Machine, Pools
@@ -77,15 +82,15 @@ from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 from optsched.problem.service import with_spare
 
+Leaf: TypeAlias = dict[str, Any]
+
 _LINK = ("latency_s", "seconds_per_token")
 _OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
 _SAFETY = 1e-9
 _CELLS, _FINE_CELLS, _MOST = 8_000, 40_000, 200_000_000
-_COARSE, _FINE = 2, 8
 # The values of theta_1 that are tried, of latency's weight.
 _SHARES = (0.0, 0.5, 1.0)
 _FIRST_CAP = 50.0
-_CAPS = (200.0, 50.0, 5.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,32 +175,11 @@ def _first_tokens(stages: Stages) -> Stages:
     return replace(stages, tokens=tokens, moved=stages.before_first, later=none, rest=none)
 
 
-def _from_work(stages: Stages) -> float:
-    """Return the bound on the sum of latencies from work (module's text)."""
-    arrival, first = stages.tokens.arrival, stages.tokens.first
-    work, later, moved = stages.work / stages.prefill, stages.later / stages.decode, stages.moved
-    if stages.split:
-        firsts = max(sum_on_machine(arrival, work, first), float(first.sum()))
-        total = firsts + float((moved + stages.rest).sum())
-        decoded = sum_on_machine(arrival + stages.since, later, stages.rest)
-        total = max(total, decoded + float(stages.since.sum()))
-    else:
-        whole = sum_on_machine(arrival, work + later, first + stages.rest)
-        total = max(whole, float((first + stages.rest).sum()))
-
-    return total * (1 - _SAFETY)
-
-
-Curve = tuple[Floats, float]
-"""Prices of a stage's time on cells, before p2 is cut off, and the seconds of a cell."""
-Way = tuple[Floats, list[Curve]]
-"""The weights of first tokens, and the prices of each stage, or of all machines in one."""
-
-
-def _way(stages: Stages, share: float, cells: int) -> Way:
+def _curves(stages: Stages, share: float, cells: int) -> list[Curve]:
+    """Return the prices of each stage, or of all machines in one; `share`: of first tokens."""
     tokens = stages.tokens
     if not stages.split:
-        return first_weights(tokens), [prices_of(tokens, cells, stages.decode)]
+        return [prices_of(tokens, cells, stages.decode)]
 
     theta = np.where(tokens.steps > 0, share, 1.0)
 
@@ -209,58 +193,55 @@ def _way(stages: Stages, share: float, cells: int) -> Way:
 
     first = prices(tokens.arrival, tokens.prefill_paid, theta, stages.prefill)
     rest = tokens.machine - tokens.prefill_paid
-    return theta, [first, prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)]
+    return [first, prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)]
 
 
-def _cut(curves: list[Curve], caps: Sequence[float]) -> list[Prices]:
-    """Return p1 and p2 of each stage, under its cap of p2."""
-    found = []
-    for (price, width), cap in zip(curves, caps, strict=True):
-        p2 = np.minimum(price, cap)
-        found.append(Prices(width, price - p2, p2, np.sqrt(p2)))
+def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple[int, Leaf]:
+    """Return the bound of prices on a sum over requests (module's text), in ticks, and its leaf."""
+    split = stages.split
 
-    return found
+    def way(share: float) -> tuple[float, list[Curve], Costs]:
+        curves = _curves(stages, share, _CELLS)
+        return share, curves, quick_costs(part, curves, name, _weight(share) if split else None)
 
+    def value(way: tuple[float, list[Curve], Costs], caps: Sequence[float]) -> int:
+        _, curves, costs = way
+        return costs.value([capped(*one) for one in zip(curves, caps, strict=True)])
 
-def _from_prices(stages: Stages, budget: Budget) -> tuple[float, dict[str, Any]]:
-    """Return the bound of prices on the sum of latencies (module's text), and its leaf."""
-    machines = [stages.prefill, stages.decode][: 1 + stages.split]
-
-    def value(way: Way, caps: Sequence[float], chords: int = _COARSE) -> float:
-        weights, curves = way
-        priced = list(zip(_cut(curves, caps), machines, strict=True))
-        return value_of(stages.tokens, priced, weights, stages.moved, chords)
-
-    def at(k: int, cap: float) -> float:
+    def at(k: int, cap: float) -> int:
         return value(best, [*caps[:k], cap, *caps[k + 1 :]])
 
-    share, *others = _SHARES if stages.split and stages.tokens.steps.any() else (1.0,)
-    best, caps = _way(stages, share, _CELLS), [_FIRST_CAP] * len(machines)
-    for other in others:
+    shares = _SHARES if split and stages.tokens.steps.any() else (1.0,)
+    best, caps = way(shares[0]), [_FIRST_CAP] * (1 + split)
+    for other in shares[1:]:
         if not has_time(budget):
             break
 
-        way = _way(stages, other, _CELLS)
-        if value(way, caps) > value(best, caps):
-            share, best = other, way
+        tried = way(other)
+        if value(tried, caps) > value(best, caps):
+            best = tried
 
     # A stage whose tokens have no weight has no prices to be cut.
-    for k, some in enumerate((share > 0, share < 1)[: len(machines)]):
+    share, curves, _ = best
+    for k, some in enumerate((share > 0, share < 1)[: len(caps)]):
         if some:
-            caps[k] = best_caps(partial(at, k), lambda: has_time(budget), _CAPS)
+            highest = float(curves[k][0].max())
+            caps[k] = best_cap(partial(at, k), caps[k], highest, lambda: has_time(budget))
 
-    chords = _FINE if has_time(budget) else _COARSE
     cells = min(_FINE_CELLS, _MOST // len(stages.moved))
     if cells > _CELLS and has_time(budget):
-        finer = _way(stages, share, cells)
-        best = max((best, finer), key=lambda way: value(way, caps, chords))
+        curves = _curves(stages, share, cells)
 
-    leaf, *later = (busy_time_leaf(one.width, one.p1, one.p2) for one in _cut(best[1], caps))
+    leaf, *later = map(leaf_of, curves, caps)
     for after in later:
         del after["relaxation"]
-        leaf |= {"first": round(share * 2**30), "later": after}
+        leaf |= {"first": _weight(share), "later": after}
 
-    return value(best, caps, chords), leaf
+    return check_busy_time(part, leaf, name, Unlimited()), leaf
+
+
+def _weight(share: float) -> int:
+    return round(share * 2**30)
 
 
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
@@ -268,12 +249,18 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
     assert task.pools is not None
     name, stages = task.objective.name, stages_of(task.instance, task.pools)
     stages = _first_tokens(stages) if name == "mean_ttft" else stages
-    value, leaf = _from_prices(stages, budget)
-    if (other := _from_work(stages)) >= value:
-        value, leaf = other, work_leaf()
+    try:
+        part = part_of(task.instance, stated(task.pools), TICKS_PER_SECOND, Unlimited())
+        value, leaf = check_work(part, name), work_leaf()
+        value, leaf = max(
+            (value, leaf), _from_prices(stages, part, name, budget), key=itemgetter(0)
+        )
+    except (Rejected, ArithmeticError):  # as too large
+        return Proof(0.0)
 
-    per = 1 if name == "tel" else task.instance.n
-    return Proof(max(value, 0.0) / per, tree={"leaf": leaf, "pools": task.pools})
+    terms = 1 if name == "tel" else task.instance.n
+    value_s = seconds_of(max(value, 0), terms * TICKS_PER_SECOND)
+    return Proof(value_s, tree={"leaf": leaf, "pools": task.pools})
 
 
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:

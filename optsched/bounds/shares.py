@@ -3,10 +3,10 @@ r"""Paths that share the fixed costs of batches: the bound where requests slow e
 `optsched.bounds.busy_time` lets every token of a request choose its moment alone. This gives a good
 bound when requests wait long and run briefly. When they run at once, their latency is that of a
 path: the prefill, then o - 1 steps one after another, each slower the more requests share its
-batch. `optsched.bounds.checker.shares` has the notation and the proof. This module finds prices,
-shares and multipliers in floating point. The path is that of the prefill which produces the first
-token, and of the batches of later tokens. These follow it even where the request loses its KV in
-between.
+batch. `optsched.bounds.checker.shares` has the notation, the proof, and the value of what this
+module finds in floating point: prices, shares and multipliers. The path is that of the prefill
+which produces the first token, and of the batches of later tokens. These follow it even where the
+request loses its KV in between.
 
 *Multipliers used* rise from step to step where few are in the system. Where many are, prices are
 so high that a rise a little wrong costs more than it gains. Between the two both are tried.
@@ -25,28 +25,23 @@ request had to be at most those of the machine, on average over its best paths.
 best paths are mixtures: a request hurries now while prefills of others come later, or the reverse,
 and for half of the requests each. In a steady stream of equal requests whose steps take a share
 delta of the machine, and fixed costs little, this leaves about (1 + delta) / 2 of the latency.
-
-*Rounding.* An integral of g is a sum of at most `WINDOW` non-negative terms, so its relative error
-is at most `WINDOW` 2^-52. `SLACK` times (m nu plus the integral up to the end) is subtracted from
-what a multiplier proves. The error of g itself is below 2^-50 nu / f. As long as nu / f < 10^5,
-this error and those of the sums over requests and prices are covered by twice the relative margin
-of `optsched.bounds.busy_time`. nu' has an absolute error below 2^-51 nu, and g falls by at most
-that over f. Shares are divided by 1 + 1e-9 times their sum.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.base import CHARGES, Bound, BoundTask, Proof, only_by_name
-from optsched.bounds.batch import PROVED_FOR
-from optsched.bounds.busy_time import Floats, Tokens, cell_at, margin, prices_of, tokens_of
-from optsched.bounds.leaves import shares_leaf, work_leaf
+from optsched.bounds.batch import PROVED_FOR, part_of, work_tel
+from optsched.bounds.busy_time import Floats, Tokens, cell_at, prices_of, tokens_of
+from optsched.bounds.checker.parts import Rejected, Unlimited
+from optsched.bounds.checker.shares import check_shares
+from optsched.bounds.leaves import seconds_of, shares_leaf
 from optsched.bounds.shares_kernel import (
     NO_USE,
-    WINDOW,
     Grid,
     Shared,
     Use,
@@ -78,6 +73,8 @@ _FLOOR = 0.02
 _TAIL, _FADES = 0.1, 3.0
 # Steps without a better value after which the ascent goes back, and after which it ends.
 _PATIENCE, _STALE = 5, 25
+# What the next step and the checker take, in steps.
+_LEFT = 2.7
 
 
 class Start(NamedTuple):
@@ -119,7 +116,7 @@ def value_at(
     centre: Floats | None = None,
     rises: bool = False,
 ) -> float:
-    """Return the bound on total latency that prices prove, rounded down.
+    """Return the bound on total latency that prices prove, but for rounding.
 
     `levels`: which multipliers are tried. They are best for steady prices of these times the mean
     price after the arrival, or times those of `centre` (`costs_of_paths`), which is changed. What
@@ -128,10 +125,7 @@ def value_at(
     centre = np.zeros((0, 2)) if centre is None else centre
     grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain
     total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use)
-    paid = float(price.sum() + shared.price.sum()) * width
-    safe = 2 * margin(len(price) + len(tokens.arrival) + WINDOW)
-
-    return total * (1 - safe) - paid * (1 + safe)
+    return total - float(price.sum() + shared.price.sum()) * width
 
 
 def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
@@ -188,32 +182,29 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 def shares(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, in seconds.
 
-    Where very many requests are in the system it is the sum of chains: `busy-time` is better there.
+    Where very many requests are in the system it is that of work: `busy-time` is better there.
     """
     task = task.part(np.argsort(task.instance.release_times, kind="stable"))
     instance, tokens = task.instance, tokens_of(task.instance, task.batch_cost, task.charged)
-    chain = tokens.chain * (1 - margin(3))
-    floor = float(chain.sum()) * (1 - margin(instance.n))
-    finish = completions_of(task, instance, chain)
+    finish = completions_of(task, instance, tokens.chain)
     latency = finish - tokens.arrival
-    best, tree = floor, work_leaf()
+    best, part = work_tel(task, budget), part_of(task)
 
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
         few = latency.sum() <= _FEW_IN_SYSTEM * finish.max()
         many = latency.sum() > _MANY_IN_SYSTEM * finish.max()
         forms = [True] if few else [False] if many else [True, False]
         for rises, share in zip(forms, (1 / len(forms), 1.0), strict=False):
-            start, part = start_from(tokens, finish), budget.part(share)
-            found, leaf = ascend(tokens, start, part, rises)
-            best, tree = max((found, leaf), (best, tree), key=lambda one: one[0])
+            leaf = ascend(tokens, start_from(tokens, finish), budget.part(share), rises)
+            with suppress(Rejected, ArithmeticError):  # as too large
+                value = seconds_of(check_shares(part, leaf, "tel", Unlimited()))
+                best = max(best, Proof(value, tree=leaf), key=lambda one: one.value)
 
-    return Proof(best, tree=tree)
+    return best
 
 
-def ascend(
-    tokens: Tokens, start: Start, budget: Budget, rises: bool = False
-) -> tuple[float, dict[str, Any]]:
-    """Return the best value that an ascent on prices and shares finds, and its leaf.
+def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) -> dict[str, Any]:
+    """Return the leaf of the best value that an ascent on prices and shares finds.
 
     `rises` is that of a `Grid`. Gradients are averaged and normed. Without a better value it goes
     back, with shorter steps.
@@ -225,7 +216,7 @@ def ascend(
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
 
-    while stale < _STALE and (step == 0 or budget.left_s > 1.2 * spent):
+    while stale < _STALE and (step == 0 or budget.left_s > _LEFT * spent):
         before, tried = work_time(), centre.copy()
         for one in use:
             one[:] = 0.0
@@ -258,7 +249,7 @@ def ascend(
         spent = work_time() - before
 
     shared = Shared(best[1], shared.begin, best[2])
-    return reached, shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell, rises)
+    return shares_leaf(width, best[0], _LEVELS, shared, multipliers, cell, rises)
 
 
 SHARES = Bound(

@@ -14,6 +14,7 @@ from optsched.problem.kernel import njit
 WINDOW = 1 << 15
 """Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
 SLACK = 4.0 * WINDOW * 2.0**-52
+"""What rounding may take off an integral over a window: so little is paid for nothing."""
 _SAFETY, _LEAST_USE, _FASTEST = 1e-9, 0.02, 3.0
 
 

@@ -57,12 +57,22 @@ down to integers, with roots by `math.isqrt`. The scale is such that what is pai
 prices is below 2**60, and waiting is cut to 2**60 per cell, so that sums stay below 2**63.
 """
 
+from collections.abc import Sequence
+from itertools import chain
 from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, TooLarge, expect, expect_fields, integer, integers
+from optsched.bounds.checker.parts import (
+    Budget,
+    Ints,
+    TooLarge,
+    expect,
+    expect_fields,
+    integer,
+    integers,
+)
 from optsched.bounds.checker.requests import Part, Rates, Request, later_of
 
 CHORDS = 8
@@ -78,7 +88,7 @@ _COST = 20
 _CELLS = 4_000_000
 # A price that none reaches.
 _NEVER = 1 << 60
-# Max ends of chords that are found at once.
+# Ends of chords that are put into an array at once.
 _BATCH = 100_000
 
 
@@ -166,138 +176,170 @@ class _End(NamedTuple):
 
 
 class _Ends:
-    """The ends of chords whose least costs are still to be found."""
+    """The ends of chords, whose least costs are found at any prices up to the highest of some."""
 
     def __init__(self, part: Part, prices: Prices) -> None:
-        self.prices, self.total = prices, 0
-        self.ticks, self.scale = part.ticks, part.rates.scale
-        self.rows: list[tuple[int, ...]] = []
+        self.prices, self.ticks, self.scale = prices, part.ticks, part.rates.scale
+        self.waits: list[tuple[int, int]] = []  # of each row the first two columns
+        self.pays: list[tuple[int, ...]] = []  # and the others, once for so many rows
+        self.times: list[int] = []
         self.weights: list[tuple[int, int]] = []
+        self.packed: list[Ints] = []
 
-    def add(self, count: int, earliest: int, end: _End, parts: int = 0) -> None:
-        """Add half of ``count`` tokens over 2**parts, which no moment before ``earliest`` has."""
+    def add(self, count: int, begins: Sequence[int], end: _End, parts: int = 0) -> None:
+        """Add half of ``count`` tokens over 2**parts for each of the moments that they begin at."""
         theta, later, paid, work, fixed, low = end
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
-        cell = earliest // width
         square = 4 * work * fixed * later[0] * ticks * ticks
-        below = self.scale * scale * later[1]
+        below = self.scale * scale * later[1] << 2 * shift
+        latest, due = self.scale * later[1], later[0] * low * ticks
         top = (highest[0] * paid + highest[1] * work) * ticks // scale
-        top += isqrt(square * highest[2] ** 2 // (below << 2 * shift)) + 3
-        latest = self.scale * later[1]
-        top += 2 * later[0] * low * ticks // latest + 1
+        top += isqrt(square * highest[2] ** 2 // below) + 2 * due // latest + 4
         bits = _TOP - top.bit_length()
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
 
-        ceiling = 1 << _TOP
-        lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // theta[1]
-        every = ((theta[0] * width) << bits) // theta[1]
-        l1 = min(ceiling, ((paid * ticks) << bits) // scale) if highest[0] else 0
-        l2 = min(ceiling, ((work * ticks) << bits) // scale) if highest[1] else 0
-        root = isqrt((square << 2 * bits) // (below << 2 * shift)) if highest[2] else 0
+        ceiling, one = 1 << _TOP, ticks << bits
+        waits = theta[0] << bits
+        every = min(ceiling, waits * width // theta[1])
+        l1 = min(ceiling, paid * one // scale) if highest[0] else 0
+        l2 = min(ceiling, work * one // scale) if highest[1] else 0
+        root = isqrt((square << 2 * bits) // below) if highest[2] else 0
         turn, short = _NEVER, 0
         if low == 0:
             turn = -1
         else:
-            short = min(ceiling, (((work + fixed * work // low) * ticks) << bits) // scale)
+            short = min(ceiling, (work + fixed * work // low) * one // scale)
             if work * fixed > 0:
                 turn = min(_NEVER, unit * later[0] * low**2 // (later[1] * work * fixed))
 
-        least = ((later[0] * low * ticks) << bits) // latest
-        highest_paid = highest[0] * l1 + highest[1] * l2 + highest[2] * root
-        if highest_paid > ceiling:
+        if highest[0] * l1 + highest[1] * l2 + highest[2] * root > ceiling:
             raise TooLarge("busy-time: found costs that overflow; too large to check")
 
-        cell = min(cell, _CELLS)
-        waits = min(ceiling, lead), min(ceiling, every)
-        self.rows.append((cell, *waits, l1, l2, root, least, short, turn))
-        self.weights.append((count, bits + 1 + parts - _COST))
-        if len(self.rows) >= _BATCH:
-            self.find()
+        self.pays.append((every, l1, l2, root, (due << bits) // latest, short, turn))
+        self.times.append(len(begins))
+        self.weights += [(count, bits + 1 + parts - _COST)] * len(begins)
+        for earliest in begins:
+            cell, gone = divmod(earliest, width)
+            lead = waits * (width - gone) // theta[1]
+            self.waits.append((min(cell, _CELLS), min(ceiling, lead)))
 
-    def find(self) -> None:
-        """Find the least costs of the ends at hand, and add them to the total."""
+        if len(self.waits) >= _BATCH:
+            self.pack()
+
+    def pack(self) -> None:
+        """Put the rows at hand, of Python's integers, into an array."""
+        waits, pays = (np.array(one, dtype=np.int64) for one in (self.waits, self.pays))
+        pays = np.repeat(pays.reshape(-1, 7), self.times, axis=0)
+        self.packed.append(np.hstack([waits.reshape(-1, 2), pays]))
+        self.waits, self.pays, self.times = [], [], []
+
+    def least(self, prices: Prices) -> int:
+        """Return the sum of the least costs at some prices."""
         from optsched.bounds.checker.kernel import least_costs
 
-        _, _, p1, p2, root, _, _ = self.prices
-        if self.rows:
-            found = least_costs(np.array(self.rows, dtype=np.int64), p1, p2, root).tolist()
-            for (count, bits), cost in zip(self.weights, found, strict=True):
-                self.total += count * cost >> bits if bits >= 0 else count * cost << -bits
+        self.pack()
+        costs = (least_costs(rows, prices.p1, prices.p2, prices.root) for rows in self.packed)
+        found = chain.from_iterable(one.tolist() for one in costs)
+        return sum(
+            count * cost >> bits if bits >= 0 else count * cost << -bits
+            for (count, bits), cost in zip(self.weights, found, strict=True)
+        )
 
-        self.rows, self.weights = [], []
+
+class Costs:
+    """What requests pay at the least, at any prices up to the highest of those it is made with.
+
+    ``stages`` has the prices on machines that prefill and, where others decode, on those; then
+    ``share`` is the weight of first tokens. With fewer ``chords``, and 2**pieces pieces of a
+    prefill, a prover sees sooner which prices are good.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        stages: Sequence[Prices],
+        objective: str = "tel",
+        share: int | None = None,
+        chords: int = CHORDS,
+        pieces: int = _PIECES,
+    ) -> None:
+        firsts, decodes, one = objective == "mean_ttft", part.decodes, 1 << _WEIGHT
+        rates, after, moved = part.rates, part.rates, [0] * len(part.requests)
+        self.machines, self.requests = [part.machines], len(part.requests)
+        if decodes is not None:
+            after, self.machines = decodes.rates, [part.machines, decodes.machines]
+            moved = decodes.before_first if firsts else decodes.moved
+
+        self.ends = [_Ends(part, prices) for prices in stages]
+        decode, refill = min(after.decode, after.refill), rates.refill
+        waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
+
+        for arrival, request, move in zip(part.arrival, part.requests, moved, strict=True):
+            m, own, line = 0 if firsts else request.steps, request.own, line_of(after, request)
+            paid = own + chunk_share(rates, request)
+            whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
+            theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
+            theta = share if share is not None and m > 0 else theta
+            end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
+            if theta > 0:
+                ahead = [part.floor((own + refill) * q >> pieces) for q in range(1 << pieces)]
+                self.ends[0].add(2, [arrival + one for one in ahead], end, pieces)
+                waits += sum(theta * one >> pieces for one in ahead)
+
+            fixed += theta * refill
+            waits += theta * move
+            if m == 0:
+                continue
+
+            alone = alone_of(after, request.prompt)
+            if theta == one:  # the others come behind it, alone
+                waits += one * part.floor(m * alone + line.work_slope * (m * (m - 1) // 2))
+                continue
+
+            fixed += (one + theta) * m * decode
+
+            # F is concave in k: so many tokens cost at least the mean of those at the ends each.
+            for b in range(chords):
+                low, high = m * b // chords, m * (b + 1) // chords
+                if low == high:
+                    continue
+
+                behind = low * alone + line.work_slope * (low * (low - 1) // 2)
+                since = part.floor(request.first + behind) + move
+                waits += (one - theta) * (high - low) * since // m
+                for k in {low, high - 1}:
+                    weight = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
+                    costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
+                    least = line.work + low * line.work_slope
+                    end = _End((one - theta, m * one), weight, *costs, least)
+                    count = high - low if high - low > 1 else 2
+                    self.ends[-1].add(count, [arrival + since], end)
+
+        fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
+        self.paid = fixed + (waits << _COST) // one
+
+    def value(self, stages: Sequence[Prices]) -> int:
+        """Return the sum over requests that prices prove, in ticks, rounded down."""
+        paid = sum(ends.least(prices) for ends, prices in zip(self.ends, stages, strict=True))
+        spent = sum(map(_spent, stages, self.machines))
+        return (paid + self.paid >> _COST) - self.requests - spent
 
 
 def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
     """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text)."""
-    firsts, decodes = objective == "mean_ttft", part.decodes
+    decodes, share = part.decodes is not None, None
     budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
-    prices = later = _read(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))
-    rates, one, after = part.rates, 1 << _WEIGHT, part.rates
-    moved, share = [0] * len(part.requests), None
-
-    if decodes is not None:
-        later, after = _read(leaf["later"], ()), decodes.rates
-        share = integer(leaf["first"], "busy-time: first")
+    stages = [_read(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))]
+    if decodes:
+        stages.append(_read(leaf["later"], ()))
+        share, one = integer(leaf["first"], "busy-time: first"), 1 << _WEIGHT
         expect(0 <= share <= one, f"busy-time: first: found {share}; expected 0 to {one}")
-        moved = decodes.before_first if firsts else decodes.moved
 
-    cells = len(prices.p1) + len(later.p1)
+    cells = len(stages[0].p1) + len(stages[-1].p1)
     budget.spend((2 * CHORDS + (1 << _PIECES)) * len(part.requests) * (20 + cells // 1000))
-    ends = _Ends(part, prices)
-    ends_later = _Ends(part, later) if decodes else ends
-    decode, refill = min(after.decode, after.refill), rates.refill
-    waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
-
-    for arrival, request, move in zip(part.arrival, part.requests, moved, strict=True):
-        m, own, line = 0 if firsts else request.steps, request.own, line_of(after, request)
-        paid = own + chunk_share(rates, request)
-        whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
-        theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
-        theta = share if share is not None and m > 0 else theta
-        end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
-        for q in range(1 << _PIECES) if theta > 0 else ():
-            ahead = part.floor((own + refill) * q >> _PIECES)
-            ends.add(2, arrival + ahead, end, _PIECES)
-            waits += theta * ahead >> _PIECES
-
-        fixed += theta * refill
-        waits += theta * move
-        if m == 0:
-            continue
-
-        alone = alone_of(after, request.prompt)
-        if theta == one:  # the others come behind it, alone
-            waits += one * part.floor(m * alone + line.work_slope * (m * (m - 1) // 2))
-            continue
-
-        fixed += (one + theta) * m * decode
-
-        # F is concave in k: so many tokens cost at least as often the mean of those at the ends.
-        for b in range(CHORDS):
-            low, high = m * b // CHORDS, m * (b + 1) // CHORDS
-            chain = low * alone + line.work_slope * (low * (low - 1) // 2)
-            ahead = part.floor(request.first + chain) + move
-            waits += (one - theta) * (high - low) * ahead // m
-            for k in {low, high - 1} if high > low else ():
-                weight = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
-                costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
-                end = _End(
-                    (one - theta, m * one), weight, *costs, line.work + low * line.work_slope
-                )
-                ends_later.add(high - low if high - low > 1 else 2, arrival + ahead, end)
-
-    ends.find()
-    fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
-    total = ends.total + fixed + (waits << _COST) // one
-    spent = _spent(prices, part.machines)
-    if decodes is not None:
-        ends_later.find()
-        total += ends_later.total
-        spent += _spent(later, decodes.machines)
-
-    return (total >> _COST) - len(part.requests) - spent
+    return Costs(part, stages, objective, share).value(stages)
 
 
 def _spent(prices: Prices, machines: int) -> int:

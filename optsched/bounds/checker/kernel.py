@@ -7,6 +7,11 @@ import numpy as np
 from optsched.bounds.checker.parts import Ints
 from optsched.problem.kernel import njit
 
+NEVER = 1 << 62
+"""The cost of what cannot be."""
+TOGETHER = 32
+"""Cells that are passed over at once where none of them can cost less."""
+
 
 @njit
 def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
@@ -20,6 +25,7 @@ def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     """
     found = np.empty(len(ends), np.int64)
     cells = len(p1)
+    low1, low2, low_root = _lowest(p1), _lowest(p2), _lowest(root)
     for row in range(len(ends)):
         cell, wait, every, l1, l2, r, least, short, turn = ends[row]
         best, waited = NEVER, 0
@@ -28,6 +34,17 @@ def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
                 best = waited
                 break
 
+            if cell % TOGETHER == 0 and cell + TOGETHER <= cells and every < NEVER // 4 // TOGETHER:
+                b = cell // TOGETHER
+                paid = max(0, low2[b] * l2 + low_root[b] * r - least)
+                if low2[b] <= turn:
+                    paid = min(paid, low2[b] * short)
+                if waited + low1[b] * l1 + paid >= best:  # as does every cell of these
+                    waited = wait + (TOGETHER - 1) * every
+                    wait = waited + every
+                    cell += TOGETHER
+                    continue
+
             p = p2[cell]
             paid = p * short if p <= turn else max(0, p * l2 + root[cell] * r - least)
             best = min(best, waited + p1[cell] * l1 + paid)
@@ -35,6 +52,16 @@ def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
             cell += 1
 
         found[row] = least + best
+
+    return found
+
+
+@njit
+def _lowest(values: Ints) -> Ints:
+    """Return the least of each `TOGETHER` cells, where there are so many."""
+    found = np.empty(len(values) // TOGETHER, np.int64)
+    for b in range(len(found)):
+        found[b] = values[b * TOGETHER : (b + 1) * TOGETHER].min()
 
     return found
 
@@ -76,8 +103,6 @@ UNIT_BITS = 26
 """Costs of paths are in units of 2**-26 cells."""
 LEAD_BITS = 18
 """The part of the first cell that is left is in units of 2**-18 cells, rounded down and up."""
-NEVER = 1 << 62
-"""The cost of what cannot be."""
 
 
 @njit

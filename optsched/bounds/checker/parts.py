@@ -61,7 +61,7 @@ class Unlimited(Budget):
     """What a prover may take: as many steps as its time allows."""
 
     def __init__(self) -> None:
-        super().__init__(1 << 58)
+        super().__init__(1 << 50)
 
     def spend(self, steps: int) -> None:
         """Count nothing."""
@@ -187,12 +187,15 @@ def integers(
 ) -> list[int]:
     """Return a list after checking that it holds such integers, so many, from 0 to the highest."""
     expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
-    found = [integer(v, place) for v in values]
-    right = count is None or len(found) == count
-    expect(right, f"{place}: found {len(found)} integers; expected {count}")
-    right = highest is None or not found or (min(found) >= 0 and max(found) <= highest)
+    if set(map(type, values)) != {int} or max(max(values), -min(values)) >> MAX_BITS:
+        for value in values:  # one of them is wrong, or there are none
+            integer(value, place)
+
+    right = count is None or len(values) == count
+    expect(right, f"{place}: found {len(values)} integers; expected {count}")
+    right = highest is None or not values or (min(values) >= 0 and max(values) <= highest)
     expect(right, f"{place}: found an integer out of range; expected 0 to {highest}")
-    return found
+    return values
 
 
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
