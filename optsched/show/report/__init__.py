@@ -47,4 +47,5 @@ def write_report(
     from optsched.show.report.gather import gather
     from optsched.show.report.page import render
 
-    write_bytes(render(gather(files, cost_model)).encode(), path)
+    # A file's name need not be UTF-8.
+    write_bytes(render(gather(files, cost_model)).encode(errors="backslashreplace"), path)
