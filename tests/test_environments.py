@@ -63,7 +63,8 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
         f"simulate {name}.json --policy mc-sf --json -",
         f"compare {name}.json --policy mc-sf --no-bound --schedules-out {name}.d --json {name}.out",
         f"solve {name}.json --schedule-out {name}.best",
-        f"report {name}.out -o {name}.html",
+        f"compare tiny --policy mc-sf --no-bound --json {name}.of-tiny",
+        f"report {name}.of-tiny -o {name}.html",
     ):
         found = shell(f"{RUN} {words}", tmp_path)
         assert found.returncode == 0, found.stderr
