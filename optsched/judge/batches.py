@@ -6,10 +6,10 @@ Import this module lazily, since it loads numba.
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Machine, Pools
 from optsched.judge import replay as rules
 from optsched.judge.evaluation import Clock, Evaluation, Moved, Reuse
 from optsched.judge.moves import moves_of
+from optsched.judge.problem import Problem
 from optsched.judge.replay import Breach, Columns, Origin, replay
 from optsched.judge.validity import warn_outside
 from optsched.problem.errors import InputError, ViolationError, some
@@ -61,17 +61,13 @@ WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 """The short name of each rule, in their order, and what is said of its batch or request."""
 
 
-def judge_batches(
-    instance: Instance,
-    schedule: Schedule,
-    machines: tuple[Machine, ...],
-    pools: Pools | None = None,
-) -> Evaluation:
-    """Judge a schedule of batches on machines: one for each worker, or one for all."""
+def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
+    """Judge a schedule of batches on a machine for each worker, or on one that all are like."""
+    instance, machines, pools = problem.instance, problem.machines, problem.pools
     flat = check_columns(schedule)
     batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    workers = len(machines)
+    workers = problem.workers
     if workers == 1 and batches and pools is None:
         workers = min(max(int(worker.max()), 0) + 1, MAX_WORKERS)
 

@@ -20,7 +20,7 @@ from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import MODELLED, SWITCHES
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
-from optsched.policies.fleet import joined
+from optsched.policies.workers import joined
 from optsched.policies.routers import part_of
 from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError

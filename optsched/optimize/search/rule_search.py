@@ -25,7 +25,7 @@ from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.rule import Server
-from optsched.policies.fleet import Part, joined
+from optsched.policies.workers import Part, joined
 from optsched.policies.runner import Job, own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import ViolationError
