@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +117,11 @@ def parse_objectives(
     return tuple(found)
 
 
-def parse_objective(given: str | Objective) -> Objective:
+def parse_objective(given: str | Objective | Sequence[Objective]) -> Objective:
     """Return one objective from its text."""
     found = parse_objectives(given)
     if len(found) > 1:
-        raise UsageError(f"objective: found several in {given!r}; expected one")
+        raise UsageError(f"objective: found several, {','.join(map(str, found))}; expected one")
 
     return found[0]
 
@@ -143,27 +143,6 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
                 )
 
     return limits
-
-
-def with_service_limits(
-    objectives: Sequence[Objective], given: Mapping[str, float]
-) -> tuple[Objective, ...]:
-    """Return objectives with limits of service beside those that they have."""
-    for name in given:
-        if not any(name in one.metric.parameters for one in objectives):
-            takes = [key for key, row in TABLE.items() if name in row.parameters]
-            raise UsageError(
-                f"objective: found {name} with {', '.join(one.name for one in objectives)}; "
-                f"expected it with {' or '.join(takes)}"
-            )
-
-    found = []
-    for one in objectives:
-        more = tuple((key, v) for key, v in given.items() if key in one.metric.parameters)
-        both = service_limits([one, Objective(one.name, more)]) if more else None
-        found.append(one if both is None else Objective(one.name, tuple(both.items())))
-
-    return tuple(found)
 
 
 def _objective(given: str | Objective, known: Collection[str], where: str) -> Objective:
