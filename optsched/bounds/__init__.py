@@ -22,7 +22,7 @@ from optsched.problem.instance import Instance
 _CHOICE_SHARE = 0.2
 
 
-def bounds() -> dict[str, Bound]:
+def list_bounds() -> dict[str, Bound]:
     """Return every bound by name, sorted by name.
 
     Those of `optsched.optimize` are among them once it is loaded.
@@ -32,7 +32,7 @@ def bounds() -> dict[str, Bound]:
 
 def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> list[Bound]:
     """Return the bounds that are proved for a task; with ``required`` one or more of them."""
-    applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
+    applying = {name: bound for name, bound in list_bounds().items() if bound.applies(task)}
     lacks = {
         name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
         for name, bound in applying.items()
@@ -48,8 +48,10 @@ def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> 
 
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
-    if method not in bounds():
-        raise UsageError(f"method: found {method!r}; expected auto, {', '.join(sorted(bounds()))}")
+    if method not in list_bounds():
+        raise UsageError(
+            f"method: found {method!r}; expected auto, {', '.join(sorted(list_bounds()))}"
+        )
 
     others = ", ".join(sorted(able)) or "none yet"
     if method not in applying:

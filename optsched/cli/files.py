@@ -10,13 +10,13 @@ from typer.core import TyperCommand
 from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
 from optsched.cli.output import LiveLine, emit_json, tell, unit
-from optsched.costs.cost import cost_for, load_cost_model
+from optsched.costs.cost import load_cost_model
+from optsched.costs.fleet import fleet_of
 from optsched.files.library import cost_model_of
 from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.objective import TOTAL_LATENCY
 
 RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
@@ -247,8 +247,8 @@ def export(
             "seconds"
         )
 
-    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
-    task = Task(instance, cost, (TOTAL_LATENCY,))
+    cost = cost_model or cost_model_of(instance_file)
+    task = Task(instance, fleet_of(cost))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)

@@ -15,7 +15,7 @@ def policies(name: Annotated[str | None, ARGUMENT] = None) -> None:
     Parameters:
       name NAME: A policy, also my_policy.py:Class. By default all are listed.
     """
-    from optsched.policies import make_policy, policies as registry
+    from optsched.policies import list_policies as registry, make_policy
 
     if name is not None:
         _, info = make_policy(name)

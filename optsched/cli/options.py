@@ -12,14 +12,15 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from optsched.cli.output import tell
-from optsched.costs.cost import CostModel, cost_for
-from optsched.costs.machine import Pools
-from optsched.costs.pools import make_pools
+from optsched.costs.cost import CostModel
+from optsched.costs.fleet import Fleet, fleet_of
 from optsched.files.library import cost_model_of
 from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
+from optsched.judge.problem import Problem
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.service import SLOS
 from optsched.problem.specs import read_entries, read_pairs
 from optsched.problem.text_files import parse_json
@@ -86,9 +87,11 @@ _SHARED = """
     lists names.
   policies --policy SPEC: A policy to run (repeatable). By default all run that the instance
     allows. `optsched policies` lists them.
+  workers N: The number of equal machines, each with the instance's KV capacity and limits.
   pools POOLS: The machines, as in 2p6d: 2 prefill and 6 decode machines. m stands for mixed
     ones.
-  link LINK: What a move of KV takes between pools, as in latency=50us,bandwidth=50GB/s or
+  fleet FILE.toml: The machines, which may differ (docs/howto/pools.md).
+  link LINK: What a move of KV takes between machines, as in latency=50us,bandwidth=50GB/s or
     latency=1ms,token=2us. By default it takes nothing.
   deflect_below N: Decode machines prefill requests with fewer prompt tokens.
   time_limit S: The time limit in seconds.
@@ -106,7 +109,9 @@ _SHARED = """
 _GROUPS: dict[str, dict[str, Any]] = {
     "slos": dict.fromkeys(SLOS, Annotated[str | None, _TIME]),
     "machines": {
+        "workers": str | None,
         "pools": str | None,
+        "fleet": str | None,
         "link": str | None,
         "deflect_below": Annotated[int | None, {"min": 0}],
     },
@@ -125,7 +130,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     its option if they are others, its metavar, a colon and its help. A parameter without a default
     is an argument, or an option that must be given if it has names. Rules stand in its annotation.
     A ``typer.Context`` is passed on. Instead of ``slos`` the command has an option for each SLO,
-    instead of ``machines`` those that describe pools, and gets those given as a dict.
+    instead of ``machines`` those that describe a fleet, and gets those given as a dict.
     """
     if function.__doc__ is None:
         raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
@@ -186,14 +191,17 @@ def check_suffix(path: str, option: str, *suffixes: str) -> None:
         )
 
 
-def read_checked(
+def read_problem(
     instance_file: str,
     cost_model: str | None,
     *outputs: str | None,
+    machines: Given = UNSET,
+    slos: Given = UNSET,
+    objective: str = TOTAL_LATENCY.name,
     folder: str | None = None,
     formulation: str | None = None,
-) -> tuple[Instance, CostModel | None]:
-    """Return a command's instance and cost model, and check that its outputs can be written.
+) -> Problem:
+    """Return the problem that a command's options say, and check that its outputs can be written.
 
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
@@ -201,23 +209,43 @@ def read_checked(
     check_outputs(*outputs)
     check_folder(folder)
     check_rounds(instance, formulation)
-    cost = cost_for(instance, cost_model or cost_model_of(instance_file))
-    return instance, None if instance.in_rounds else cost
+    fleet = fleet_from(cost_model or cost_model_of(instance_file), machines)
+    return Problem(instance, fleet, objective, **slos)
 
 
-def in_pools(instance: Instance, cost: CostModel | None, given: Given) -> Pools | None:
-    """Return the pools that a command's options describe, or None if they name none."""
-    if given and "pools" not in given:
-        raise UsageError("--link, --deflect-below: found without --pools; expected both")
+def fleet_from(
+    cost_model: CostModel | str | None, given: Given, stated: Fleet | None = None
+) -> Fleet:
+    """Return the machines that options describe, else those that a file states, else one.
 
-    return make_pools(instance=instance, cost_model=cost, **given) if given else None
+    Of ``workers`` 1 is any number that a schedule has.
+    """
+    named = [name for name in ("workers", "pools", "fleet") if name in given]
+    more = {name: given[name] for name in ("link", "deflect_below") if name in given}
+    if len(named) > 1 or (more and not named):
+        options = [f"--{name.replace('_', '-')}" for name in (*named, *more)]
+        raise UsageError(
+            f"{', '.join(options)}: found together; expected one of --workers, --pools and "
+            "--fleet, and with it --link and --deflect-below"
+        )
+    if not named:
+        return stated or fleet_of(cost_model)
+
+    text: str | int = given[named[0]]
+    if named == ["workers"]:
+        text = number_of_workers(str(text))
+    elif named == ["fleet"]:
+        check_suffix(str(text), "--fleet", ".toml")
+
+    return Fleet.of(text, cost_model, **more)
 
 
-def hardware_of(
-    instance: Instance, cost: CostModel | None, given: Given
-) -> Pools | CostModel | None:
-    """Return what a schedule runs on: the pools that options describe, or the cost model."""
-    return in_pools(instance, cost, given) or cost
+def number_of_workers(text: str) -> int:
+    """Return the number of an option ``--workers``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--workers: found {text!r}; expected an integer >= 1")
+
+    return int(text)
 
 
 def check_requests_out(text: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, read_checked
+from optsched.cli.options import ABOVE_0, UNSET, Given, Seed, read_problem
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import TABLE
@@ -35,16 +35,18 @@ def splits(
       router NAME: The router in front of both pools.
       certificates DIR: Write certificates of the bounds into this folder.
     """
-    instance, cost = read_checked(instance_file, cost_model, json_out, folder=certificates)
+    machines = {"workers": workers} if link is None else {"workers": workers, "link": link}
+    given: dict[str, Any] = {"machines": machines, "slos": slos, "folder": certificates}
+    problem = read_problem(instance_file, cost_model, json_out, **given)
     from optsched.analysis.splits import splits as run
     from optsched.files.outputs import make_folder
     from optsched.files.read_write import write_json
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        more: dict[str, Any] = {"cost_model": cost, "link": link, "router": router, "seed": seed}
+        more: dict[str, Any] = {"router": router, "seed": seed}
         more |= {"time_limit_s": time_limit, "certify": certificates is not None, "stop": stop}
         more["progress"] = lambda name: line.show(f"split {name}")
-        found = run(instance, workers, policies or None, **{**more, **slos})
+        found = run(problem, policies or None, **more)
 
     if certificates is not None:
         folder = make_folder(certificates)

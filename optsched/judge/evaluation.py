@@ -271,30 +271,17 @@ class Evaluation:
         return max(machine.capacity for machine in self.machines)
 
     @property
-    def on_other_machines(self) -> bool:
-        """Whether some machine has another KV capacity or other limits than the instance's."""
-        instance = self.instance
-        return any(
-            machine.kv_capacity != instance.kv_capacity or machine.limits != instance.limits
-            for machine in self.machines
-        )
-
-    @property
     def outside_reason(self) -> str | None:
         """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
 
         They cover restarts: the last run of each request has the same completion and no more KV.
-        They do not cover pauses with KV held, several workers, or prefills split under a token
-        limit.
+        They do not cover pauses with KV held, or prefills split under a token limit. In seconds
+        bounds cover every schedule.
         """
         if not self.instance.in_rounds:
-            return "the instance is in seconds"
+            return None
         if self.reuse is not None:
             return "its requests may share the KV of prefixes"
-        if self.workers > 1:
-            return f"it uses {self.workers} workers"
-        if self.on_other_machines:
-            return "it runs on a machine with another KV capacity or other limits"
         if self.pauses.any():
             return "it pauses running requests, which the round model's optimum may not do"
 

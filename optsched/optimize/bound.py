@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds import bounds, usable
+from optsched.bounds import list_bounds, usable
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import CERTIFIED, Steps, certified_value, certify as make
 from optsched.bounds.pools import certify_pools
@@ -332,10 +332,10 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
         known = ", ".join(CERTIFIED[time_unit])
         return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
 
-    if name in bounds() and bounds()[name].certifies:
+    if name in list_bounds() and list_bounds()[name].certifies:
         return f"the bound {name!r} found none in its time; expected a larger time limit"
 
-    there = [one for one in bounds().values() if one.certifies and one.time_unit == time_unit]
+    there = [one for one in list_bounds().values() if one.certifies and one.time_unit == time_unit]
     able = ", ".join(one.name for one in there if goal in one.objectives and not one.needs)
     return f"the bound {name!r} carries none; those that do are {able}"
 

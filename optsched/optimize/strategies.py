@@ -6,14 +6,15 @@ Exact methods are in `optsched.optimize.exact`.
 import warnings
 from collections.abc import Sequence
 
-from optsched.bounds import bounds, raise_bound
+from optsched.bounds import list_bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import certified_value, same_cost_model
 from optsched.files import library
 from optsched.files.read_write import read_json, schedule_from_dict
 from optsched.judge.evaluate import Evaluation
+from optsched.judge.problem import Problem
 from optsched.optimize.interval import Interval
-from optsched.policies import allows, policies as registry
+from optsched.policies import allows, list_policies as registry
 from optsched.policies.engine.simulate import completions
 from optsched.policies.run import run_within
 from optsched.problem.budget import Budget
@@ -52,7 +53,7 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
 
     def take(name: str, proof: Proof) -> None:
         before = interval.bound
-        left_out = bounds()[name].leaves_out
+        left_out = list_bounds()[name].leaves_out
         interval.prove(proof.value, name, proof.certificate, left_out)
         if proof.tree is not None:
             interval.trees.append(proof)
@@ -118,15 +119,17 @@ def allowed_policies(instance: Instance) -> list[str]:
     return [name for name in registry() if allows(name, instance) is None]
 
 
-def outside_reason(evaluation: Evaluation, workers: int = 1) -> str | None:
-    """Return why bounds for so many workers do not cover a schedule, or None if they do.
+def outside_reason(evaluation: Evaluation, problem: Problem) -> str | None:
+    """Return why a problem's bounds do not cover a schedule, or None if they do.
 
-    In seconds they cover every schedule, without the runs that a restart loses.
+    In seconds they cover every schedule on its machines, without the runs that a restart loses.
     """
-    if evaluation.workers > workers:
+    if problem.pools is not None:
+        return None
+    if evaluation.workers > problem.workers:
         return f"it uses {evaluation.workers} workers"
 
-    return evaluation.outside_reason if evaluation.instance.in_rounds else None
+    return evaluation.outside_reason
 
 
 def run_policies(
@@ -160,7 +163,7 @@ def run_policies(
             except NO_SCHEDULE:
                 continue
 
-            inside = outside_reason(done.evaluation, task.workers) is None
+            inside = outside_reason(done.evaluation, task) is None
             if inside and interval.take(done.schedule, done.evaluation, spec):
                 interval.tell()
     except KeyboardInterrupt:

@@ -107,7 +107,7 @@ def policy(
     return register
 
 
-def policies() -> dict[str, PolicyInfo]:
+def list_policies() -> dict[str, PolicyInfo]:
     """Return every registered policy by name, sorted by name."""
     return _REGISTRY.all()
 

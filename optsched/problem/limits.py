@@ -48,3 +48,9 @@ def with_slos(instance: Instance, given: Mapping[str, float | None]) -> Instance
     changed = replace(instance, **columns)  # type: ignore[arg-type]
     vars(changed)["sha256"] = instance.sha256
     return changed
+
+
+def slos_of_all(instance: Instance) -> dict[str, float]:
+    """Return the SLOs that are the same for every request, by name."""
+    found = {name: column for name, column in instance.slos.items() if np.isfinite(column[0])}
+    return {name: float(column[0]) for name, column in found.items() if (column == column[0]).all()}

@@ -230,6 +230,11 @@ METRICS = tuple(TABLE)
 """Names of `Evaluation.metrics`, in the order of tables."""
 
 
+def list_metrics() -> dict[str, Metric]:
+    """Return every metric by name, in the order of tables."""
+    return dict(TABLE)
+
+
 def check_parameter(value: float) -> str | None:
     """Return what is expected of a parameter of a metric, or None if the value is that."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):

@@ -3,17 +3,18 @@
 from contextlib import suppress
 from typing import Any
 
+from optsched.judge.problem import Problem
 from optsched.optimize.solve import Result, solve
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
 
-def optimum(instance: Instance, **options: Any) -> Result:
+def optimum(problem: Problem | Instance, **options: Any) -> Result:
     """Return the hindsight program's answer for an instance in rounds, on one thread.
 
     Of a dozen requests ``ramp`` proves the optimum far faster than general solvers.
     """
     with suppress(UsageError):
-        return solve(instance, method="ramp", threads=1, **options)
+        return solve(problem, method="ramp", threads=1, **options)
 
-    return solve(instance, threads=1, **options)
+    return solve(problem, threads=1, **options)

@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import same_cost_model, verify_certificate
-from optsched.costs.pools import make_pools, stated_pools
+from optsched.costs.fleet import stated_fleet
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
 from optsched.files.strict_json import Place, read_json, stem
+from optsched.judge.problem import Problem
 from optsched.judge.timeline import Timeline, timeline
 from optsched.optimize.consistency import AGREEMENT
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
@@ -304,12 +305,11 @@ def _schedule(
     labels = chain([label], (f"{label} ({k})" for k in count(2)))
     unique = next(label for label in labels if label not in section.schedules)
     try:
-        about = {"instance": section.instance, "cost_model": model, **stated_pools(source)}
-        hardware = make_pools(**about) if "pools" in about else model
-        drawn = section.schedules[unique] = timeline(section.instance, made, hardware)
+        problem = Problem(section.instance, stated_fleet(source, model) or model)
+        drawn = section.schedules[unique] = timeline(problem, made)
         one_worker = made.kind == "batches" and drawn.workers == 1
         if section.instance.prefixes and one_worker:
-            section.hits[unique] = prefix_hits(section.instance, made, model)
+            section.hits[unique] = prefix_hits(problem, made)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise

@@ -416,7 +416,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> BatchProblem:
     slos: Mapping[str, NDArray[np.float64]] = {}
     below = task.extras.get("below")
     if COUNTED in objectives:
-        slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
+        slos = all_limits(instance, None)
         if below is not None:
             raise UsageError(f"below: found it with {COUNTED}; expected a minimized objective")
 
