@@ -79,7 +79,7 @@ GOAL = "mean_session_completion"
 def proved(instance):
     """Return the bound on the mean session completion, in seconds."""
     return optsched.bound(
-        instance, objective=GOAL, cost_model=gpu, method="sessions-work", time_limit_s=0
+        optsched.Problem(instance, gpu, GOAL), method="sessions-work", time_limit_s=0
     ).value
 
 
@@ -110,8 +110,8 @@ POLICIES = {
 
 def judged(instance, policy):
     """Return the metrics of a policy."""
-    schedule = optsched.simulate(instance, policy, gpu)
-    return optsched.evaluate(instance, schedule, gpu).metrics
+    schedule = optsched.run(optsched.Problem(instance, gpu), policy).schedule
+    return optsched.evaluate(optsched.Problem(instance, gpu), schedule).metrics
 
 
 metrics = {name: judged(agents, policy) for name, policy in POLICIES.items()}

@@ -69,8 +69,8 @@ def case(prompt: int, output: int = 4, n: int = 4) -> optsched.Instance:
 
 
 small = case(16)
-best = optsched.solve(small, cost_model=paper, objective="makespan")
-reserved = optsched.solve(small, cost_model=paper, objective="makespan", eviction_free=True)
+best = optsched.solve(optsched.Problem(small, paper, "makespan"))
+reserved = optsched.solve(optsched.Problem(small, paper, "makespan"), eviction_free=True)
 
 figure, axes = plt.subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
 for (upper, lower), title, result in zip(
@@ -79,7 +79,7 @@ for (upper, lower), title, result in zip(
     (best, reserved),
     strict=True,
 ):
-    line = optsched.timeline(small, result.schedule, paper)
+    line = optsched.timeline(optsched.Problem(small, paper), result.schedule)
     plot_gantt(line, ax=upper)
     plot_kv(line, ax=lower)
     upper.set(title=f"{title}: {1e3 * result.objective:.1f} ms", xlabel="")
@@ -108,8 +108,8 @@ prompts = (1, 4, 16, 32, 64, 128, 512)
 rows = []
 for prompt in prompts:
     instance = case(prompt)
-    free = optsched.solve(instance, cost_model=paper, objective="makespan")
-    kept = optsched.solve(instance, cost_model=paper, objective="makespan", eviction_free=True)
+    free = optsched.solve(optsched.Problem(instance, paper, "makespan"))
+    kept = optsched.solve(optsched.Problem(instance, paper, "makespan"), eviction_free=True)
     assert free.status == kept.status == "optimal"
     ratio = kept.objective / free.objective
     rows.append({"prompt": prompt, "ratio": ratio, "evictions": free.metrics["evictions"]})
@@ -119,8 +119,7 @@ ax.get_legend().remove()
 ax.set(xlabel="prompt I [tokens]", ylabel="time without evictions\nover the best time")
 ax.set_xscale("log", base=2)
 ax.set_xticks(prompts, prompts)
-ax.axhline(1, ls="--", color="#222222", lw=1);
-
+ax.axhline(1, ls="--", color="#222222", lw=1)
 # %%
 for row in rows:
     print(
@@ -165,7 +164,7 @@ assert [row["evictions"] > 0 for row in rows] == [prompt <= longest for prompt i
 # %%
 measured = "llama2-7b-a100-vidur-fit"
 for prompt in (64, 128):
-    best = optsched.solve(case(prompt), cost_model=measured, objective="makespan")
+    best = optsched.solve(optsched.Problem(case(prompt), measured, "makespan"))
     evictions = best.metrics["evictions"]
     print(f"I = {prompt:3}: under the fitted model the best schedule evicts {evictions} times")
     assert (evictions > 0) == (prompt == 64)
@@ -198,8 +197,8 @@ def crowd(capacity: int) -> optsched.Instance:
 def serve(capacity: int, policy: str, model: str) -> dict[str, float]:
     """Return the metrics of one of the two policies."""
     instance = crowd(capacity)
-    plan = optsched.simulate(instance, policies[policy], model)
-    return optsched.evaluate(instance, plan, model).metrics
+    plan = optsched.run(optsched.Problem(instance, model), policies[policy]).schedule
+    return optsched.evaluate(optsched.Problem(instance, model), plan).metrics
 
 
 table = []
@@ -216,8 +215,7 @@ ax.set_xscale("log")
 ax.set_xticks([100, 1000, 10_000, 100_000], ["100", "1,000", "10,000", "100,000"])
 ax.axhline(1, ls="--", color="#222222", lw=1)
 ax.text(100, 1.4, "above the line\nreserving is faster")
-ax.text(2000, 0.75, "below the line\nevicting is faster");
-
+ax.text(2000, 0.75, "below the line\nevicting is faster")
 # %% [markdown]
 # There are three cases.
 #

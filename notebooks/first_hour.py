@@ -59,12 +59,11 @@ instance = optsched.Instance(
 # The picture has a row for each request. Under it is the memory that the requests hold.
 
 # %%
-schedule = optsched.simulate(instance, "mc-sf")
+schedule = optsched.run(instance, "mc-sf").schedule
 line = optsched.timeline(instance, schedule)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(line, ax=top)
-plot_kv(line, ax=bottom);
-
+plot_kv(line, ax=bottom)
 # %% [markdown]
 # Request 3 came in round 2 and waits until round 12. Beside request 0 alone it would have fitted: the
 # two never hold more than 29 of the 30 tokens. But until round 7 request 2 has the rest of the room,
@@ -102,8 +101,7 @@ best = optsched.solve(instance)
 line = optsched.timeline(instance, best.schedule)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(line, ax=top)
-plot_kv(line, ax=bottom);
-
+plot_kv(line, ax=bottom)
 # %% [markdown]
 # Request 0 is the first to arrive and the last to start. It is the largest request. While it runs,
 # nearly all others have to wait for its memory. In the best schedule it waits for 13 rounds, and at
@@ -133,8 +131,7 @@ plot_comparison(
     bound=comparison.bound,
     clairvoyant=[row.policy for row in comparison.rows if row.clairvoyant],
     outside=[row.policy for row in comparison.rows if not row.inside],
-);
-
+)
 # %% [markdown]
 # MC-SF is 9 % above the optimum. MC-Benchmark takes requests in order of arrival, and is 25 % above
 # it, as is `vllm-v1`, the scheduler of a vLLM server today. `vllm`, the one of the papers, gets no
@@ -210,7 +207,7 @@ class Patient:
         return optsched.Batch({i: view.rest(i) for i in running})
 
 
-mine = optsched.evaluate(instance, optsched.simulate(instance, Patient()))
+mine = optsched.run(instance, Patient()).evaluation
 for name, judged in (("mc-sf", greedy), ("mine", mine)):
     print(f"{name:6} total {judged.latency.sum()} rounds, longest {judged.latency.max()}")
 assert best.objective <= mine.metrics["tel"] < greedy.metrics["tel"]
@@ -237,10 +234,11 @@ chat = optsched.generate(
     "lognormal", seed=1, n=150, kv_capacity=2000, time_unit="second", rate=100.0
 )
 policies = ["vllm-v1", "sarathi", "fcfs", "mc-sf", "least-work"]
-served = optsched.compare(chat, policies, cost_model=gpu, time_limit_s=2)
-evaluations = {row.policy: optsched.evaluate(chat, row.schedule, gpu) for row in served.rows}
-plot_distribution(evaluations, "latency");
-
+served = optsched.compare(optsched.Problem(chat, gpu), policies, time_limit_s=2)
+evaluations = {
+    row.policy: optsched.evaluate(optsched.Problem(chat, gpu), row.schedule) for row in served.rows
+}
+plot_distribution(evaluations, "latency")
 # %% [markdown]
 # Here the optimum is not proved. So a ratio is an interval: the total latency of each scheduler is
 # at least so many times the optimum, and at most so many times.

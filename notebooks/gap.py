@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.analysis.ratio import competitive_ratio
+from optsched.analysis.ratio import ratios
 from optsched.show.plot import plot_comparison, plot_gantt
 
 # %% [markdown]
@@ -50,8 +50,8 @@ from optsched.show.plot import plot_comparison, plot_gantt
 at_once = [optsched.generate("jaillet-model-1", seed=seed, n=10) for seed in range(8)]
 arriving = [optsched.generate("jaillet-model-2", seed=seed, n=9) for seed in range(8)]
 policies = ["mc-sf", "least-work", "mc-benchmark"]
-first = competitive_ratio(policies, at_once, reference="optimum")
-second = competitive_ratio(policies, arriving, reference="optimum")
+first = ratios(policies, at_once, "optimum")
+second = ratios(policies, arriving, "optimum")
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 4.5), sharex=True, layout="constrained")
 panels = zip(
@@ -69,8 +69,7 @@ for ax, study, title, published in panels:
     ax.vlines(published, -0.45, 0.45, ls="--", color="#222222", lw=1)
     ax.set_yticks(range(3), policies)
     ax.set(title=title, ylim=(2.6, -0.6))
-axes[1].set_xlabel("total latency over the optimum's");
-
+axes[1].set_xlabel("total latency over the optimum's")
 # %% [markdown]
 # MC-Benchmark takes requests in order of arrival, and is far off. The other two are within 8 %
 # of the optimum when all come at once, and on most instances with arrivals, but three of these eight
@@ -106,7 +105,7 @@ intervals = []
 for seed in (1, 2):
     instance = optsched.generate("jaillet-model-1", seed=seed)
     answer = optsched.solve(instance, method="ramp", mip_rel_gap=0.05)
-    tel = optsched.evaluate(instance, optsched.simulate(instance, "mc-sf")).metrics["tel"]
+    tel = optsched.run(instance, "mc-sf").metrics["tel"]
     intervals.append((f"{instance.n} requests", tel / answer.objective, tel / answer.bound))
 
 names, low, high = zip(*intervals, strict=True)
@@ -114,8 +113,7 @@ figure, ax = plt.subplots(figsize=(8, 1.8), layout="constrained")
 ax.hlines(names, low, high, lw=10, color="#0072B2", label="the ratio lies here")
 ax.axvline(1.005, ls="--", color="#222222", label="mean that the paper reports")
 ax.set(xlabel="total latency of MC-SF over the optimum's", xlim=(1, None), ylim=(-0.6, 1.6))
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
-
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
 # %%
 for name, lower, upper in intervals:
     print(f"{name}: MC-SF takes between {lower:.3f} and {upper:.3f} times the optimum")
@@ -150,7 +148,7 @@ for label, instances in (("all at once", at_once), ("Poisson", arriving)):
     for policy in ("mc-sf", "mc-benchmark"):
         lost = dict.fromkeys(parts, 0.0)
         for instance, optimum in zip(instances, optima, strict=True):
-            plan = optsched.simulate(instance, policy)
+            plan = optsched.run(instance, policy).schedule
             totals = optsched.why(instance, plan, against=optimum.schedule).totals()
             for part in parts:
                 lost[part] += 100 * totals[part] / best
@@ -163,8 +161,7 @@ for k, (part, color) in enumerate(zip(parts, ("#56B4E9", "#E69F00"), strict=True
 ax.set_yticks(np.arange(len(shares)) + 0.2, list(shares))
 ax.invert_yaxis()
 ax.set_xlabel("loss [% of the optimum]")
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
-
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
 # %%
 for case, share in shares.items():
     print(f"{case:25}", ", ".join(f"{part} {value:4.1f} %" for part, value in share.items()))
@@ -193,16 +190,12 @@ assert shares["mc-benchmark, Poisson"]["order"] > 5 * shares["mc-sf, Poisson"]["
 
 # %%
 chats = optsched.generate("lognormal", seed=0, n=2000, kv_capacity=16492, time_unit="round")
-tels = {
-    policy: optsched.evaluate(chats, optsched.simulate(chats, policy)).metrics["tel"]
-    for policy in policies
-}
+tels = {policy: optsched.run(chats, policy).metrics["tel"] for policy in policies}
 proved = optsched.bound(chats, time_limit_s=5)
 means = [(policy, tel / chats.n) for policy, tel in tels.items()]
 plot_comparison(
     means, best_known=proved.objective / chats.n, bound=proved.value / chats.n
-).set_xlabel("mean latency [rounds]");
-
+).set_xlabel("mean latency [rounds]")
 # %%
 pair = first.paired("least-work", "mc-sf")
 print(
@@ -231,14 +224,13 @@ assert tels["least-work"] > 1.35 * proved.objective
 
 # %%
 worst = optsched.read_instance("worst-mc-sf-online")
-plan = optsched.simulate(worst, "mc-sf")
+plan = optsched.run(worst, "mc-sf").schedule
 optimum = optsched.solve(worst)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(optsched.timeline(worst, plan), ax=top)
 plot_gantt(optsched.timeline(worst, optimum.schedule), ax=bottom)
 top.set_title("MC-SF: nine requests wait for one")
-bottom.set_title("optimum: one request waits for one round");
-
+bottom.set_title("optimum: one request waits for one round")
 # %%
 tel = optsched.evaluate(worst, plan).metrics["tel"]
 print(f"{tel} rounds against {optimum.objective}: {tel / optimum.objective:.2f} times the optimum")

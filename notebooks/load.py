@@ -91,7 +91,7 @@ at_rate(1)
 # %%
 schedulers = ["vllm-v1", "sarathi", "fcfs", "mc-sf", "least-work"]
 compared = {
-    scale: optsched.compare(at_rate(scale), schedulers, cost_model=model, time_limit_s=3)
+    scale: optsched.compare(optsched.Problem(at_rate(scale), model), schedulers, time_limit_s=3)
     for scale in (0.1, 0.25, 0.5, 0.75, 1, 2)
 }
 compared[1]
@@ -112,8 +112,7 @@ requests = at_rate(1).n
 bound = [(scale, one.bound / requests) for scale, one in compared.items()]
 best = [(scale, one.best_known / requests) for scale, one in compared.items()]
 _, ax = plt.subplots(figsize=(8, 4.8), layout="constrained")
-plot_load(means, bound, best, ax=ax);
-
+plot_load(means, bound, best, ax=ax)
 # %%
 for (scale, low), (_, high) in zip(bound, best, strict=True):
     found = {name: dict(points)[scale] / low for name, points in means.items()}

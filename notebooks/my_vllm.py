@@ -71,7 +71,7 @@ def made_up():
     model = optsched.load_cost_model("llama2-7b-a100-infermax")
     longer = {name: str(1.03 * float(value)) for name, value in model.coefficients.items()}
     server = replace(model, name="server", coefficients=longer)
-    served = optsched.evaluate(asked, optsched.simulate(asked, "vllm-v1", server), server)
+    served = optsched.run(optsched.Problem(asked, server), "vllm-v1").evaluation
     noise = 1 + 0.02 * np.random.default_rng(0).standard_normal(asked.n)
     times = optsched.Measured(
         served.latency * noise, served.ttft * noise, "measured", instance_sha256=asked.sha256
@@ -101,7 +101,7 @@ longest = int(instance.prompt_tokens.max())
 if longest > instance.limits.max_batch_tokens:  # least-work takes a prompt whole
     policies = policies[:2]
 compared = optsched.compare(
-    instance, policies, cost_model=cost, measured=folder / "measured.json", time_limit_s=2
+    optsched.Problem(instance, cost), policies, measured=folder / "measured.json", time_limit_s=2
 )
 rows = {row.policy: row for row in compared.rows}
 names = {by_work: "vllm-v1 by own work"}
@@ -112,8 +112,7 @@ means = {
 }
 best, bound = compared.best_known / instance.n, compared.bound / instance.n
 ax = plot_comparison(list(means.items()), best_known=best, bound=bound, unit="s")
-ax.set_xlabel("mean latency [s]");
-
+ax.set_xlabel("mean latency [s]")
 # %%
 served = means["measured"]
 print(f"measured takes between {served / best:.2f} and {served / bound:.2f} times the optimum")
@@ -130,7 +129,7 @@ assert bound <= best
 # cost model is wrong, or the server did something that is not in the model. Each dot is a request.
 
 # %%
-twin = optsched.evaluate(instance, rows["vllm-v1"].schedule, cost)
+twin = optsched.evaluate(optsched.Problem(instance, cost), rows["vllm-v1"].schedule)
 _, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
 for ax, what in zip(panels, ("latency", "ttft"), strict=True):
     real_times, computed = getattr(times, what), getattr(twin, what)
@@ -172,8 +171,7 @@ for (part, value), color in zip(reversed(steps.items()), colors, strict=True):
     ax.barh("measured", value, left=left, color=color, label=part)
     left += value
 ax.set_xlabel("mean latency [s]")
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
-
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
 # %%
 for part, value in steps.items():
     print(f"{part:12} {value:7.2f} s, {100 * value / served:5.1f} %")

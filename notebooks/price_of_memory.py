@@ -93,8 +93,7 @@ else:
 trace = optsched.read_trace(**source, kv_capacity=capacity)
 figure, ax = plt.subplots(figsize=(8, 2.4), layout="constrained")
 ax.hist(trace.arrival, bins=60, color="#0072B2")
-ax.set(xlabel="time [s]", ylabel="requests that come");
-
+ax.set(xlabel="time [s]", ylabel="requests that come")
 # %%
 trace
 
@@ -116,7 +115,7 @@ for prompt in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072):
             [0.0] * batch, [prompt] * batch, [128] * batch,
             kv_capacity=200_000, time_unit="second", kv_accounting="cached",
         )  # fmt: skip
-        took = optsched.evaluate(run, optsched.simulate(run, "vllm", stand_in), stand_in)
+        took = optsched.run(optsched.Problem(run, stand_in), "vllm").evaluation
         for noise in generator.normal(1, 0.03, (3, 2)):
             first = 1e3 * took.first_token.mean() * noise[0]
             step = 1e3 * (took.finish - took.first_token).mean() / 127 * noise[1]
@@ -137,8 +136,7 @@ from optsched.costs.fit import fit
 
 fitted = fit(folder, model="llama2-7b", tensor_parallel=1, hardware="a100-80gb")
 gpu = fitted.cost_model
-plot_fit(fitted);
-
+plot_fit(fitted)
 # %%
 for part in fitted.operators:
     print(
@@ -155,14 +153,15 @@ for part in fitted.operators:
 
 # %%
 policies = ["vllm", "sarathi", "fcfs", "least-work"]
-comparison = optsched.compare(trace, policies, cost_model=gpu, time_limit_s=2)
+comparison = optsched.compare(optsched.Problem(trace, gpu), policies, time_limit_s=2)
 plans = {row.policy: row.schedule for row in comparison.rows}
-evaluations = {policy: optsched.evaluate(trace, plan, gpu) for policy, plan in plans.items()}
+evaluations = {
+    policy: optsched.evaluate(optsched.Problem(trace, gpu), plan) for policy, plan in plans.items()
+}
 plot_distribution(evaluations, "latency")
 
-ax = plot_kv(optsched.timeline(trace, plans["fcfs"], gpu))
-ax.set_title("first come first served");
-
+ax = plot_kv(optsched.timeline(optsched.Problem(trace, gpu), plans["fcfs"]))
+ax.set_title("first come first served")
 # %% [markdown]
 # How good could it have been? `compare` has a bound that no schedule beats. So the ratio of each
 # scheduler to the optimum lies in an interval.
@@ -185,13 +184,12 @@ sweep = []
 for factor in (0.75, 1, 1.5, 2, 3, 4):
     machine = replace(trace, kv_capacity=int(factor * capacity))
     for policy in policies:
-        plan = optsched.simulate(machine, policy, gpu)
-        metrics = optsched.evaluate(machine, plan, gpu).metrics
+        plan = optsched.run(optsched.Problem(machine, gpu), policy).schedule
+        metrics = optsched.evaluate(optsched.Problem(machine, gpu), plan).metrics
         sweep.append({"factor": factor, "policy": policy, "mean latency": metrics["mean_latency"]})
 
 ax = plot_lines(sweep, "factor", "mean latency", series="policy")
-ax.set(xlabel="memory, as a multiple of ours", ylabel="mean latency [s]", ylim=(0, None));
-
+ax.set(xlabel="memory, as a multiple of ours", ylabel="mean latency [s]", ylim=(0, None))
 # %% [markdown]
 # On the made-up trace `least-work` is slower with four times the memory than with 1.5 times. All
 # requests are started at once, and the larger batch slows down each of them. So more memory is not
@@ -225,8 +223,7 @@ rounds = optsched.read_trace(**source, kv_capacity=capacity, round_seconds=0.05)
 proof, bound = best_prices(rounds, time_limit_s=2)
 starts, price = proof.array().T
 ax = plot_shadow_prices(np.column_stack([0.05 * starts, price]))
-ax.set(xlabel="time [s]", ylabel="rounds of latency that one token saves");
-
+ax.set(xlabel="time [s]", ylabel="rounds of latency that one token saves")
 # %% [markdown]
 # Where the price is zero, memory is free. More of it would make no request faster. Where requests
 # wait, memory has a price. The longer the queue, the more a token is worth.

@@ -18,7 +18,7 @@ import optsched
 from optsched.problem.errors import OptschedError
 
 TINY = optsched.read_instance("tiny")
-PLAN = optsched.simulate(TINY, "mc-sf")
+PLAN = optsched.run(TINY, "mc-sf").schedule
 LIMIT: dict[str, Any] = {"time_limit_s": 0.1}
 
 
@@ -43,9 +43,11 @@ OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "from_batches": lambda given: optsched.from_batches([0, 0], [], [], instance=given),
     "from_starts": lambda given: optsched.from_starts([0] * TINY.n, given),
     "replay": lambda given: optsched.replay(given, "http://127.0.0.1:9", timeout_s=1),
-    "simulate": lambda given: optsched.simulate(given, "mc-sf"),
+    "simulate": lambda given: optsched.run(given, "mc-sf").schedule,
     "solve": partial(optsched.solve, **LIMIT),
-    "splits": lambda given: optsched.splits(given, 2, ["fcfs"], prove=False, **LIMIT),
+    "splits": lambda given: optsched.splits(
+        optsched.Problem(given, optsched.Fleet.of(2)), ["fcfs"], prove=False, **LIMIT
+    ),
     "timeline": lambda given: optsched.timeline(given, PLAN),
     "why": lambda given: optsched.why(given, PLAN),
     "write_instance": lambda given: optsched.write_instance(given, "/dev/null"),
@@ -119,19 +121,19 @@ def test_an_unknown_keyword_is_named_with_the_one_that_is_meant(place: int) -> N
 
 
 def test_a_class_of_a_policy_is_made_an_object_or_refused() -> None:
-    made = optsched.simulate(TINY, OldestFirst())
+    made = optsched.run(TINY, OldestFirst()).schedule
     for one in (OldestFirst, "fcfs", optsched.Rules, optsched.Windows):
-        assert optsched.evaluate(TINY, optsched.simulate(TINY, one)).metrics["tel"] > 0  # type: ignore[arg-type, operator]
-    found = optsched.simulate(TINY, OldestFirst)  # type: ignore[arg-type]
+        assert optsched.run(TINY, one).metrics["tel"] > 0  # type: ignore[arg-type, operator]
+    found = optsched.run(TINY, OldestFirst).schedule  # type: ignore[arg-type]
     assert optsched.evaluate(TINY, found).metrics == optsched.evaluate(TINY, made).metrics
-    assert "size" in refusal(lambda: optsched.simulate(TINY, Demanding))  # type: ignore[arg-type]
+    assert "size" in refusal(lambda: optsched.run(TINY, Demanding).schedule)  # type: ignore[arg-type]
     rows = optsched.compare(TINY, [OldestFirst, "fcfs"], bound=False).rows  # type: ignore[list-item]
     assert [row.policy for row in rows] == ["OldestFirst", "fcfs"]
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     "policy": (
-        lambda given: optsched.simulate(TINY, given),
+        lambda given: optsched.run(TINY, given).schedule,
         (None, 3, {}, object(), object, optsched.Batch, OldestFirst().batch, "nosuch", "", PLAN),
     ),
     "policies": (
@@ -139,11 +141,13 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (3, [3], [None], object(), [], {"a": 3}, "nosuch", optsched.Batch),
     ),
     "policies of capacity": (
-        lambda given: optsched.capacity(TINY, given, slo_latency=30),
+        lambda given: optsched.capacity(optsched.Problem(TINY, slo_latency=30), given),
         (3, [3], [OldestFirst], object(), [], "nosuch"),
     ),
     "policies of splits": (
-        lambda given: optsched.splits("tiny-seconds", 2, given, cost_model=MODEL),
+        lambda given: optsched.splits(
+            optsched.Problem("tiny-seconds", optsched.Fleet.of(2, MODEL)), given
+        ),
         (3, [3], [OldestFirst], object(), [], "nosuch"),
     ),
     "schedule": (
@@ -163,24 +167,24 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (None, 3, "best.json", optsched.Schedule, {}, TINY),
     ),
     "cost model": (
-        lambda given: optsched.simulate("tiny-seconds", "fcfs", given),
+        lambda given: optsched.run(optsched.Problem("tiny-seconds", given), "fcfs").schedule,
         (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], [], "nosuch", object(), TINY),
     ),
     "cost model of solve": (
-        lambda given: optsched.solve("tiny-seconds", given, **LIMIT),
+        lambda given: optsched.solve(optsched.Problem("tiny-seconds", given), **LIMIT),
         (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
     ),
     "cost model of bound": (
-        lambda given: optsched.bound("tiny-seconds", given, **LIMIT),
+        lambda given: optsched.bound(optsched.Problem("tiny-seconds", given), **LIMIT),
         (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
     ),
     "cost model to load": (optsched.load_cost_model, (None, 3, {}, optsched.BatchCost, "nosuch")),
     "objective of solve": (
-        lambda given: optsched.solve(TINY, objective=given, **LIMIT),
+        lambda given: optsched.solve(optsched.Problem(TINY, objective=given), **LIMIT),
         (3, {}, object(), "nosuch", [3], [None], optsched.Result),
     ),
     "objective of bound": (
-        lambda given: optsched.bound(TINY, objective=given, **LIMIT),
+        lambda given: optsched.bound(optsched.Problem(TINY, objective=given), **LIMIT),
         (None, 3, {}, object(), "nosuch", [3], optsched.Result),
     ),
     "method": (
@@ -200,16 +204,16 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (3, {}, object(), "nosuch", [], optsched.Schedule),
     ),
     "pools": (
-        lambda given: optsched.compare("tiny-seconds", "fcfs", MODEL, pools=given),
+        lambda given: optsched.compare(optsched.Problem("tiny-seconds", given), "fcfs"),
         (3, "1p1d", {}, object(), [], optsched.Pools),
     ),
     "pools of bound": (
-        lambda given: optsched.bound("tiny-seconds", MODEL, pools=given),
+        lambda given: optsched.bound(optsched.Problem("tiny-seconds", given)),
         (3, "1p1d", {}, object(), [], optsched.Pools),
     ),
     "pools of capacity": (
         lambda given: optsched.capacity(
-            "tiny-seconds", ["fcfs"], cost_model=MODEL, slo_latency=30, pools=given
+            optsched.Problem("tiny-seconds", given, slo_latency=30), ["fcfs"]
         ),
         (3, "1p1d", {}, object(), [], optsched.Pools),
     ),
@@ -222,15 +226,15 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (3, {}, object(), optsched.Evaluation),
     ),
     "predictor": (
-        lambda given: optsched.simulate(TINY, "mc-sf", predictor=given),
+        lambda given: optsched.run(TINY, "mc-sf", predictor=given).schedule,
         (3, {}, object(), "nosuch", [1]),
     ),
     "slos": (
-        lambda given: optsched.simulate(TINY, "mc-sf", slos=given),
+        lambda given: optsched.run(optsched.Problem(TINY, **given), "mc-sf").schedule,
         (3, "slo_ttft", {"slo_tftt": 3}, {"slo_ttft": "fast"}, [3], object()),
     ),
     "one slo": (
-        lambda given: optsched.evaluate(TINY, PLAN, slo_ttft=given),
+        lambda given: optsched.evaluate(optsched.Problem(TINY, slo_ttft=given), PLAN),
         ("fast", -1, 0, {}, [3], object(), True),
     ),
     "generator": (optsched.generate, (None, 3, {}, "nosuch", object(), [])),

@@ -19,9 +19,9 @@ import pytest
 from command_line import answer, invoke, one_line_error, run as checked
 
 from instances import MODEL
-from optsched import Instance, evaluate, load_cost_model, simulate
+from optsched import Instance, Problem, evaluate, load_cost_model
 from optsched.files.read_write import read_schedule, write_instance
-from optsched.policies import policies
+from optsched.policies import list_policies
 
 BASE: dict[str, Any] = {
     "format": "optsched-instance",
@@ -930,12 +930,12 @@ def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, t
     columns = np.sort(rng.random(n)), rng.integers(50, 300, n), rng.integers(10, 200, n)
     instance = Instance(*columns, kv_capacity=900, time_unit="second")
     cost = load_cost_model("llama2-7b-a100-infermax")
-    value = evaluate(instance, simulate(instance, "vllm", cost), cost).metrics["tel"]
+    value = run(Problem(instance, cost), "vllm").metrics["tel"]
     # Nobody takes less than alone on the machine, whatever the others do.
     ones = (
         Instance([0], [s], [o], 900, time_unit="second") for s, o in zip(*columns[1:], strict=True)
     )
-    alone = sum(evaluate(one, simulate(one, "vllm", cost), cost).metrics["tel"] for one in ones)
+    alone = sum(run(Problem(one, cost), "vllm").metrics["tel"] for one in ones)
     assert 1.01 * alone < 0.9 * value
     file = tmp_path / "many.json"
     write_instance(instance, file)
@@ -944,7 +944,7 @@ def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, t
     words += ["--time-limit", 20, "--below"]
     yes = answer(*words, 0.99, "--schedule-out", tmp_path / "found.json")
     assert (yes["below"]["answer"], yes["method"]) == ("yes", "search")
-    found = evaluate(instance, read_schedule(tmp_path / "found.json", instance), cost)
+    found = evaluate(Problem(instance, cost), read_schedule(tmp_path / "found.json", instance))
     assert found.metrics["tel"] == yes["objective"] < 0.99 * value
     no = answer(*words, 0.99 * alone / value, status=3)
     assert (no["below"]["answer"], no["method"]) == ("no", "bounds")
@@ -1015,7 +1015,7 @@ def test_one_policy_is_told_of_in_detail(run, tmp_path: Path) -> None:
 
 
 def test_every_policy_has_its_page(run) -> None:
-    for name, info in policies().items():
+    for name, info in list_policies().items():
         found = run("policies", name)
         assert found.exit_code == 0, (name, found.stderr)
         assert all(key in found.stdout for key in info.parameters), name

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from optsched import Problem
 from optsched.cli import app
 from optsched.files.read_write import json_schema
 from optsched.judge.evaluate import evaluate
@@ -24,7 +25,7 @@ OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "pe
     name for name in METRICS if "session" in name or "chain" in name
 }
 """What only instances with shared prefixes or sessions have."""
-EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0)
+EVALUATION = evaluate(Problem(INSTANCE, slo_ttft=1.0), from_starts([0, 3], INSTANCE))
 
 
 def test_the_judge_derives_every_metric_in_the_order_of_the_table() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from optsched import Problem
 from optsched.experiments.base import Claim, Row, Run
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.policies.base import Rules
@@ -162,7 +163,7 @@ def judged(instance: Instance, policy: str | Rules, cost: Any = None, **options:
     -------
     Evaluation
     """
-    return evaluate(instance, simulate(instance, policy, cost, **options), cost)
+    return evaluate(Problem(instance, cost), simulate(Problem(instance, cost), policy, **options))
 
 
 def picked(metrics: Mapping[str, Any], columns: Mapping[str, str]) -> Row:

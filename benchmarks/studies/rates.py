@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched import Problem
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.judge.evaluate import evaluate
@@ -202,8 +203,8 @@ def peak_rate(
         found = []
         for case in cases:
             moved = at_rate(case, rate)
-            schedule = simulate(moved, policy, cost_model, seed=seed, predictor=predictor)
-            found.append(float(evaluate(moved, schedule, cost_model).queuing_delay.mean()))
+            schedule = simulate(Problem(moved, cost_model), policy, seed=seed, predictor=predictor)
+            found.append(float(evaluate(Problem(moved, cost_model), schedule).queuing_delay.mean()))
 
         return np.array(found)
 

@@ -304,7 +304,9 @@ def read_with_findings(
     format: str, path: str | Path, **options: Any
 ) -> tuple[Instance, TraceReport, Findings]:
     """Return what `read_trace_report` does, and what was found on the way."""
-    check_keywords(read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)])
+    check_keywords(
+        read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)]
+    )
     chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
     wanted._check(chosen)
     from optsched.workloads.traces.tokenizer import tokens_of
