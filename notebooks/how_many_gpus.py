@@ -88,7 +88,7 @@ print(f"{traffic.n} requests in {traffic.arrival.max():.0f} s, with {lengths} to
 # %%
 promise = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 policies = ["fcfs", "vllm", "sarathi", "late-last", "paced"]
-one = optsched.capacity(optsched.Problem(traffic, gpu), policies, tolerance=0.03, **promise)
+one = optsched.capacity(optsched.Problem(traffic, gpu, **promise), policies, tolerance=0.03)
 
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 plot_capacity(
@@ -145,7 +145,7 @@ assert one.best.value < patient.best.value < patient.impossible
 
 # %%
 fleet = optsched.capacity(
-    optsched.Problem(traffic, gpu), ["vllm", "paced"], rate_scale=4.0, fewest=True, **promise
+    optsched.Problem(traffic, gpu, **promise), ["vllm", "paced"], rate_scale=4.0, fewest=True
 )
 figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
 plot_capacity(

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import optsched
+from optsched.costs.cost import UnitCost
+from optsched.engines.replay import replay
 from optsched.problem.errors import OptschedError
 
 TINY = optsched.read_instance("tiny")
@@ -37,12 +39,14 @@ class Demanding(OldestFirst):
 
 OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "bound": partial(optsched.bound, **LIMIT),
-    "capacity": partial(optsched.capacity, policies=["fcfs"], slo_latency=30, **LIMIT),
+    "capacity": lambda given: optsched.capacity(
+        optsched.Problem(given, slo_latency=30), ["fcfs"], **LIMIT
+    ),
     "compare": partial(optsched.compare, policies="fcfs", bound=False),
     "evaluate": lambda given: optsched.evaluate(given, PLAN),
     "from_batches": lambda given: optsched.from_batches([0, 0], [], [], instance=given),
     "from_starts": lambda given: optsched.from_starts([0] * TINY.n, given),
-    "replay": lambda given: optsched.replay(given, "http://127.0.0.1:9", timeout_s=1),
+    "replay": lambda given: replay(given, "http://127.0.0.1:9", timeout_s=1),
     "simulate": lambda given: optsched.run(given, "mc-sf").schedule,
     "solve": partial(optsched.solve, **LIMIT),
     "splits": lambda given: optsched.splits(
@@ -168,15 +172,15 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     ),
     "cost model": (
         lambda given: optsched.run(optsched.Problem("tiny-seconds", given), "fcfs").schedule,
-        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], [], "nosuch", object(), TINY),
+        (None, 3, {}, optsched.BatchCost, UnitCost, [3], [], "nosuch", object(), TINY),
     ),
     "cost model of solve": (
         lambda given: optsched.solve(optsched.Problem("tiny-seconds", given), **LIMIT),
-        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
+        (None, 3, {}, optsched.BatchCost, UnitCost, [3], "nosuch", object(), TINY),
     ),
     "cost model of bound": (
         lambda given: optsched.bound(optsched.Problem("tiny-seconds", given), **LIMIT),
-        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
+        (None, 3, {}, optsched.BatchCost, UnitCost, [3], "nosuch", object(), TINY),
     ),
     "cost model to load": (optsched.load_cost_model, (None, 3, {}, optsched.BatchCost, "nosuch")),
     "objective of solve": (

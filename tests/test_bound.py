@@ -142,8 +142,9 @@ def test_other_objectives_have_bounds_of_their_own() -> None:
     ],
 )
 def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -> None:
+    cost, goal = options.pop("cost_model", None), options.pop("objective", "tel")
     with pytest.raises((UsageError, InputError), match=message):
-        bound(TINY, **options)
+        bound(Problem(TINY, cost, goal), **options)
 
 
 def test_no_bound_is_known_for_what_none_is_proved_for() -> None:

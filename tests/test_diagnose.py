@@ -71,7 +71,7 @@ def test_the_known_best_change_is_the_first(made: Any) -> None:
     measured = served(instance, seqs, tokens)
     slos = SLOS if expected != "token" else {"slo_ttft": 2.0, "slo_gap": 0.1}
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    found = diagnose(Problem(instance, ROOFLINE), measured=measured, **limits, **slos)
+    found = diagnose(Problem(instance, ROOFLINE, **slos), measured=measured, **limits)
     assert found.error is not None
     assert found.error < 0.1
     assert found.first is not None
@@ -92,7 +92,7 @@ def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
     instance, seqs, tokens, _ = few_seats()
     measured = served(instance, seqs, tokens, slow=_scaled(tables(), (1.6, 1.2)))
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    found = diagnose(Problem(instance, tables()), measured=measured, **limits, **SLOS)
+    found = diagnose(Problem(instance, tables(), **SLOS), measured=measured, **limits)
     assert found.error is not None
     assert found.error < 0.05
     assert found.cost_model.table is not None
@@ -100,7 +100,7 @@ def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
     assert found.first.what.startswith("max_num_seqs")
 
     alone = diagnose(
-        Problem(instance, tables()), **limits, **SLOS
+        Problem(instance, tables(), **SLOS), **limits
     )  # a profile, and no measured times
     assert alone.error is None
     assert alone.cost_model is not found.cost_model
@@ -184,7 +184,7 @@ def test_a_run_that_the_twin_does_not_repeat_is_refused() -> None:
     rng = np.random.default_rng(0)
     strange = Measured(rng.permutation(measured.latency) * rng.lognormal(0, 1.5, instance.n))
     with pytest.raises(InputError, match="expected at most 30%"):
-        diagnose(Problem(instance, ROOFLINE), measured=strange, **SLOS)
+        diagnose(Problem(instance, ROOFLINE, **SLOS), measured=strange)
 
 
 def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_leaving_the_range_of_validity_warns_once_and_names_it() -> None:
     wide = BatchCost("wide", 1, {"token": "1"}, valid={"max_batch_tokens": 9})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(Problem(instance, wide), "fcfs").evaluation
+        run(Problem(instance, wide), "fcfs")
 
 
 @real

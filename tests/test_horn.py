@@ -10,7 +10,7 @@ import pytest
 from sharing_cases import random_claims, sharing_instance
 from slow_judge import of_rows, sequences_of
 
-from optsched import Instance, Limits, Problem, evaluate, run, solve
+from optsched import Fleet, Instance, Limits, Problem, evaluate, run, solve
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
@@ -215,8 +215,10 @@ def test_what_horn_does_not_order_is_refused_by_name():
     instance = instance_of(prompts, 2)
 
     def refused(changed: Instance, words: str, **more) -> None:
+        fleet = Fleet.of(more.pop("workers", 1), cost)
+        problem = Problem(changed, fleet, more.pop("objective", "tel"))
         with pytest.raises(UsageError, match=words):
-            solve(changed, **{"method": "horn", "cost_model": cost, "objective": "tel", **more})
+            solve(problem, method="horn")
 
     refused(replace(instance, output_tokens=[1, 2]), "request 1: found output_tokens 2; expected 1")
     refused(replace(instance, arrival=[0, 1]), "cannot do arrivals")

@@ -154,7 +154,7 @@ def test_windows_count_blocks_as_their_readable_twin_does() -> None:
         windows = make_policy("isrtf:window=2,batch_size=3")[0]
         fast = run_or_error(instance, windows)
         if not isinstance(fast, OptschedError):
-            assert same(fast, simulate_windows(instance, windows, TIMED))
+            assert same(fast, simulate_windows(Problem(instance, TIMED), windows))
             evaluate(Problem(instance, TIMED), fast)
 
 

@@ -188,8 +188,8 @@ def test_one_is_let_go_in_seconds() -> None:
     instance = Instance(
         [0.0] * 3, [20, 2, 2], [1] * 3, kv_capacity=99, time_unit="second", name="three"
     )
-    told = {"cost_model": cost, "objective": "slo_attainment:slo_ttft=0.033", "time_limit_s": 20}
-    result = solve(instance, method="cpsat", **told)
+    problem = Problem(instance, cost, "slo_attainment:slo_ttft=0.033")
+    result = solve(problem, method="cpsat", time_limit_s=20)
     assert (result.status.value, result.objective, result.bound) == ("optimal", 2 / 3, 2 / 3)
 
 

@@ -85,14 +85,14 @@ def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None
 
 def test_solve_and_bound_maximize_attainment() -> None:
     instance = stream(60, 9.0)
-    told = {"objective": "slo_attainment:slo_ttft=1,slo_tpot=0.05", "cost_model": MODEL}
     free = Instance(
         instance.arrival, instance.prompt_tokens, instance.output_tokens, kv_capacity=60_000,
         time_unit="second", chunked_prefill=True,
     )  # fmt: skip
-    result = solve(free, time_limit_s=2, **told)
+    problem = Problem(free, MODEL, "slo_attainment:slo_ttft=1,slo_tpot=0.05")
+    result = solve(problem, time_limit_s=2)
     assert result.method == "search"
-    found = bound(free, time_limit_s=1, **told)
+    found = bound(problem, time_limit_s=1)
     for one in (result.objective, found.objective):
         assert one is not None
         assert one <= result.bound == pytest.approx(found.value)
@@ -100,12 +100,11 @@ def test_solve_and_bound_maximize_attainment() -> None:
 
 def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     found = capacity(
-        Problem(stream(120, 4.0), MODEL),
+        Problem(stream(120, 4.0), MODEL, **SLOS),
         ["paced"],
         attainment=0.95,
         search_s=2.0,
         tolerance=0.1,
-        **SLOS,
     )
     paced, offline = found.rows
     assert (offline.policy, offline.clairvoyant) == ("offline search", True)
@@ -133,10 +132,12 @@ def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
 
 def test_capacity_searches_offline_with_several_workers_and_for_the_fewest() -> None:
     instance = stream(150, 8.0)
-    more = {"cost_model": MODEL, "attainment": 0.95, "search_s": 2.0, "tolerance": 0.1, **SLOS}
-    paced, offline = capacity(Problem(instance, Fleet.of(2)), ["paced"], **more).rows
+    more = {"attainment": 0.95, "search_s": 2.0, "tolerance": 0.1}
+    two = Problem(instance, Fleet.of(2, MODEL), **SLOS)
+    paced, offline = capacity(two, ["paced"], **more).rows
     assert paced.value <= offline.value
-    fewest = capacity(instance, ["paced"], rate_scale=5.0, fewest=True, **more)
+    one = Problem(instance, MODEL, **SLOS)
+    fewest = capacity(one, ["paced"], rate_scale=5.0, fewest=True, **more)
     paced, offline = fewest.rows
     assert fewest.impossible < offline.value <= paced.value
     assert offline.attainment >= 0.95
@@ -185,8 +186,8 @@ def test_percentiles_are_searched_for() -> None:
     instance = Instance(
         [0.0] * 3, [100, 20, 20], [1] * 3, kv_capacity=101, time_unit="second", name="three"
     )
-    told = {"cost_model": PLAIN, "method": "search", "time_limit_s": 20.0}
-    result = solve(Problem(instance, objective="p50_ttft"), **told)
+    problem = Problem(instance, PLAIN, "p50_ttft")
+    result = solve(problem, method="search", time_limit_s=20.0)
     assert result.objective == pytest.approx(0.05)
     first = run(Problem(instance, PLAIN), "fcfs").metrics["p50_ttft"]
     assert result.objective < first

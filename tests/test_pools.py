@@ -1,4 +1,4 @@
-"""Pools: machines with roles, between which the KV of requests moves."""
+"""Fleet: machines with roles, between which the KV of requests moves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pair(**options) -> Instance:
 SOME = Link(0.5, 0.25)
 
 
-def pools(link: Link = SOME, receiver: int = 20, deflect_below: int = 0) -> Pools:
+def pools(link: Link = SOME, receiver: int = 20, deflect_below: int = 0) -> Fleet:
     """A prefill and a decode machine. Moves of 4 and 2 tokens take 0.5 + 1 s and 0.5 + 0.5 s."""
     machines = (
         Machine(cost_model=ONE, kv_capacity=20, role="prefill"),
@@ -235,7 +235,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
 def test_moves_need_pools_and_whole_columns() -> None:
     mixed = (Machine(cost_model=ONE, kv_capacity=20), Machine(cost_model=ONE, kv_capacity=20))
     with pytest.raises(
-        InputError, match=r"found moves of KV without pools; expected optsched.Pools, or --pools"
+        InputError, match=r"found moves of KV without pools; expected optsched.Fleet, or --pools"
     ):
         evaluate(Problem(pair(), mixed), handed(pair()))
     for changes, message in (
@@ -483,13 +483,11 @@ def test_sessions_go_on_from_the_decode_pool() -> None:
 def test_what_does_not_know_pools_refuses_them() -> None:
     there = Fleet.of("1p1d", MODEL)
     with pytest.raises(PolicyError, match="found a scheduler that runs only whole instances"):
-        optsched.run(optsched.Problem(busy(), there), "isrtf").schedule
+        optsched.run(optsched.Problem(busy(), there), "isrtf")
     with pytest.raises(UsageError, match="found 3 workers; expected 2, one on each machine"):
-        optsched.run(optsched.Problem(busy(), there), "vllm:workers=3").schedule
+        optsched.run(optsched.Problem(busy(), there), "vllm:workers=3")
     with pytest.raises(InputError, match="router 'nearest' is unknown"):
-        optsched.run(
-            optsched.Problem(busy(), there), "vllm:workers=2,decode_router=nearest"
-        ).schedule
+        optsched.run(optsched.Problem(busy(), there), "vllm:workers=2,decode_router=nearest")
     schedule = optsched.run(optsched.Problem(busy(), there), "vllm").schedule
     with pytest.raises(InputError, match="kv_by_group: found KV that moves between workers"):
         optsched.timeline(optsched.Problem(busy(), there), schedule).kv_by_group()
@@ -498,9 +496,9 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     for one, against in ((schedule, None), (alone, schedule)):
         with pytest.raises(UsageError, match="why: found KV that moves between pools"):
             why(Problem(busy(), MODEL), one, against=against)
-    with pytest.raises(UsageError, match="cost model: found Pools; expected one, its name or its"):
+    with pytest.raises(UsageError, match="cost model: found Fleet; expected one, its name or its"):
         why(Problem(busy(), there), alone)
-    with pytest.raises(UsageError, match="cost model: found Pools"):
+    with pytest.raises(UsageError, match="cost model: found Fleet"):
         diagnose(Problem(busy(), there))
 
 
@@ -692,7 +690,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     assert "--pools: found with --kind gap, which does not know pools" in one_line_error(gap)
     if text == "1p1d":
         error = one_line_error(invoke("evaluate", file, out, *model))
-        assert "found moves of KV without pools; expected optsched.Pools, or --pools" in error
+        assert "found moves of KV without pools; expected optsched.Fleet, or --pools" in error
         assert "why: found KV that moves" in one_line_error(invoke("why", file, out, *model))
 
     compared = ("--policy", "fcfs", "--time-limit", 1)

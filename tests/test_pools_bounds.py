@@ -33,7 +33,7 @@ LARGE = 1000
 """A KV capacity that holds everybody."""
 
 
-def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Pools]:
+def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Fleet]:
     """Return two to four requests on two or three machines."""
     roles = str(generator.choice(["pd", "ppd", "pdd", "mm", "mmm", "pd", "pdm"]))
     n = int(generator.integers(2, 5 if len(roles) == 2 else 4))
@@ -65,8 +65,7 @@ def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Pools]:
     return case, instance, Fleet(machines, link)
 
 
-def task_of(instance: Instance, pools: Pools, objective: str) -> BoundTask:
-    cost = pools.machines[0].cost
+def task_of(instance: Instance, pools: Fleet, objective: str) -> BoundTask:
     return BoundTask(instance, pools, parse_objective(objective))
 
 
@@ -217,7 +216,7 @@ def test_none_of_ten_thousand_corrupted_certificates_is_accepted() -> None:
     check_corruptions(2, 10_000)
 
 
-def alone(prompt: int, **slos: Any) -> tuple[Instance, Pools]:
+def alone(prompt: int, **slos: Any) -> tuple[Instance, Fleet]:
     """One request of two output tokens, a move of 1 s, and batches of 20 ms and 1 ms a token."""
     instance = Instance([0.0], [prompt], [2], 100, time_unit="second", **slos)
     cost = BatchCost("plain", 1, {"base": "20", "token": "1"})
@@ -268,8 +267,8 @@ def test_arrivals_between_two_ticks_cost_pools_a_tick_each() -> None:
 def test_a_limit_on_tpot_below_a_step_alone_serves_nobody(slo: float, most: int) -> None:
     # A step takes 21 ms, and no other limit says so: the prefill and the move may take for ever.
     instance, pools = alone(3)
-    options = {"pools": pools, "objective": f"slo_attainment:slo_tpot={slo}"}
-    assert lower_bound(instance, **options) == (most, "slo-pools")
+    problem = Problem(instance, pools, f"slo_attainment:slo_tpot={slo}")
+    assert lower_bound(problem) == (most, "slo-pools")
 
 
 def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:

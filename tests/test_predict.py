@@ -109,7 +109,7 @@ def test_a_users_file(instance: Instance, tmp_path: Path) -> None:
     assert predict(instance, f"{file}:half").predicted.tolist() == [1, 5, 4]
     spec = f"mc-sf:predictor={file}:half"
     assert make_policy(spec)[1].predictor == f"{file}:half"
-    run(instance, spec).evaluation
+    run(instance, spec)
 
 
 def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def beaten(case, monkeypatch, most: int = 10_000) -> list | None:
         for within in (0, 1):
             monkeypatch.setattr(relaxations, "_WITHIN_S", (within,))
             for method in methods:
-                asked = {"objective": objective, "cost_model": cost, "method": method}
-                bound, _ = lower_bound(instance, time_limit_s=0.005, **asked)
+                problem = Problem(instance, cost, objective)
+                bound, _ = lower_bound(problem, method=method, time_limit_s=0.005)
                 if bound > reached + 1e-9:
                     found.append((objective, method, within, bound, reached))
 

@@ -231,7 +231,7 @@ def test_a_policy_that_ends_its_process_costs_one_instance(tmp_path: Path) -> No
 )
 def test_a_bad_study_is_refused(arguments, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        competitive_ratio(*arguments)
+        ratios(*arguments)
     with pytest.raises(InputError):
         ratios("mc-sf", [small(0)], seeds=0)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optsched import Batch, Instance, Limits, Problem, evaluate, generate, run
+from optsched import Batch, Fleet, Instance, Limits, Problem, evaluate, generate, run
 from optsched.policies import allows, list_policies, make_policy
 from optsched.policies.engine.online import Online
 from optsched.policies.engine.simulate import simulate
@@ -73,7 +73,8 @@ def test_a_policy_object_is_routed_as_its_compiled_loop(router: str) -> None:
     asked = Routed(Online(trail), router=router)
     from optsched import load_cost_model
 
-    job = Job(instance, instance, load_cost_model(MODEL), 1)
+    cost = load_cost_model(MODEL)
+    job = Job(instance, instance, cost, 1, fleet=Fleet.of(3, cost).on(instance))
     assert compiled.run(job).to_dict() == asked.run(job).to_dict()
 
 
@@ -114,9 +115,7 @@ def test_every_policy_runs_on_workers(name: str, unit: str) -> None:
     instance = busy(24, unit)
     cost = MODEL if unit == "second" else None
     spec = f"{name}:workers=3"
-    if "workers" in list_policies()[name].parameters:
-        assert max(homes(instance, spec, cost)) == 2  # its own
-    elif allows(name, instance) is None:
+    if allows(name, instance) is None:
         assert set(homes(instance, spec, cost)) == {0, 1, 2}
 
 
@@ -141,7 +140,7 @@ def test_a_scheduler_that_cannot_be_paused_takes_routers_that_need_no_loads() ->
 
     instance = busy(20)
     cost = load_cost_model(MODEL)
-    job = Job(instance, instance, cost)
+    job = Job(instance, instance, cost, fleet=Fleet.of(3, cost).on(instance))
     found = Routed(Whole(), router="round-robin").run(job)
     same = Routed(Rules(), router="round-robin").run(job)
     assert evaluate(Problem(instance, cost), found).finish == pytest.approx(
@@ -171,9 +170,10 @@ def test_every_worker_asks_an_object_of_its_own() -> None:
     from optsched.policies.routers import Routed
 
     instance = Instance([0, 0, 0, 5], [1, 2, 3, 1], [2, 2, 2, 2], kv_capacity=20)
-    schedule = simulate(instance, Routed(Online(Greedy()), router="round-robin"))
+    two = Problem(instance, Fleet.of(2))
+    schedule = simulate(two, Routed(Online(Greedy()), router="round-robin"))
     # Requests 0 and 2 on worker 0 one after the other, 1 and 3 on worker 1.
-    assert evaluate(instance, schedule).finish.tolist() == [2, 2, 4, 7]
+    assert evaluate(two, schedule).finish.tolist() == [2, 2, 4, 7]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,6 @@ def test_every_worker_asks_an_object_of_its_own() -> None:
         ("fcfs:workers=-3", "workers: found -3"),
         ("fcfs:workers=1.5", "workers: found '1.5'; expected an integer"),
         ("fcfs:workers=2,router=best", "router 'best' is unknown; known are least-requests"),
-        ("fcfs:router=sticky", "found a router alone; expected workers=N with it"),
         ("isrtf:workers=2,router=sticky", "found a router; expected none, since the policy has"),
     ],
 )

@@ -11,11 +11,9 @@ import pytest
 from command_line import run
 
 from instances import small
-from optsched import Problem
+from optsched import Fleet, Problem
 from optsched.analysis.compare import compare
 from optsched.analysis.ratio import ratios, worst_case
-from optsched.costs.cost import UnitCost
-from optsched.costs.machine import machines_of
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Batch, View, runner_of
 from optsched.policies.engine.simulate import simulate
@@ -127,13 +125,14 @@ def test_every_worker_has_an_object_of_its_own(tmp_path: Path) -> None:
     spec = f"{tmp_path}/counters.py:Counts:workers=2,router=round-robin"
     things = counters(tmp_path)
     four = Instance([0] * 4, [1] * 4, [3, 3, 1, 1], kv_capacity=9)
-    for policy in (spec, Routed(runner_of(things["Counts"]()), router="round-robin")):
-        assert run(four, policy).evaluation.finish.tolist() == [3, 3, 4, 4]
+    assert run(four, spec).evaluation.finish.tolist() == [3, 3, 4, 4]
+    routed = Routed(runner_of(things["Counts"]()), router="round-robin")
+    assert run(Problem(four, Fleet.of(2)), routed).evaluation.finish.tolist() == [3, 3, 4, 4]
     # Workers that run only whole instances: both are first come first served.
     four = Instance([0] * 4, [1] * 4, [5, 5, 2, 2], kv_capacity=6)
     routed = Routed(things["Alternates"](), router="round-robin")
     alone = simulate(four, "fcfs:workers=2,router=round-robin")
-    assert run(four, routed).metrics == evaluate(four, alone).metrics
+    assert run(Problem(four, Fleet.of(2)), routed).metrics == evaluate(four, alone).metrics
 
 
 def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:
@@ -199,10 +198,10 @@ def test_no_two_uses_of_seeds_share_their_coins() -> None:
     Draws.told.clear()
     simulate(instance, Draws())
     (alone,) = Draws.told
-    simulate(instance, Routed(runner_of(Draws()), router="round-robin"))
-    machines = machines_of(instance, UnitCost())
+    two = Problem(instance, Fleet.of(2))
+    simulate(two, Routed(runner_of(Draws()), router="round-robin"))
     assert Draws.told[1] == alone != Draws.told[2]
-    simulate(Problem(instance, [machines[0]] * 2), Draws())
+    simulate(two, Draws())
     assert sorted(Draws.told[3:]) == sorted(Draws.told[1:3])
 
 

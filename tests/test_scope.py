@@ -233,7 +233,7 @@ def test_no_schedule_on_two_workers_beats_a_bound_for_two() -> None:
     judged = 0
     while judged < 40:
         instance = in_rounds(rng)
-        best = optimum(instance, workers=2)
+        best = optimum(Problem(instance, Fleet.of(2)))
         if best is None or instance.n < 2:
             continue
         judged += 1

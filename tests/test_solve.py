@@ -125,7 +125,7 @@ def test_a_cost_model_on_rounds_is_refused():
 )
 def test_what_has_no_meaning_is_refused_with_what_has(options, message):
     with pytest.raises((UsageError, InputError), match=message):
-        solve(TINY, **options)
+        solve(Problem(TINY, objective=options.pop("objective", "tel")), **options)
 
 
 def test_a_prompt_beyond_a_limit_is_infeasible():
@@ -283,9 +283,9 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
     # from only the first is made, since the next look says 1 s, which is the limit.
     tried, left = [], []
 
-    def noted(instance, spec, *rest, **options):
+    def noted(problem, spec, **options):
         tried.append(spec)
-        return simulate(instance, spec, *rest, **options)
+        return simulate(problem, spec, **options)
 
     def note(task, options):
         left.append(options.time_limit)
@@ -485,8 +485,8 @@ def test_of_a_maximized_objective_below_asks_for_more_where_models_are_too_large
     # vLLM serves everyone within 4 s, and no share is above 1.
     judged = run(Problem(instance, cost), "vllm").evaluation
     assert judged.latency.max() < 4
-    ask = {"objective": "slo_attainment:slo_latency=4", "time_limit_s": 8.0}
-    some = solve(Problem(instance, cost), below=0.9, **ask)
+    problem = Problem(instance, cost, "slo_attainment:slo_latency=4")
+    some = solve(problem, below=0.9, time_limit_s=8.0)
     assert (some.status, some.method, some.objective) == (Status.FEASIBLE, "search", 1)
-    none = solve(Problem(instance, cost), below=1.0, **ask)
+    none = solve(problem, below=1.0, time_limit_s=8.0)
     assert (none.status, none.method, none.bound) == (Status.INFEASIBLE, "bounds", 1)

@@ -32,7 +32,7 @@ COSTS = [BatchCost("some", 1, {"base": base, "token": token}) for base, token in
 ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
 
 
-def tight(seed: int) -> tuple[Instance, Pools, str]:
+def tight(seed: int) -> tuple[Instance, Fleet, str]:
     """Return a few requests, pools with little KV or few seats, and options for the policy."""
     rng = np.random.default_rng(seed)
     n, rounds = int(rng.integers(2, 7)), rng.random() < 0.2

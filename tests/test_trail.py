@@ -92,7 +92,7 @@ def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
     for _ in range(100):
         instance = random_instance(rng, unit="second", most=8, limits=Limits())
         policy = Trail(max_batch_tokens=rng.randint(1, 9), max_running=rng.randint(1, 3))
-        run(Problem(instance, TIMED), policy).evaluation
+        run(Problem(instance, TIMED), policy)
     # Refilling 3 + 3 tokens in one piece, where the machine takes 4, is impossible.
     fixed = {"limits": Limits(4), "chunked_prefill": False, "time_unit": "second"}
     instance = Instance([0, 2.5], [3, 1], [9, 1], kv_capacity=12, **fixed)

@@ -15,11 +15,11 @@ from readable_windows import simulate_windows
 from slow_judge import TIMED, random_instance
 from typer.testing import CliRunner
 
-from optsched import Problem, run
+from optsched import Fleet, Problem, run
 from optsched.analysis.compare import compare
 from optsched.analysis.ratio import ratios
 from optsched.cli import app
-from optsched.costs.cost import BatchCost, UnitCost
+from optsched.costs.cost import BatchCost
 from optsched.files.read_write import read_schedule, write_instance
 from optsched.judge.evaluate import evaluate
 from optsched.policies import allows, is_clairvoyant, make_policy
@@ -69,14 +69,12 @@ def random_forecast(rng: Random, instance: Instance) -> Instance:
     return replace(instance, forecast=Forecast(every, offsets, left))
 
 
-def random_rules(rng: Random) -> Windows:
-    return Windows(
-        rng.choice(["arrival", "remaining", "total"]),
-        window=rng.randint(1, 5),
-        batch_size=rng.randint(1, 5),
-        workers=rng.randint(1, 3),
-        aging=rng.choice([0, 0, 0.5, 3.0]),
-    )
+def random_rules(rng: Random) -> tuple[Windows, int]:
+    """Return a scheduler, and for how many workers."""
+    order = rng.choice(["arrival", "remaining", "total"])
+    window, size, workers = rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 3)
+    rules = Windows(order, window=window, batch_size=size, aging=rng.choice([0, 0, 0.5, 3.0]))
+    return rules, workers
 
 
 # --- compiled, readable, judged -----------------------------------------------------------------
@@ -87,20 +85,21 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
     same = evictions = pauses = several = 0
     for _ in range(600):
         instance = random_forecast(rng, random_instance(rng, most=10))
-        rules, cost = random_rules(rng), UnitCost() if instance.in_rounds else TIMED
+        rules, workers = random_rules(rng)
+        problem = Problem(instance, Fleet.of(workers, None if instance.in_rounds else TIMED))
         try:
-            fast = simulate(Problem(instance, cost), rules)
+            fast = simulate(problem, rules)
         except LoopError:
             with pytest.raises(LoopError, match="is not split"):
-                simulate_windows(instance, rules, cost)
+                simulate_windows(problem, rules)
             continue
-        slow = simulate_windows(instance, rules, cost)
+        slow = simulate_windows(problem, rules)
         story = (rules, instance.to_dict())
         for name in COLUMNS:
             assert np.array_equal(getattr(fast, name), getattr(slow, name)), story
-        assert (fast.worker is None) == (rules.workers == 1)
+        assert (fast.worker is None) == (workers == 1)
         assert np.array_equal(fast.worker, slow.worker), story
-        judged = evaluate(Problem(instance, cost), fast)
+        judged = evaluate(problem, fast)
         same += 1
         evictions += int(judged.evictions.sum())
         pauses += int(judged.pauses.sum())
@@ -114,7 +113,8 @@ def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None
     compared = 0
     for _ in range(300):
         instance = random_forecast(rng, random_instance(rng, most=8, limits=Limits()))
-        rules, cost = random_rules(rng), UnitCost() if instance.in_rounds else TIMED
+        rules, workers = random_rules(rng)
+        fleet = Fleet.of(workers, None if instance.in_rounds else TIMED)
         i = rng.randrange(instance.n)
         outputs = instance.output_tokens.copy()
         outputs[i] = rng.randint(1, int(outputs[i]))  # a forecast of more tokens serves fewer
@@ -122,9 +122,10 @@ def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None
             rules.uses_predictions and not instance.has_predictions
         ):
             continue
-        cases = (instance, replace(instance, output_tokens=outputs))
-        found = [simulate(Problem(case, cost), rules) for case in cases]
-        judged = [evaluate(*pair, cost) for pair in zip(cases, found, strict=True)]
+        changed = replace(instance, output_tokens=outputs)
+        cases = (Problem(instance, fleet), Problem(changed, fleet))
+        found = [simulate(case, rules) for case in cases]
+        judged = [evaluate(case, one) for case, one in zip(cases, found, strict=True)]
         shows = judged[1].finish[i]
         heads = []
         for schedule, one in zip(found, judged, strict=True):

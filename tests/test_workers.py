@@ -108,12 +108,11 @@ def check_seconds(seed: int, count: int) -> int:
     for _ in range(count):
         instance, cost = small(generator)
         total = split_in_two(instance, partial(least, cost=cost, objective="tel"))
-        told = {"cost_model": cost, "objective": "tel", "time_limit_s": None}
-        found = solve(Problem(instance, Fleet.of(2)), **told)
+        found = solve(Problem(instance, Fleet.of(2, cost)), time_limit_s=None)
         case = (instance.to_dict(), dict(cost.coefficients))
         assert (found.method, found.status.value) == ("split", "optimal")
         assert found.objective == pytest.approx(total, rel=1e-9), case
-        one = solve(instance, **told).objective
+        one = solve(Problem(instance, cost), time_limit_s=None).objective
         gained += total < one * (1 - 1e-9)
         if instance.chunked_prefill:  # some policy ends then
             searched, _ = improve(Problem(instance, Fleet.of(2, cost)), Budget(0.02), seed=seed)

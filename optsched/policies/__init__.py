@@ -181,7 +181,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
             raise InputError(f"policy {spec!r}: {error}") from None
 
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
-    workers = settings.pop("workers", None)
+    workers = None if "workers" in info.parameters else settings.pop("workers", None)
     for_router = settings.keys() & _ROUTING - info.parameters.keys()
     routing = {key: settings.pop(key) for key in for_router}
     hint = _FACTORY if is_file(name) and inspect.isfunction(info.make) else ""
