@@ -22,6 +22,7 @@ from optsched.problem.errors import OptschedError
 TINY = optsched.read_instance("tiny")
 PLAN = optsched.run(TINY, "mc-sf").schedule
 LIMIT: dict[str, Any] = {"time_limit_s": 0.1}
+CERTIFICATE = optsched.bound(TINY, time_limit_s=1).certificate
 
 
 class OldestFirst:
@@ -46,12 +47,13 @@ OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "evaluate": lambda given: optsched.evaluate(given, PLAN),
     "from_batches": lambda given: optsched.from_batches([0, 0], [], [], instance=given),
     "from_starts": lambda given: optsched.from_starts([0] * TINY.n, given),
-    "replay": lambda given: replay(given, "http://127.0.0.1:9", timeout_s=1),
-    "simulate": lambda given: optsched.run(given, "mc-sf").schedule,
+    "run": lambda given: optsched.run(given, "mc-sf"),
+    "predict": lambda given: optsched.predict(given, "oracle"),
     "solve": partial(optsched.solve, **LIMIT),
     "splits": lambda given: optsched.splits(
         optsched.Problem(given, optsched.Fleet.of(2)), ["fcfs"], prove=False, **LIMIT
     ),
+    "verify": lambda given: optsched.verify(given, CERTIFICATE),
     "timeline": lambda given: optsched.timeline(given, PLAN),
     "why": lambda given: optsched.why(given, PLAN),
     "write_instance": lambda given: optsched.write_instance(given, "/dev/null"),
@@ -79,7 +81,8 @@ def test_every_public_function_of_an_instance_is_in_the_table() -> None:
     takes = {
         name
         for name, one in public.items()
-        if inspect.isfunction(one) and "instance" in inspect.signature(one).parameters
+        if inspect.isfunction(one)
+        and {"instance", "problem"} & {*inspect.signature(one).parameters}
     }
     assert takes - {"read_schedule"} == set(OF_INSTANCES)  # there it may be left out
 
@@ -105,12 +108,7 @@ def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) ->
 
 UNKNOWN = (
     (partial(optsched.solve, "tiny", time_limit=3), "time_limit_s"),
-    (partial(optsched.solve, "tiny", objectives="tel"), "objective"),
     (partial(optsched.solve, "tiny", evictionfree=True), "eviction_free"),
-    (partial(optsched.compare, "tiny", "fcfs", slo_tftt=3), "slo_ttft"),
-    (partial(optsched.compare, "tiny", "fcfs", time_limit=3), "time_limit_s"),
-    (partial(optsched.capacity, "tiny", slo_laency=3), "slo_latency"),
-    (partial(optsched.splits, "tiny", slo_tpots=3), "slo_tpot"),
     (partial(optsched.generate, "jaillet-model-1", N=3), "n"),
     (partial(optsched.generate, "lognormal", promt_mean=3), "prompt_mean"),
     (partial(optsched.read_trace, "azure", "no.csv", limt=3), "limit"),
@@ -207,19 +205,9 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         lambda given: optsched.solve(TINY, warm_start=given, **LIMIT),
         (3, {}, object(), "nosuch", [], optsched.Schedule),
     ),
-    "pools": (
-        lambda given: optsched.compare(optsched.Problem("tiny-seconds", given), "fcfs"),
-        (3, "1p1d", {}, object(), [], optsched.Pools),
-    ),
-    "pools of bound": (
-        lambda given: optsched.bound(optsched.Problem("tiny-seconds", given)),
-        (3, "1p1d", {}, object(), [], optsched.Pools),
-    ),
-    "pools of capacity": (
-        lambda given: optsched.capacity(
-            optsched.Problem("tiny-seconds", given, slo_latency=30), ["fcfs"]
-        ),
-        (3, "1p1d", {}, object(), [], optsched.Pools),
+    "fleet": (
+        lambda given: optsched.Problem("tiny-seconds", given),
+        (3, "1p1d", {}, object(), [], optsched.Problem),
     ),
     "measured": (
         lambda given: optsched.compare(TINY, "fcfs", measured=given),
@@ -264,7 +252,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     "policy of score": (optsched.score, (None, 3, {}, object(), "nosuch", OldestFirst)),
     "dataset": (optsched.fetch_dataset, (None, 3, {}, object(), "nosuch", [])),
     "engine": (
-        lambda given: optsched.replay(TINY, given),
+        lambda given: replay(TINY, given),
         (None, 3, {}, object(), "nosuch", []),
     ),
 }
@@ -274,10 +262,10 @@ for which in OF_INSTANCES:
     if which in ("bound", "capacity", "compare", "solve", "splits"):
         other = {"bound": False, "policies": "fcfs"} if which == "compare" else {}
         other |= {"policies": ["fcfs"]} if which in ("capacity", "splits") else {}
-        other |= {"slo_latency": 30} if which == "capacity" else {}
-        seconds = ("tiny-seconds",) if which in ("splits", "capacity") else (TINY,)
-        other |= {"cost_model": MODEL} if which in ("splits", "capacity") else {}
-        call_of = partial(getattr(optsched, which), *seconds, **other)
+        fleet = optsched.Fleet.of(2 if which == "splits" else 1, MODEL)
+        problem = optsched.Problem("tiny-seconds", fleet, slo_latency=30)
+        about = problem if which in ("splits", "capacity") else TINY
+        call_of = partial(getattr(optsched, which), about, **other)
         WRONG[f"seed of {which}"] = (
             lambda given, call=call_of: call(seed=given, **LIMIT),  # type: ignore[misc]
             (*NUMBERS, 1.5, None),

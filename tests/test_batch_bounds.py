@@ -44,7 +44,6 @@ from optsched.policies.base import own_work
 from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
-from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import from_batches
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
@@ -706,7 +705,7 @@ def test_the_offline_search_splits_prompts_that_are_longer_than_a_batch(workers:
 
 
 def best_of(instance: Instance, cost: BatchCost, schedules: Sequence[Schedule]) -> Best:
-    best = Best(instance, cost, TOTAL_LATENCY, None, Budget())
+    best = Best(Problem(instance, cost), None, Budget())
     for schedule in schedules:
         best.offer(schedule, "known")
 

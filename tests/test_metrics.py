@@ -45,7 +45,8 @@ def test_whole_metrics_are_integers_and_the_others_are_not() -> None:
 def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
     latency = np.array([3, 2])  # from arrivals at 0 and 2: the last completion is at 4
     ttft, tpot = np.array([1, 2]), np.array([1.0, np.nan])
-    times = derive(Times(INSTANCE, latency, ttft, tpot, slo_ttft=1.0))
+    limited = EVALUATION.instance
+    times = derive(Times(limited, latency, ttft, tpot))
     known = {name for name, value in times.items() if value is not None}
     assert set(times) - known == {
         "mean_queuing_delay", "p99_queuing_delay", "mean_waiting", "peak_kv", "mean_kv", "batches",
@@ -55,7 +56,7 @@ def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
         name: EVALUATION.metrics[name] for name in known
     }
     # Without first tokens nothing is known of TTFT and TPOT, nor of a limit on TTFT.
-    bare = derive(Times(INSTANCE, latency, slo_ttft=1.0))
+    bare = derive(Times(limited, latency))
     lost = {name for name in known if bare[name] is None}
     assert lost == {name for name in METRICS if re.search("ttft|tpot|slo", name)}
 

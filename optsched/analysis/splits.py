@@ -218,6 +218,8 @@ def splits(
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
 
     specs = list(POLICIES if policies is None else policies)
+    if not specs:
+        raise UsageError("policies: found an empty list; expected at least one, or none given")
     for spec in specs:
         make_policy(spec)
 
