@@ -69,8 +69,9 @@ def case(prompt: int, output: int = 4, n: int = 4) -> optsched.Instance:
 
 
 small = case(16)
-best = optsched.solve(optsched.Problem(small, paper, "makespan"))
-reserved = optsched.solve(optsched.Problem(small, paper, "makespan"), eviction_free=True)
+problem = optsched.Problem(small, paper, "makespan")
+best = optsched.solve(problem)
+reserved = optsched.solve(problem, eviction_free=True)
 
 figure, axes = plt.subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
 for (upper, lower), title, result in zip(
@@ -79,7 +80,7 @@ for (upper, lower), title, result in zip(
     (best, reserved),
     strict=True,
 ):
-    line = optsched.timeline(optsched.Problem(small, paper), result.schedule)
+    line = optsched.timeline(problem, result.schedule)
     plot_gantt(line, ax=upper)
     plot_kv(line, ax=lower)
     upper.set(title=f"{title}: {1e3 * result.objective:.1f} ms", xlabel="")
@@ -108,8 +109,9 @@ prompts = (1, 4, 16, 32, 64, 128, 512)
 rows = []
 for prompt in prompts:
     instance = case(prompt)
-    free = optsched.solve(optsched.Problem(instance, paper, "makespan"))
-    kept = optsched.solve(optsched.Problem(instance, paper, "makespan"), eviction_free=True)
+    problem = optsched.Problem(instance, paper, "makespan")
+    free = optsched.solve(problem)
+    kept = optsched.solve(problem, eviction_free=True)
     assert free.status == kept.status == "optimal"
     ratio = kept.objective / free.objective
     rows.append({"prompt": prompt, "ratio": ratio, "evictions": free.metrics["evictions"]})
@@ -119,7 +121,8 @@ ax.get_legend().remove()
 ax.set(xlabel="prompt I [tokens]", ylabel="time without evictions\nover the best time")
 ax.set_xscale("log", base=2)
 ax.set_xticks(prompts, prompts)
-ax.axhline(1, ls="--", color="#222222", lw=1)
+ax.axhline(1, ls="--", color="#222222", lw=1);
+
 # %%
 for row in rows:
     print(
@@ -197,8 +200,7 @@ def crowd(capacity: int) -> optsched.Instance:
 def serve(capacity: int, policy: str, model: str) -> dict[str, float]:
     """Return the metrics of one of the two policies."""
     instance = crowd(capacity)
-    plan = optsched.run(optsched.Problem(instance, model), policies[policy]).schedule
-    return optsched.evaluate(optsched.Problem(instance, model), plan).metrics
+    return optsched.run(optsched.Problem(instance, model), policies[policy]).metrics
 
 
 table = []
@@ -215,7 +217,8 @@ ax.set_xscale("log")
 ax.set_xticks([100, 1000, 10_000, 100_000], ["100", "1,000", "10,000", "100,000"])
 ax.axhline(1, ls="--", color="#222222", lw=1)
 ax.text(100, 1.4, "above the line\nreserving is faster")
-ax.text(2000, 0.75, "below the line\nevicting is faster")
+ax.text(2000, 0.75, "below the line\nevicting is faster");
+
 # %% [markdown]
 # There are three cases.
 #

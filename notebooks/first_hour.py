@@ -63,7 +63,8 @@ schedule = optsched.run(instance, "mc-sf").schedule
 line = optsched.timeline(instance, schedule)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(line, ax=top)
-plot_kv(line, ax=bottom)
+plot_kv(line, ax=bottom);
+
 # %% [markdown]
 # Request 3 came in round 2 and waits until round 12. Beside request 0 alone it would have fitted: the
 # two never hold more than 29 of the 30 tokens. But until round 7 request 2 has the rest of the room,
@@ -101,7 +102,8 @@ best = optsched.solve(instance)
 line = optsched.timeline(instance, best.schedule)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(line, ax=top)
-plot_kv(line, ax=bottom)
+plot_kv(line, ax=bottom);
+
 # %% [markdown]
 # Request 0 is the first to arrive and the last to start. It is the largest request. While it runs,
 # nearly all others have to wait for its memory. In the best schedule it waits for 13 rounds, and at
@@ -131,7 +133,8 @@ plot_comparison(
     bound=comparison.bound,
     clairvoyant=[row.policy for row in comparison.rows if row.clairvoyant],
     outside=[row.policy for row in comparison.rows if not row.inside],
-)
+);
+
 # %% [markdown]
 # MC-SF is 9 % above the optimum. MC-Benchmark takes requests in order of arrival, and is 25 % above
 # it, as is `vllm-v1`, the scheduler of a vLLM server today. `vllm`, the one of the papers, gets no
@@ -234,11 +237,11 @@ chat = optsched.generate(
     "lognormal", seed=1, n=150, kv_capacity=2000, time_unit="second", rate=100.0
 )
 policies = ["vllm-v1", "sarathi", "fcfs", "mc-sf", "least-work"]
-served = optsched.compare(optsched.Problem(chat, gpu), policies, time_limit_s=2)
-evaluations = {
-    row.policy: optsched.evaluate(optsched.Problem(chat, gpu), row.schedule) for row in served.rows
-}
-plot_distribution(evaluations, "latency")
+problem = optsched.Problem(chat, gpu)
+served = optsched.compare(problem, policies, time_limit_s=2)
+evaluations = {row.policy: optsched.evaluate(problem, row.schedule) for row in served.rows}
+plot_distribution(evaluations, "latency");
+
 # %% [markdown]
 # Here the optimum is not proved. So a ratio is an interval: the total latency of each scheduler is
 # at least so many times the optimum, and at most so many times.

@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.analysis.ratio import ratios
+from optsched import ratios
 from optsched.show.plot import plot_comparison, plot_gantt
 
 # %% [markdown]
@@ -69,7 +69,8 @@ for ax, study, title, published in panels:
     ax.vlines(published, -0.45, 0.45, ls="--", color="#222222", lw=1)
     ax.set_yticks(range(3), policies)
     ax.set(title=title, ylim=(2.6, -0.6))
-axes[1].set_xlabel("total latency over the optimum's")
+axes[1].set_xlabel("total latency over the optimum's");
+
 # %% [markdown]
 # MC-Benchmark takes requests in order of arrival, and is far off. The other two are within 8 %
 # of the optimum when all come at once, and on most instances with arrivals, but three of these eight
@@ -113,7 +114,8 @@ figure, ax = plt.subplots(figsize=(8, 1.8), layout="constrained")
 ax.hlines(names, low, high, lw=10, color="#0072B2", label="the ratio lies here")
 ax.axvline(1.005, ls="--", color="#222222", label="mean that the paper reports")
 ax.set(xlabel="total latency of MC-SF over the optimum's", xlim=(1, None), ylim=(-0.6, 1.6))
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
+
 # %%
 for name, lower, upper in intervals:
     print(f"{name}: MC-SF takes between {lower:.3f} and {upper:.3f} times the optimum")
@@ -161,7 +163,8 @@ for k, (part, color) in enumerate(zip(parts, ("#56B4E9", "#E69F00"), strict=True
 ax.set_yticks(np.arange(len(shares)) + 0.2, list(shares))
 ax.invert_yaxis()
 ax.set_xlabel("loss [% of the optimum]")
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
+
 # %%
 for case, share in shares.items():
     print(f"{case:25}", ", ".join(f"{part} {value:4.1f} %" for part, value in share.items()))
@@ -195,7 +198,8 @@ proved = optsched.bound(chats, time_limit_s=5)
 means = [(policy, tel / chats.n) for policy, tel in tels.items()]
 plot_comparison(
     means, best_known=proved.objective / chats.n, bound=proved.value / chats.n
-).set_xlabel("mean latency [rounds]")
+).set_xlabel("mean latency [rounds]");
+
 # %%
 pair = first.paired("least-work", "mc-sf")
 print(
@@ -230,7 +234,8 @@ figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(optsched.timeline(worst, plan), ax=top)
 plot_gantt(optsched.timeline(worst, optimum.schedule), ax=bottom)
 top.set_title("MC-SF: nine requests wait for one")
-bottom.set_title("optimum: one request waits for one round")
+bottom.set_title("optimum: one request waits for one round");
+
 # %%
 tel = optsched.evaluate(worst, plan).metrics["tel"]
 print(f"{tel} rounds against {optimum.objective}: {tel / optimum.objective:.2f} times the optimum")

@@ -71,7 +71,8 @@ seconds = np.arange(0, traffic.arrival.max() + 5, 5)
 tokens = np.histogram(traffic.arrival, seconds, weights=traffic.prompt_tokens)[0] / 5
 figure, ax = plt.subplots(figsize=(8, 2.4), layout="constrained")
 ax.stairs(tokens, seconds, fill=True, color="#56B4E9")
-ax.set(xlabel="time [s]", ylabel="prompt tokens per second")
+ax.set(xlabel="time [s]", ylabel="prompt tokens per second");
+
 # %%
 lengths = f"{traffic.prompt_tokens.mean():.0f} prompt and {traffic.output_tokens.mean():.0f} output"
 print(f"{traffic.n} requests in {traffic.arrival.max():.0f} s, with {lengths} tokens on average")
@@ -88,14 +89,16 @@ print(f"{traffic.n} requests in {traffic.arrival.max():.0f} s, with {lengths} to
 # %%
 promise = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 policies = ["fcfs", "vllm", "sarathi", "late-last", "paced"]
-one = optsched.capacity(optsched.Problem(traffic, gpu, **promise), policies, tolerance=0.03)
+promised = optsched.Problem(traffic, gpu, **promise)
+one = optsched.capacity(promised, policies, tolerance=0.03)
 
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in one.rows}, one.bound_points,
     attainment=one.question.attainment, impossible=one.impossible, ax=ax,
 )  # fmt: skip
-ax.set_xlim(0, 1.3 * one.impossible)
+ax.set_xlim(0, 1.3 * one.impossible);
+
 # %%
 for row in one.rows:
     print(f"{row.policy:10} keeps the promise up to {row.value:.2f} times this traffic")
@@ -115,9 +118,8 @@ assert one.best.value < one.impossible
 # With five seconds to the first token, and 100 ms for each further one, the same GPU carries more:
 
 # %%
-patient = optsched.capacity(
-    optsched.Problem(traffic, gpu, slo_ttft=5.0, slo_tpot=0.1), ["vllm", "paced"], tolerance=0.03
-)
+relaxed = optsched.Problem(traffic, gpu, slo_ttft=5.0, slo_tpot=0.1)
+patient = optsched.capacity(relaxed, ["vllm", "paced"], tolerance=0.03)
 figure, ax = plt.subplots(figsize=(8, 1.8), layout="constrained")
 for k, found in enumerate((one, patient)):
     ax.barh(k, found.best.value, color="#009E73", label=None if k else "reached by a scheduler")
@@ -127,7 +129,8 @@ for k, found in enumerate((one, patient)):
     )  # fmt: skip
 ax.set_yticks([0, 1], ["1 s, 50 ms", "5 s, 100 ms"])
 ax.set_xlabel("rate, as a multiple of this traffic")
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
+
 # %%
 for found in (one, patient):
     print(f"[{found.best.value:.2f}, {found.impossible:.2f}]: {found.best.policy}")
@@ -144,15 +147,14 @@ assert one.best.value < patient.best.value < patient.impossible
 # chooses the GPU with the fewest requests in it.
 
 # %%
-fleet = optsched.capacity(
-    optsched.Problem(traffic, gpu, **promise), ["vllm", "paced"], rate_scale=4.0, fewest=True
-)
+fleet = optsched.capacity(promised, ["vllm", "paced"], rate_scale=4.0, fewest=True)
 figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in fleet.rows}, fleet.bound_points,
     attainment=fleet.question.attainment, rates=False, ax=ax,
 )  # fmt: skip
-ax.xaxis.get_major_locator().set_params(integer=True)
+ax.xaxis.get_major_locator().set_params(integer=True);
+
 # %%
 for row in fleet.rows:
     print(f"{row.policy} needs {row.value} GPUs")
@@ -169,18 +171,17 @@ assert all(row.value > (fleet.impossible or 0) for row in fleet.rows)
 fast = replace(traffic, arrival=traffic.arrival / 4)
 count = max(2, fleet.best.value - 1)
 routers = ["round-robin", "power-of-two", "least-requests", "least-tokens"]
-share = {}
-for router in routers:
-    spec = f"paced:workers={count},router={router}"
-    schedule = optsched.run(optsched.Problem(fast, gpu, **promise), spec).schedule
-    share[router] = optsched.evaluate(optsched.Problem(fast, gpu, **promise), schedule).metrics[
-        "slo_attainment"
-    ]
+problem = optsched.Problem(fast, optsched.Fleet.of(count, gpu), **promise)
+share = {
+    router: optsched.run(problem, f"paced:router={router}").metrics["slo_attainment"]
+    for router in routers
+}
 
 figure, ax = plt.subplots(figsize=(8, 2), layout="constrained")
 ax.barh(routers, [100 * value for value in share.values()], color="#0072B2")
 ax.invert_yaxis()
-ax.set(xlabel=f"requests within the SLOs on {count} GPUs [%]", xlim=(0, 100))
+ax.set(xlabel=f"requests within the SLOs on {count} GPUs [%]", xlim=(0, 100));
+
 # %%
 for router, value in share.items():
     print(f"{router:15} {value:.1%}")

@@ -112,7 +112,8 @@ requests = at_rate(1).n
 bound = [(scale, one.bound / requests) for scale, one in compared.items()]
 best = [(scale, one.best_known / requests) for scale, one in compared.items()]
 _, ax = plt.subplots(figsize=(8, 4.8), layout="constrained")
-plot_load(means, bound, best, ax=ax)
+plot_load(means, bound, best, ax=ax);
+
 # %%
 for (scale, low), (_, high) in zip(bound, best, strict=True):
     found = {name: dict(points)[scale] / low for name, points in means.items()}

@@ -100,9 +100,8 @@ policies = ["vllm-v1", by_work, "least-work"]
 longest = int(instance.prompt_tokens.max())
 if longest > instance.limits.max_batch_tokens:  # least-work takes a prompt whole
     policies = policies[:2]
-compared = optsched.compare(
-    optsched.Problem(instance, cost), policies, measured=folder / "measured.json", time_limit_s=2
-)
+problem, measured = optsched.Problem(instance, cost), folder / "measured.json"
+compared = optsched.compare(problem, policies, measured=measured, time_limit_s=2)
 rows = {row.policy: row for row in compared.rows}
 names = {by_work: "vllm-v1 by own work"}
 means = {
@@ -112,7 +111,8 @@ means = {
 }
 best, bound = compared.best_known / instance.n, compared.bound / instance.n
 ax = plot_comparison(list(means.items()), best_known=best, bound=bound, unit="s")
-ax.set_xlabel("mean latency [s]")
+ax.set_xlabel("mean latency [s]");
+
 # %%
 served = means["measured"]
 print(f"measured takes between {served / best:.2f} and {served / bound:.2f} times the optimum")
@@ -129,7 +129,7 @@ assert bound <= best
 # cost model is wrong, or the server did something that is not in the model. Each dot is a request.
 
 # %%
-twin = optsched.evaluate(optsched.Problem(instance, cost), rows["vllm-v1"].schedule)
+twin = optsched.evaluate(problem, rows["vllm-v1"].schedule)
 _, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
 for ax, what in zip(panels, ("latency", "ttft"), strict=True):
     real_times, computed = getattr(times, what), getattr(twin, what)
@@ -171,7 +171,8 @@ for (part, value), color in zip(reversed(steps.items()), colors, strict=True):
     ax.barh("measured", value, left=left, color=color, label=part)
     left += value
 ax.set_xlabel("mean latency [s]")
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
+
 # %%
 for part, value in steps.items():
     print(f"{part:12} {value:7.2f} s, {100 * value / served:5.1f} %")

@@ -93,7 +93,8 @@ else:
 trace = optsched.read_trace(**source, kv_capacity=capacity)
 figure, ax = plt.subplots(figsize=(8, 2.4), layout="constrained")
 ax.hist(trace.arrival, bins=60, color="#0072B2")
-ax.set(xlabel="time [s]", ylabel="requests that come")
+ax.set(xlabel="time [s]", ylabel="requests that come");
+
 # %%
 trace
 
@@ -136,7 +137,8 @@ from optsched.costs.fit import fit
 
 fitted = fit(folder, model="llama2-7b", tensor_parallel=1, hardware="a100-80gb")
 gpu = fitted.cost_model
-plot_fit(fitted)
+plot_fit(fitted);
+
 # %%
 for part in fitted.operators:
     print(
@@ -153,15 +155,15 @@ for part in fitted.operators:
 
 # %%
 policies = ["vllm", "sarathi", "fcfs", "least-work"]
-comparison = optsched.compare(optsched.Problem(trace, gpu), policies, time_limit_s=2)
+problem = optsched.Problem(trace, gpu)
+comparison = optsched.compare(problem, policies, time_limit_s=2)
 plans = {row.policy: row.schedule for row in comparison.rows}
-evaluations = {
-    policy: optsched.evaluate(optsched.Problem(trace, gpu), plan) for policy, plan in plans.items()
-}
+evaluations = {policy: optsched.evaluate(problem, plan) for policy, plan in plans.items()}
 plot_distribution(evaluations, "latency")
 
-ax = plot_kv(optsched.timeline(optsched.Problem(trace, gpu), plans["fcfs"]))
-ax.set_title("first come first served")
+ax = plot_kv(optsched.timeline(problem, plans["fcfs"]))
+ax.set_title("first come first served");
+
 # %% [markdown]
 # How good could it have been? `compare` has a bound that no schedule beats. So the ratio of each
 # scheduler to the optimum lies in an interval.
@@ -184,12 +186,12 @@ sweep = []
 for factor in (0.75, 1, 1.5, 2, 3, 4):
     machine = replace(trace, kv_capacity=int(factor * capacity))
     for policy in policies:
-        plan = optsched.run(optsched.Problem(machine, gpu), policy).schedule
-        metrics = optsched.evaluate(optsched.Problem(machine, gpu), plan).metrics
+        metrics = optsched.run(optsched.Problem(machine, gpu), policy).metrics
         sweep.append({"factor": factor, "policy": policy, "mean latency": metrics["mean_latency"]})
 
 ax = plot_lines(sweep, "factor", "mean latency", series="policy")
-ax.set(xlabel="memory, as a multiple of ours", ylabel="mean latency [s]", ylim=(0, None))
+ax.set(xlabel="memory, as a multiple of ours", ylabel="mean latency [s]", ylim=(0, None));
+
 # %% [markdown]
 # On the made-up trace `least-work` is slower with four times the memory than with 1.5 times. All
 # requests are started at once, and the larger batch slows down each of them. So more memory is not
@@ -223,7 +225,8 @@ rounds = optsched.read_trace(**source, kv_capacity=capacity, round_seconds=0.05)
 proof, bound = best_prices(rounds, time_limit_s=2)
 starts, price = proof.array().T
 ax = plot_shadow_prices(np.column_stack([0.05 * starts, price]))
-ax.set(xlabel="time [s]", ylabel="rounds of latency that one token saves")
+ax.set(xlabel="time [s]", ylabel="rounds of latency that one token saves");
+
 # %% [markdown]
 # Where the price is zero, memory is free. More of it would make no request faster. Where requests
 # wait, memory has a price. The longer the queue, the more a token is worth.

@@ -64,7 +64,8 @@ ax.hist(outputs, bins=range(0, 901, 20), color="#0072B2")
 ax.axvline(np.median(outputs), color="#D55E00", label=f"median: {np.median(outputs):.0f} tokens")
 ax.axvline(outputs.mean(), color="#D55E00", ls="--", label=f"mean: {outputs.mean():.0f} tokens")
 ax.set(xlabel="output tokens", ylabel="chats")
-ax.legend()
+ax.legend();
+
 # %% [markdown]
 # ## What knowing is worth
 #
@@ -90,16 +91,15 @@ policies = {
 
 def serve(policy: str, predictor: str | None = None, seed: int = 0) -> optsched.Evaluation:
     """Return what a policy does on the chats, judged."""
-    plan = optsched.run(
-        optsched.Problem(chats, gpu), policy, predictor=predictor, seed=seed
-    ).schedule
-    return optsched.evaluate(optsched.Problem(chats, gpu), plan)
+    problem = optsched.Problem(chats, gpu)
+    return optsched.run(problem, policy, predictor=predictor, seed=seed).evaluation
 
 
 known = {name: serve(policy) for name, policy in policies.items()}
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained")
 plot_distribution(known, "latency", ax=top)
-plot_distribution(known, "ttft", ax=bottom)
+plot_distribution(known, "ttft", ax=bottom);
+
 # %% [markdown]
 # Knowing lengths helps the mean and hurts the slowest. Some request has to be last, and with known
 # lengths it is the longest one.
@@ -134,7 +134,8 @@ for c in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
 
 ax = plot_lines(rows, "C", ["mean latency", "mean TTFT"])
 ax.set(xlabel="share C of its run during which a request may be preempted", ylabel="seconds")
-ax.set_ylim(0, None)
+ax.set_ylim(0, None);
+
 # %% [markdown]
 # Here C = 0.2 is a good choice. It has the latency of C = 0, and less than half of its time to the
 # first token.
@@ -170,7 +171,8 @@ ax = plot_lines(noise, "error", "mean latency", series="policy")
 ax.set(xlabel="mean absolute error of the prediction [tokens]", ylabel="mean latency [s]")
 ax.set_yscale("log")
 ax.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-ax.minorticks_off()
+ax.minorticks_off();
+
 # %% [markdown]
 # The policies that only *order* by predictions hardly suffer. Even a poor prediction tells short
 # from long.
@@ -221,7 +223,8 @@ for share, color in zip(shares, colors, strict=True):
     ax.plot(done, left, color=color, label=f"answer of {outputs[i]} tokens")
     ax.plot([0, outputs[i]], [outputs[i], 0], color=color, linestyle=":")
 ax.set(xlabel="tokens produced", ylabel="tokens left")
-ax.legend()
+ax.legend();
+
 # %% [markdown]
 # Predictions this good order requests nearly as well as the truth. Refined predictions are no
 # better here than first ones. This does not contradict the paper. The order depends on which
@@ -299,7 +302,8 @@ for bound, name, color in (
     ax.plot(alpha, [bound(x) for x in alpha], ":", color=color, label=f"{name}: proved bound")
 ax.axhline(1, ls="--", color="#222222", lw=1, label="H-SF")
 ax.set(xlabel="l / u", ylabel="total latency over H-SF's", ylim=(0.9, 2.8))
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small");
+
 # %%
 ratio = {(round(row["alpha"], 3), row["policy"]): row["ratio"] for row in curves}
 assert ratio[round(2 / 24, 3), "A_l"] < 1.1  # trying costs nothing where l is small

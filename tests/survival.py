@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import optsched
 from optsched.experiments import Experiment
 from optsched.experiments.runner import run_experiment
 from optsched.workloads.generate import generate
@@ -55,7 +56,7 @@ def run(trial: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.01)
     time.sleep(trial["nap"])
     instance = generate("jaillet-model-1", seed=trial["seed"])
-    tel = run(instance, "mc-sf").metrics["tel"]
+    tel = optsched.run(instance, "mc-sf").metrics["tel"]
     note("end", trial["k"])
     return {"tel": tel, "share": (tel or 0) / 7}
 

@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         lambda given: optsched.splits(
             optsched.Problem("tiny-seconds", optsched.Fleet.of(2, MODEL)), given
         ),
-        (3, [3], [OldestFirst], object(), [], "nosuch"),
+        (3, [3], [OldestFirst], object(), "nosuch"),
     ),
     "schedule": (
         lambda given: optsched.evaluate(TINY, given),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run as checked
 
+import optsched
 from instances import MODEL
 from optsched import Instance, Problem, evaluate, load_cost_model
 from optsched.files.read_write import read_schedule, write_instance
@@ -930,12 +931,12 @@ def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, t
     columns = np.sort(rng.random(n)), rng.integers(50, 300, n), rng.integers(10, 200, n)
     instance = Instance(*columns, kv_capacity=900, time_unit="second")
     cost = load_cost_model("llama2-7b-a100-infermax")
-    value = run(Problem(instance, cost), "vllm").metrics["tel"]
+    value = optsched.run(Problem(instance, cost), "vllm").metrics["tel"]
     # Nobody takes less than alone on the machine, whatever the others do.
     ones = (
         Instance([0], [s], [o], 900, time_unit="second") for s, o in zip(*columns[1:], strict=True)
     )
-    alone = sum(run(Problem(one, cost), "vllm").metrics["tel"] for one in ones)
+    alone = sum(optsched.run(Problem(one, cost), "vllm").metrics["tel"] for one in ones)
     assert 1.01 * alone < 0.9 * value
     file = tmp_path / "many.json"
     write_instance(instance, file)

@@ -129,13 +129,16 @@ def test_machines_that_do_not_fit_are_refused() -> None:
     cost = each_batch(1.0)
     one, small = Machine(cost_model=cost, kv_capacity=100), Machine(cost_model=cost, kv_capacity=2)
     for given, words in (
-        ((), "machines: found none; expected one or more"),
-        ((Machine(kv_capacity=9),), "machine 0: cost_model: found none; expected one, in seconds"),
+        ((), "fleet: number of machines: found 0; expected an integer from 1"),
+        (
+            (Machine(kv_capacity=9),),
+            "cost model: found none for an instance in seconds",
+        ),
         (
             (Machine(cost_model=cost, kv_capacity=9, role="decode"),),
-            "machine 0: found role 'decode'; expected 'mixed'",
+            "fleet: found only decode machines; expected both kinds, or mixed",
         ),
-        ((one, one, one), "found 2 workers; expected 3, one on each machine"),
+        ((one, one, one), "found 2 workers; expected 3, the machines of the problem"),
         ((one, small), "machines: machine 1: kv_capacity: request 0: found 2; expected at least 3"),
     ):
         with pytest.raises((InputError, UsageError), match=words):
@@ -252,7 +255,7 @@ def test_bounds_of_the_instance_do_not_cover_a_schedule_on_a_larger_machine() ->
         ([3], "machine 0: found int; expected an optsched.Machine"),
         (np.array([Machine(kv_capacity=30), None]), "machine 1: found NoneType"),
         (
-            [Machine(kv_capacity=30), Machine(kv_capacity=30)],
+            [Machine(kv_capacity=30), Machine(kv_capacity=20)],
             "found 2 for a schedule of starts; expected one",
         ),
     ],
@@ -265,5 +268,5 @@ def test_what_is_no_machine_or_too_many_is_refused(machines: object, said: str) 
 
 
 def test_limits_of_a_machine_are_limits() -> None:
-    with pytest.raises(InputError, match="limits: found None; expected"):
-        Machine(kv_capacity=30, limits=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="limits: found 3; expected"):
+        Machine(kv_capacity=30, limits=3)  # type: ignore[arg-type]

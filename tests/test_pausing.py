@@ -9,6 +9,7 @@ import pytest
 from optsched_studies import trace_policies
 from test_table import tabulated
 
+import optsched
 from optsched import Problem
 from optsched.costs.cost import BatchCost
 from optsched.policies import Rules, make_policy
@@ -179,7 +180,7 @@ def test_look_ahead_follows_a_prefill_that_stands_still() -> None:
 def test_neither_evicts_where_kv_is_ample() -> None:
     instance = seconds([0, 0, 1, 2], [9, 3, 1, 5], [2, 4, 3, 1])
     for policy in ("spf", "spf-work"):
-        result = run(Problem(instance, LINEAR), policy).evaluation
+        result = optsched.run(Problem(instance, LINEAR), policy).evaluation
         assert result.metrics["evictions"] == 0
     assert make_policy("spf-work")[0].uses_predictions
     assert not make_policy("spf")[0].uses_predictions

@@ -22,6 +22,7 @@ from optsched.costs.fleet import Fleet, kv_link, parse_link, roles_of
 from optsched.costs.machine import Link, Machine
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
@@ -235,7 +236,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
 def test_moves_need_pools_and_whole_columns() -> None:
     mixed = (Machine(cost_model=ONE, kv_capacity=20), Machine(cost_model=ONE, kv_capacity=20))
     with pytest.raises(
-        InputError, match=r"found moves of KV without pools; expected optsched.Fleet, or --pools"
+        InputError, match=r"found moves of KV on a fleet without a link; expected one with it"
     ):
         evaluate(Problem(pair(), mixed), handed(pair()))
     for changes, message in (
@@ -300,11 +301,11 @@ def test_both_judges_refuse_ten_thousand_corrupted_schedules() -> None:
 def test_pools_and_links_are_read_from_texts() -> None:
     assert roles_of("2p1d") == ["prefill", "prefill", "decode"]
     made = Fleet.of("2p6d", MODEL, link="latency=50us,bandwidth=50GB/s")
-    assert (made.workers("prefill"), len(made.workers("decode", "mixed"))) == ([0, 1], 6)
+    assert (made.having("prefill"), len(made.having("decode", "mixed"))) == ([0, 1], 6)
     # 32 layers x 2 x 4096 x 2 bytes are 524,288 bytes for a token of Llama-2-7B.
     assert made.link == Link(50e-6, 524_288 / 50e9) == kv_link("llama2-7b", 50.0, 50e-6)
     assert parse_link("latency=1ms,token=2us,recompute_last=true") == Link(0.001, 2e-6, True)
-    assert made.machines[0].limits == pair().limits
+    assert made.on(pair()).machines[0].limits == pair().limits
 
 
 @pytest.mark.parametrize(
@@ -330,10 +331,6 @@ def test_wrong_pools_are_refused() -> None:
             roles_of(text)
     with pytest.raises(UsageError, match="found only prefill machines; expected both kinds"):
         Fleet.of("2p", MODEL)
-    with pytest.raises(
-        UsageError, match=r"found role 'prefill'; expected 'mixed', or optsched.Poo"
-    ):
-        evaluate(Problem(pair(), pools().machines), handed(pair()))
     rounds = optsched.Instance([0], [2], [2], 10)
     with pytest.raises(UsageError, match=r"latency_s: found 0.5; expected whole rounds"):
         evaluate(
@@ -381,7 +378,7 @@ def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> Non
     for instance in (one, one.subset(np.array([0]))):
         for link in (Link(), SOME, Link(0.5, 0.25, recompute_last=True)):
             there = pools(link)
-            schedule = optsched.simulate(optsched.Problem(instance, there), spec, budget=Budget(60))
+            schedule = simulate(optsched.Problem(instance, there), spec, budget=Budget(60))
             assert evaluate(Problem(instance, there), schedule).metrics["moves"] == instance.n
 
 
@@ -422,7 +419,7 @@ def test_on_mixed_machines_everything_is_as_without_pools() -> None:
     assert {**plain, "moves": 0, "move_time": 0.0} == evaluate(Problem(instance, one), same).metrics
     two = Fleet.of("2m", MODEL, link=MOVING)
     behind = optsched.run(optsched.Problem(instance, MODEL), "vllm:workers=2").schedule
-    found = run(Problem(instance, two), "vllm").evaluation
+    found = optsched.run(Problem(instance, two), "vllm").evaluation
     assert found.finish.tolist() == evaluate(Problem(instance, MODEL), behind).finish.tolist()
 
 
@@ -432,7 +429,7 @@ def test_a_request_alone_takes_its_prefill_its_move_and_its_decodes() -> None:
     schedule = optsched.run(optsched.Problem(one, pools()), "vllm").schedule
     assert evaluate(Problem(one, pools()), schedule).finish.tolist() == [1 + 1.5 + 2]
     again = pools(Link(0.5, 0.25, recompute_last=True))  # 3 tokens, and a third batch
-    found = run(Problem(one, again), "vllm").evaluation
+    found = optsched.run(Problem(one, again), "vllm").evaluation
     assert (found.first_token.tolist(), found.finish.tolist()) == ([1 + 1.25 + 1], [5.25])
 
 
@@ -447,7 +444,7 @@ def test_kv_waits_on_the_prefill_machine_until_there_is_room() -> None:
         ],
         Link(1.0),
     )
-    found = run(Problem(three, there), "vllm").evaluation
+    found = optsched.run(Problem(three, there), "vllm").evaluation
     # Prefills until 1; moves 1 to 2, decodes until 4; moves 4 to 5, decodes until 7.
     # The first KV has left at 2: the third prompt is prefilled from 2 to 3, and moves 7 to 8.
     assert found.first_token.tolist() == [1, 1, 3]
@@ -470,13 +467,13 @@ def test_sessions_go_on_from_the_decode_pool() -> None:
         [0, None], [4, 4], [2, 2], 20, time_unit="second", after=[[], [0]], delay=[0, 0.5]
     )
     there = pools(Link(0.5))
-    found = run(Problem(two, there), "vllm").evaluation
+    found = optsched.run(Problem(two, there), "vllm").evaluation
     # 1 + 0.5 + 1 = 2.5, and the same again from 3 on.
     assert found.finish.tolist() == [2.5, 5.5]
     # Without a link and a delay no batch waits for longer than it must.
     free = pools(Link())
     at_once = replace(two, delay=[0, 0])
-    found = run(Problem(at_once, free), "vllm").evaluation
+    found = optsched.run(Problem(at_once, free), "vllm").evaluation
     assert found.finish.tolist() == [2, 4]
 
 
@@ -484,7 +481,7 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     there = Fleet.of("1p1d", MODEL)
     with pytest.raises(PolicyError, match="found a scheduler that runs only whole instances"):
         optsched.run(optsched.Problem(busy(), there), "isrtf")
-    with pytest.raises(UsageError, match="found 3 workers; expected 2, one on each machine"):
+    with pytest.raises(UsageError, match="found 3 workers; expected 2, the machines of the problem"):
         optsched.run(optsched.Problem(busy(), there), "vllm:workers=3")
     with pytest.raises(InputError, match="router 'nearest' is unknown"):
         optsched.run(optsched.Problem(busy(), there), "vllm:workers=2,decode_router=nearest")
@@ -496,7 +493,7 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     for one, against in ((schedule, None), (alone, schedule)):
         with pytest.raises(UsageError, match="why: found KV that moves between pools"):
             why(Problem(busy(), MODEL), one, against=against)
-    with pytest.raises(UsageError, match="cost model: found Fleet; expected one, its name or its"):
+    with pytest.raises(UsageError, match="why: found KV that moves between pools"):
         why(Problem(busy(), there), alone)
     with pytest.raises(UsageError, match="cost model: found Fleet"):
         diagnose(Problem(busy(), there))
@@ -531,7 +528,7 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     optsched.write_instance(busy(), file)
     common = ("--cost-model", MODEL, "--pools", "1p2d", "--link", "latency=50us,bandwidth=50GB/s")
     done = run("compare", str(file), "--policy", "vllm", "--policy", "isrtf", *common)
-    assert "searches are left out, since they do not know pools" in done
+    assert "searches are left out, since they know one machine" in done
     assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
     assert "\nbound" in done  # a row beside those of policies
     assert "isrtf: no schedule: pools: found a scheduler that runs only whole" in done
@@ -578,7 +575,7 @@ def test_waiting_kv_and_moves_that_just_end_are_counted_as_the_judge_counts_them
             for role in ("prefill", "decode")
         ]
         there = Fleet(machines, Link(0.5, 0.25))
-        found = run(Problem(two, there), spec).evaluation
+        found = optsched.run(Problem(two, there), spec).evaluation
         assert found.metrics["moves"] == 3
 
 
@@ -594,7 +591,7 @@ def test_kv_comes_only_when_what_is_evicted_for_it_is_gone() -> None:
         Machine(cost_model=quick, kv_capacity=15, role="decode"),
     )
     there = Fleet(machines, Link(0.5, 0.25))
-    found = run(Problem(three, there), "fcfs").evaluation
+    found = optsched.run(Problem(three, there), "fcfs").evaluation
     assert found.metrics["evictions"] > 0
 
 
@@ -627,8 +624,7 @@ def test_auto_takes_the_best_split_and_says_what_the_others_have(tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "status", "message"),
     [
-        (("--workers", 3), 2, "--workers, --pools auto: found one of them; expected both"),
-        (("--pools", "auto"), 2, "--workers, --pools auto: found one of them; expected both"),
+        (("--pools", "auto"), 2, "--pools auto: found no --workers; expected both"),
         (("--workers", 65, "--pools", "auto"), 2, "workers: found 65; expected an integer from 2"),
         ((*CHOSEN, "--time-limit", 0), 4, "pools: found no split with a schedule (no time)"),
     ],
@@ -687,10 +683,10 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     ):
         run(*words)
     gap = invoke(*drawn, "--kind", "gap", "--against", out)
-    assert "--pools: found with --kind gap, which does not know pools" in one_line_error(gap)
+    assert "--pools: found with --kind gap; expected none" in one_line_error(gap)
     if text == "1p1d":
         error = one_line_error(invoke("evaluate", file, out, *model))
-        assert "found moves of KV without pools; expected optsched.Fleet, or --pools" in error
+        assert "found moves of KV on a fleet without a link; expected one with it" in error
         assert "why: found KV that moves" in one_line_error(invoke("why", file, out, *model))
 
     compared = ("--policy", "fcfs", "--time-limit", 1)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from command_line import answer, run
 
+import optsched
 from instances import small
 from optsched import Problem
 from optsched.analysis.compare import compare
@@ -497,7 +498,7 @@ def test_ctrl_c_keeps_the_worst_case_so_far() -> None:
 
     found = worst_case("mc-sf", "online", budget_s=600, n=5, kv_capacity=40, progress=interrupt)
     assert found.low > 1
-    tel = run(found.instance, "mc-sf").metrics["tel"]
+    tel = optsched.run(found.instance, "mc-sf").metrics["tel"]
     best = evaluate(found.instance, found.schedule).metrics["tel"]
     assert found.low == tel / best
 
@@ -545,7 +546,7 @@ def test_worst_case_finds_6_times_the_optimum_online() -> None:
     assert found.proved
     assert found.low >= 6
     assert found.instance.n <= 10
-    assert run(found.instance, "mc-sf").metrics["tel"] == found.tel
+    assert optsched.run(found.instance, "mc-sf").metrics["tel"] == found.tel
     optimum = found.instance.known["optimum"]
     assert found.low == found.tel / optimum
     assert evaluate(found.instance, found.schedule).metrics["tel"] == optimum
@@ -592,7 +593,7 @@ def test_a_bad_search_is_refused() -> None:
 def test_the_worst_cases_that_are_shipped(name: str) -> None:
     instance = read_instance(name)
     result = solve(instance, threads=1, time_limit_s=60)
-    tel = run(instance, "mc-sf").metrics["tel"]
+    tel = optsched.run(instance, "mc-sf").metrics["tel"]
     assert result.objective == result.bound == instance.known["optimum"]
     assert tel / result.objective >= (6 if name.endswith("online") else 3)
     assert instance.n <= 10

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from command_line import run
 
+import optsched
 from instances import small
 from optsched import Fleet, Problem
 from optsched.analysis.compare import compare
@@ -109,7 +110,7 @@ def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
     thing, instance = counters(tmp_path)[name](), CASES[1]
 
     def tel() -> float:
-        return run(instance, thing).metrics["tel"]
+        return optsched.run(instance, thing).metrics["tel"]
 
     first = tel()
     before = dict(vars(thing))
@@ -125,21 +126,26 @@ def test_every_worker_has_an_object_of_its_own(tmp_path: Path) -> None:
     spec = f"{tmp_path}/counters.py:Counts:workers=2,router=round-robin"
     things = counters(tmp_path)
     four = Instance([0] * 4, [1] * 4, [3, 3, 1, 1], kv_capacity=9)
-    assert run(four, spec).evaluation.finish.tolist() == [3, 3, 4, 4]
+    assert optsched.run(four, spec).evaluation.finish.tolist() == [3, 3, 4, 4]
     routed = Routed(runner_of(things["Counts"]()), router="round-robin")
-    assert run(Problem(four, Fleet.of(2)), routed).evaluation.finish.tolist() == [3, 3, 4, 4]
+    assert optsched.run(Problem(four, Fleet.of(2)), routed).evaluation.finish.tolist() == [
+        3,
+        3,
+        4,
+        4,
+    ]
     # Workers that run only whole instances: both are first come first served.
     four = Instance([0] * 4, [1] * 4, [5, 5, 2, 2], kv_capacity=6)
     routed = Routed(things["Alternates"](), router="round-robin")
     alone = simulate(four, "fcfs:workers=2,router=round-robin")
-    assert run(Problem(four, Fleet.of(2)), routed).metrics == evaluate(four, alone).metrics
+    assert optsched.run(Problem(four, Fleet.of(2)), routed).metrics == evaluate(four, alone).metrics
 
 
 def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:
     counters(tmp_path)
     instance, spec = CASES[1], f"{tmp_path}/counters.py:made"
-    runs = [run(instance, spec).metrics["tel"] for _ in range(3)]
-    assert runs == [run(instance, "fcfs").metrics["tel"]] * 3
+    runs = [optsched.run(instance, spec).metrics["tel"] for _ in range(3)]
+    assert runs == [optsched.run(instance, "fcfs").metrics["tel"]] * 3
 
 
 def test_an_object_that_cannot_be_copied_says_so() -> None:
@@ -249,7 +255,7 @@ def test_orders_by_coins_do_not_follow_the_lengths() -> None:
     alone = {"prompt_min": 6, "prompt_max": 6, "output_max": 5, "kv_capacity": 11}
     for seed in range(300):
         instance = generate("uniform", seed=seed, n=4, **alone)
-        finish = run(instance, "a-random", seed=seed).evaluation.finish
+        finish = optsched.run(instance, "a-random", seed=seed).evaluation.finish
         places.append(np.argsort(np.argsort(finish)))
         outputs.append(instance.output_tokens)
 

@@ -23,6 +23,7 @@ from test_certificate import sealed
 from test_pools_bounds import tiny
 from test_prefix_bounds import TERMS
 
+import optsched
 from optsched import BatchCost, Instance, Link, Machine, Problem, bound, evaluate, from_starts
 from optsched.bounds import sessions as proofs
 from optsched.bounds.certificate import certify, verify_certificate
@@ -233,7 +234,7 @@ def contradicted_by_claims(seed: int, most: int = 6_000) -> list[Any] | None:
     assert instance.delay is not None
     total = least / 1000 - float(instance.delay.sum())
     judged = evaluate(Problem(instance, cost), schedule).metrics
-    reached = run(Problem(instance, cost), "vllm-v1").metrics
+    reached = optsched.run(Problem(instance, cost), "vllm-v1").metrics
     wrong = list[Any]()
     for goal, best in (("session_completion", least / 1000), ("tel", total)):
         assert judged[goal] == pytest.approx(best)
@@ -318,7 +319,7 @@ def test_kv_that_two_lines_hold_counts_once(monkeypatch: Any) -> None:
         prefix_tokens=[0] + [10] * (n - 1) + [0], prefix_block_tokens=5, kv_block_tokens=1,
     )  # fmt: skip
     cost = BatchCost("base", 1, {"token": "1", "base": "10"})
-    reached = run(Problem(instance, cost), "vllm-v1:merge_blocks=true").evaluation
+    reached = optsched.run(Problem(instance, cost), "vllm-v1:merge_blocks=true").evaluation
     least = reached.metrics["makespan"]
 
     def proved() -> float:
@@ -440,7 +441,7 @@ def above_on_machines(seed: int, count: int) -> list[Any]:
             assert made.value == pytest.approx(proved)
             if proved > least * (1 + 1e-9) + 1e-12:
                 found.append((number, goal, proved, least))
-            judged = run(Problem(instance, pools), "vllm-v1").evaluation
+            judged = optsched.run(Problem(instance, pools), "vllm-v1").evaluation
             assert judged.metrics[goal] >= least - 1e-9
     return found
 
@@ -543,7 +544,7 @@ def test_an_arrival_between_two_ticks_costs_a_tick() -> None:
     cost = BatchCost("ten", 1, {"token": "10"})
     instance = Instance([0.0, 0.019, None], [2, 2, 2], [1, 1, 1], 99, time_unit="second",
                         after=[None, None, 1])  # fmt: skip
-    metrics = run(Problem(instance, cost), "fcfs").metrics
+    metrics = optsched.run(Problem(instance, cost), "fcfs").metrics
     model = {"layers": 1, "coefficients": {"token": "10"}}
     for goal, ticks in (("session_completion", 5), ("tel", 6)):
         found = checker.sessions_ticks(instance, model, 100, sessions_leaf(1), goal, Budget(), 1)

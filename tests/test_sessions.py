@@ -15,6 +15,7 @@ from command_line import answer, invoke, one_line_error, run
 from session_cases import best_in_rounds, best_in_seconds, chains, forest, sharing_chains
 from slow_judge import TIMED, slow_judge
 
+import optsched
 from optsched import (
     BatchCost,
     Instance,
@@ -75,7 +76,7 @@ def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None
     for one, other, cost in pairs:
         for policy in sorted(list_policies()):
             if allows(policy, one) is None:
-                found = [run(Problem(x, cost), policy).evaluation for x in (one, other)]
+                found = [optsched.run(Problem(x, cost), policy).evaluation for x in (one, other)]
                 assert found[0].metrics == found[1].metrics, policy
         values = [bound(Problem(x, cost), time_limit_s=0).value for x in (one, other)]
         assert values[0] == values[1]
@@ -256,7 +257,7 @@ def test_orders_of_programs() -> None:
         time_unit="round",
     )  # fmt: skip
     first = {
-        order: run(instance, Rules(order=order)).evaluation.first_start.tolist()
+        order: optsched.run(instance, Rules(order=order)).evaluation.first_start.tolist()
         for order in ("arrival", "session", "attained")
     }
     assert first["arrival"] == [0, 5, 3, 7]  # released at 0, 3, 2 and 3
@@ -271,7 +272,9 @@ def test_response_ratios_are_of_whole_programs() -> None:
         time_unit="round",
     )  # fmt: skip
     first = {
-        order: run(instance, Rules(order=order, max_running=1)).evaluation.first_start.tolist()
+        order: optsched.run(
+            instance, Rules(order=order, max_running=1)
+        ).evaluation.first_start.tolist()
         for order in ("attained", "ratio", "response")
     }
     assert first["attained"] == [0, 5, 7, 6]  # work 5 has been done for 2, none for 3
@@ -301,7 +304,7 @@ def test_deadlines_count_from_the_release() -> None:
         [0, None, 0], [4, 4, 4], [1, 2, 2], kv_capacity=7, after=[None, 0, None],
         slo_ttft=[1.0, 3.0, 9.0],
     )  # fmt: skip
-    found = run(instance, Rules(order="deadline")).evaluation
+    found = optsched.run(instance, Rules(order="deadline")).evaluation
     assert found.first_start.tolist() == [0, 1, 3]
 
 
@@ -322,7 +325,7 @@ def _agree(seed: int, shared: bool = False) -> None:
     assert total is not None
     assert total <= least - int(instance.delay.sum())
     for policy in ("vllm-v1",) if shared else ("fcfs", "mc-sf", "program-fcfs"):
-        found = run(instance, policy).metrics
+        found = optsched.run(instance, policy).metrics
         assert found["session_completion"] >= least
         assert lower_bound(Problem(instance, objective="makespan"))[0] <= found["makespan"]
         p99 = lower_bound(Problem(instance, objective="p99_session_completion"))[0]
@@ -356,7 +359,7 @@ def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
     proved = lower_bound(Problem(instance, cost, "session_completion"))[0]
     assert proved is not None
     assert proved <= least
-    judged = run(Problem(instance, cost), "fcfs").evaluation
+    judged = optsched.run(Problem(instance, cost), "fcfs").evaluation
     assert judged.metrics["session_completion"] >= least * (1 - 1e-9)
 
 
@@ -373,7 +376,7 @@ def test_alone_a_session_takes_its_chain() -> None:
         ways = ways_of(instance, sessions, alone)
         longest = (ways.head + alone + sessions.tails(alone.tolist())).max()
         assert longest - ways.begin[0] == pytest.approx(ways.chain[0])
-        judged = run(Problem(instance, COST), "vllm-v1").evaluation
+        judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
         assert (judged.clock.release >= ways.head - 1e-9).all()
 
 
@@ -546,7 +549,7 @@ def test_real_sessions_are_bounded_and_served() -> None:
     assert instance.sessions is not None
     assert instance.sessions.session.max() == 11
     found = bound(Problem(instance, COST, "session_completion"), time_limit_s=0)
-    judged = run(Problem(instance, COST), "vllm-v1").evaluation
+    judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
     assert found.value is not None
     assert found.value <= judged.metrics["session_completion"]
 

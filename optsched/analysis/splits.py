@@ -211,15 +211,13 @@ def splits(
     """
     instance, workers = problem.instance, problem.workers
     check_whole(seed, "seed", 0)
-    check_whole(workers, "fleet: number of machines", 2, _MAX)
+    check_whole(workers, "workers", 2, _MAX)
     if not problem.fleet.alike:
         raise UsageError("fleet: found machines that differ; expected equal ones to split")
     if prove and instance.in_rounds:
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
 
     specs = list(POLICIES if policies is None else policies)
-    if not specs:
-        raise UsageError("policies: found an empty list; expected at least one, or none given")
     for spec in specs:
         make_policy(spec)
 

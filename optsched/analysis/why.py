@@ -163,7 +163,7 @@ def why(
     """
     problem = as_problem(problem)
     check_columns(schedule)
-    if schedule.moved is not None:
+    if schedule.moved is not None or problem.pools is not None:
         raise UsageError("why: found KV that moves between pools; expected a schedule without")
 
     instance, cost = problem.instance, problem.cost_model

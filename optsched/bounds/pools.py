@@ -361,7 +361,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Fleet) 
         If it proves nothing, or something of other pools.
     """
     value = verify_certificate(instance, certificate, on_pools=True)
-    if certificate.get("pools") not in [stated(one) for one in pools.minorants]:
+    if certificate.get("pools") not in [stated(one) for one in pools.on(instance).minorants]:
         raise ViolationError("certificate: pools: found other ones", rule="certificate")
 
     return value
