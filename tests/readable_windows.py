@@ -143,7 +143,7 @@ class _Run:
 
 
 def simulate_windows(problem: Problem, rules: Windows) -> Schedule:
-    """Return the schedule of `optsched.simulate`, decided request by request.
+    """Return the schedule of `optsched.run`, decided request by request.
 
     Raises
     ------

@@ -34,7 +34,9 @@ def test_the_dual_and_the_ramp_are_registered_like_every_other_bound() -> None:
 
 
 def test_every_bound_is_known_whatever_was_loaded_before() -> None:
-    asks = "from optsched.bounds import bounds; assert {'dual', 'ramp', 'work'} <= set(bounds())"
+    asks = (
+        "from optsched.bounds import list_bounds as b; assert {'dual', 'ramp', 'work'} <= set(b())"
+    )
     for first in ("solve", "strategies", "bound"):
         code = f"import optsched.optimize.{first}; {asks}"
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -136,7 +138,7 @@ def test_other_objectives_have_bounds_of_their_own() -> None:
         ({"method": "magic"}, "found 'magic'; expected auto, "),
         ({"method": "work"}, "'work', which does not apply to tel on an instance in rounds"),
         ({"method": "srpt", "objective": "makespan"}, "does not apply to makespan"),
-        ({"objective": "tel,makespan"}, "found several in .*; expected one"),
+        ({"objective": "tel,makespan"}, "found several, tel,makespan; expected one"),
         ({"cost_model": PLAIN}, "in rounds"),
         ({"time_limit_s": -1.0}, "time_limit"),
     ],

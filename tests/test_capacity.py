@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import invoke as run, one_line_error
 
+import optsched
 from optsched import Fleet, Instance, Limits, Problem, capacity, write_instance
 from optsched.analysis.reached import scaled
 from optsched.bounds.service import most_within
@@ -36,7 +37,7 @@ SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 def attainment(instance: Instance, spec: str, scale: float) -> float:
     at = scaled(instance, scale)
-    share = run(Problem(at, MODEL, **SLOS), spec).metrics["slo_attainment"]
+    share = optsched.run(Problem(at, MODEL, **SLOS), spec).metrics["slo_attainment"]
     return float(share or 0)
 
 
@@ -86,7 +87,8 @@ def test_the_fewest_workers_at_a_rate() -> None:
 
     def share(spec: str, workers: int) -> float:
         problem = Problem(fast, Fleet.of(workers, MODEL), **SLOS)
-        return float(run(problem, behind(spec, "least-requests")).metrics["slo_attainment"] or 0)
+        done = optsched.run(problem, behind(spec, "least-requests"))
+        return float(done.metrics["slo_attainment"] or 0)
 
     for row in found.rows:
         if row.value is not None:
@@ -346,7 +348,7 @@ def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) ->
     write_instance(sessions, file)
     words = ("--policy", policy, "--workers", "auto", "--router", "sticky", "--attainment", 0.9)
     model = "llama2-7b-a100-infermax"
-    alone = run(Problem(sessions.subset([0]), model), policy).evaluation
+    alone = optsched.run(Problem(sessions.subset([0]), model), policy).evaluation
     limit = 1.5 * float(alone.metrics["mean_ttft"])
     limits = ("--slo-ttft", limit, "--cost-model", model, "--json", tmp_path / "found.json")
     result = run("capacity", file, *words, *limits)

@@ -188,10 +188,14 @@ def test_typos_are_errors_before_anything_runs() -> None:
 def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import import_module
 
-    from optsched.problem.schedule import from_starts
+    from optsched.problem.schedule import Schedule, from_starts
 
-    strategies = import_module("optsched.optimize.strategies")
-    monkeypatch.setattr(strategies, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
+    runs = import_module("optsched.policies.run")
+
+    def cheat(problem: Problem, *_: Any, **__: Any) -> Schedule:
+        return from_starts(problem.instance.arrival, problem.instance)
+
+    monkeypatch.setattr(runs, "simulate", cheat)
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy mc-sf: the judge rejects its schedule")
     assert row.metrics is None
@@ -199,7 +203,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any, **__: Any) -> None:
         raise PolicyError("policy 'mine': batch 0: raised ValueError()")
 
-    monkeypatch.setattr(strategies, "simulate", broken)
+    monkeypatch.setattr(runs, "simulate", broken)
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy 'mine'")
 

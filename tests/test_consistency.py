@@ -67,7 +67,7 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, command) -> None
     )
     program = (
         "from dataclasses import replace; import optsched.bounds as b;"
-        "found = b.bounds(); b.bounds = lambda: found;"
+        "found = b.list_bounds(); b.list_bounds = lambda: found;"
         "found['work'] = replace(found['work'], function=lambda *_: b.Proof(1e3));"
         "from optsched.cli import main; main()"
     )

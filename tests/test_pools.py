@@ -481,7 +481,7 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     there = Fleet.of("1p1d", MODEL)
     with pytest.raises(PolicyError, match="found a scheduler that runs only whole instances"):
         optsched.run(optsched.Problem(busy(), there), "isrtf")
-    with pytest.raises(UsageError, match="found 3 workers; expected 2, the machines of the problem"):
+    with pytest.raises(UsageError, match="found 3 workers; expected 2, the machines"):
         optsched.run(optsched.Problem(busy(), there), "vllm:workers=3")
     with pytest.raises(InputError, match="router 'nearest' is unknown"):
         optsched.run(optsched.Problem(busy(), there), "vllm:workers=2,decode_router=nearest")
@@ -495,7 +495,7 @@ def test_what_does_not_know_pools_refuses_them() -> None:
             why(Problem(busy(), MODEL), one, against=against)
     with pytest.raises(UsageError, match="why: found KV that moves between pools"):
         why(Problem(busy(), there), alone)
-    with pytest.raises(UsageError, match="cost model: found Fleet"):
+    with pytest.raises(UsageError, match="diagnose: found several machines"):
         diagnose(Problem(busy(), there))
 
 
@@ -550,9 +550,11 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     reached = run("capacity", str(file), *slo, *common)
     assert "attainment 0.5: vllm attains it" in reached
     auto = invoke("capacity", file, *slo, *common, "--workers", "auto")
-    assert "found 'auto' beside pools" in one_line_error(auto)
+    assert "fewest: found 3 machines; expected one" in one_line_error(auto)
     search = invoke("capacity", file, *slo, *common, "--search", "1")
-    assert "search: found pools; expected equal workers" in one_line_error(search)
+    assert "search: found machines with roles, or that differ; expected equal" in one_line_error(
+        search
+    )
     shown = run("evaluate", str(file), str(out), *common)
     assert "moves" in shown
     alone = ("simulate", file, "--policy", "vllm", "--cost-model", MODEL, "--link", "x=1")
@@ -702,7 +704,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
         loaded = invoke(*load)
         assert loaded.exit_code == 0 or "error: " in one_line_error(loaded, loaded.exit_code)
         both = one_line_error(invoke(*load, "--workers", 2))
-        assert "workers: found 2 beside pools; expected one of them" in both
+        assert "--workers, --pools, --link: found together; expected one of" in both
 
 
 def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) -> None:
@@ -714,7 +716,7 @@ def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) ->
         '[machines.2d]\n[link]\nlatency = "5ms"\ntoken = "20us"\nrecompute_last = true\n',
         encoding="utf-8",
     )
-    made = Fleet.of(str(table), MODEL)
+    made = Fleet.of(str(table), MODEL).on(busy())
     assert [one.role for one in made.machines] == ["prefill", "decode", "decode"]
     assert [one.kv_capacity for one in made.machines] == [3000, 1500, 1500]
     assert [one.limits.max_running for one in made.machines] == [8, None, None]
@@ -755,4 +757,4 @@ def test_a_comparison_on_pools_is_drawn_without_naming_them(tmp_path: Path) -> N
     run("plot", file, "-o", out)
     assert out.is_file()
     refused = one_line_error(invoke("plot", file, *pools, "-o", out))
-    assert "--pools: found with --kind policies, which does not know pools" in refused
+    assert "--pools: found with --kind policies; expected none" in refused

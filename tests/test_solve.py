@@ -104,7 +104,7 @@ def test_unknown_values_are_null():
 def test_hindsight_on_seconds_points_to_import():
     instance = Instance([0.5], [1], [1], 4, time_unit="second")
     with pytest.raises(UsageError, match="import --rounds"):
-        solve(instance, formulation="hindsight")
+        solve(Problem(instance, "llama2-7b-a100-infermax"), formulation="hindsight")
 
 
 def test_a_cost_model_on_rounds_is_refused():

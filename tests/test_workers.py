@@ -33,7 +33,7 @@ from optsched.files.read_write import write_json
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.search.offline import improve
 from optsched.optimize.solvers.base import SolveOptions
-from optsched.policies import behind_routers, on_workers
+from optsched.policies import behind, behind_routers
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.show.report import gather
@@ -337,6 +337,6 @@ def test_a_schedule_behind_a_router_is_a_start() -> None:
     # M = 3 holds one request at a time: four take 1, 2, 3 and 4 rounds on one worker; on two
     # workers 1, 1, 2 and 2.
     instance = Instance([0] * 4, [2] * 4, [1] * 4, kv_capacity=3)
-    found = solve(Problem(instance, Fleet.of(2)), warm_start=on_workers("fcfs", 2, "round-robin"))
+    found = solve(Problem(instance, Fleet.of(2)), warm_start=behind("fcfs", "round-robin"))
     assert (found.objective, found.bound) == (6, 6)
     assert solve(instance).objective == 10

@@ -153,11 +153,11 @@ def judged(instance: Instance, policy: str | Rules, cost: Any = None, **options:
     ----------
     instance : Instance
     policy : str or Rules
-        As for `optsched.simulate`.
+        As for `optsched.run`.
     cost : CostModel, optional
         An instance in seconds needs one.
     **options
-        Further options of `optsched.simulate`, such as ``seed``.
+        Further options of `optsched.run`, such as ``seed``.
 
     Returns
     -------

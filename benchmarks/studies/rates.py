@@ -160,7 +160,7 @@ def peak_rate(
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
-        As for `optsched.simulate`. ``"isrtf:workers=10"``, for example, has ten workers.
+        As for `optsched.run`. ``"isrtf:workers=10"``, for example, has ten workers.
     instances : Instance or sequence of Instance
         Instances in seconds. Each is stretched to every rate tried (`at_rate`), so that the same
         requests come in the same pattern. The instances' mean delays are averaged.
@@ -172,7 +172,7 @@ def peak_rate(
     tolerance : float
         The search ends once ``above`` is at most ``1 + tolerance`` times ``rate``.
     predictor, seed
-        As for `optsched.simulate`.
+        As for `optsched.run`.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def peak_rate(
         There is no instance, all requests of one arrive at 0, the limit or the tolerance is not
         positive, or no rate brings the delay above or below the limit.
     LoopError, PolicyError, UsageError
-        The policy cannot be run (see `optsched.simulate`).
+        The policy cannot be run (see `optsched.run`).
 
     Notes
     -----

@@ -243,7 +243,7 @@ def fleet_from(
 def number_of_workers(text: str) -> int:
     """Return the number of an option ``--workers``."""
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--workers: found {text!r}; expected an integer >= 1")
+        raise UsageError(f"--workers: found {text}; expected an integer >= 1")
 
     return int(text)
 

@@ -400,7 +400,7 @@ def ratios(
     seeds : int
         Number of runs of each policy, whose mean latency counts.
     seed : int
-        Run r on instance k has the seed ``[seed, k, r]`` of `optsched.simulate`: no two runs share
+        Run r on instance k has the seed ``[seed, k, r]`` of `optsched.run`: no two runs share
         their coins. The resampling has it, too.
     time_limit_s : float
         Seconds for each optimum, and for each run of a policy.
