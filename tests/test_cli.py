@@ -576,7 +576,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
     def broken(*args: Any, **options: Any) -> None:
         raise kind(0)
 
-    monkeypatch.setattr("optsched.optimize.strategies.simulate", broken)
+    monkeypatch.setattr("optsched.policies.run.simulate", broken)
     result = run("simulate", instance, "--policy", "mc-sf")
     assert result.exit_code == 1
     assert result.stderr == f"internal error: {kind.__name__}: 0 (--debug for the traceback)\n"
@@ -825,7 +825,7 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr("optsched.optimize.strategies.simulate", broken)
+    monkeypatch.setattr("optsched.policies.run.simulate", broken)
     words = ("simulate", instance, "--policy", "mc-sf")
     result = run(*words)
     assert result.exit_code == 1

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from optsched.costs.fleet import MAX_MACHINES
 from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
 from optsched.policies.helpers import (
     admit,
@@ -23,6 +24,7 @@ from optsched.policies.helpers import (
     kv_after,
 )
 from optsched.problem import specs
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, kind_of, raised
 from optsched.problem.instance import Instance
 from optsched.problem.registry import Registry
@@ -202,8 +204,9 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     if routing:
         made = _routed(spec, made, routing)
     if workers is not None:
-        known = {"workers": Parameter(int, False, None)}
-        info = replace(info, **convert_all({"workers": workers}, known, f"policy {spec!r}"))
+        where, known = f"policy {spec!r}", {"workers": Parameter(int, False, None)}
+        count = convert_all({"workers": workers}, known, where)["workers"]
+        info = replace(info, workers=check_whole(count, f"{where}: workers", 1, MAX_MACHINES))
     if predictor is not None:
         oracle = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and oracle)

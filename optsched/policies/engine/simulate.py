@@ -7,14 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost
-from optsched.costs.fleet import MAX_MACHINES
 from optsched.judge.evaluate import evaluate
 from optsched.judge.problem import Problem, as_problem
 from optsched.policies import label_of, make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.routers import Routed
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.columns import check_whole
 from optsched.problem.errors import OptschedError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
@@ -76,7 +74,7 @@ def simulate(
     name, instance = label_of(policy), problem.instance
     fleet = problem.hardware
     if info.workers is not None and len(fleet) == 1 and fleet.link is None:
-        fleet = fleet.times(check_whole(info.workers, f"policy {name!r}: workers", 1, MAX_MACHINES))
+        fleet = fleet.times(info.workers)
     if info.workers not in (None, len(fleet)):
         found = f"policy {name!r}: found {info.workers} workers"
         raise UsageError(f"{found}; expected {len(fleet)}, the machines of the problem")
