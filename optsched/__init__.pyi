@@ -36,7 +36,6 @@ from .files.read_write import (
 )
 from .judge.evaluate import evaluate as evaluate
 from .judge.evaluation import Evaluation as Evaluation
-from .judge.problem import Problem as Problem
 from .judge.timeline import Timeline as Timeline, timeline as timeline
 from .optimize.bound import BoundResult as BoundResult, bound as bound
 from .optimize.solve import Result as Result, solve as solve
@@ -65,6 +64,7 @@ from .show import plot as plot
 from .workloads.datasets import datasets as datasets, fetch_dataset as fetch_dataset
 from .workloads.generate import generate as generate
 from .workloads.predict import predict as predict
+from .workloads.problem import Problem as Problem
 from .workloads.traces import (
     read_trace as read_trace,
     read_trace_report as read_trace_report,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach
-from optsched.judge.problem import Problem, as_problem
 from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
@@ -14,6 +13,7 @@ from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
+from optsched.workloads.problem import Problem, as_problem
 
 POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "paced")
 """The policies that run if none is asked for, as far as the instance allows."""

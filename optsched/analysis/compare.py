@@ -9,7 +9,6 @@ from typing import Any
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.bounds import BoundTask, usable
 from optsched.files.measured import Measured, read_measured
-from optsched.judge.problem import Problem, as_problem
 from optsched.optimize import strategies
 from optsched.optimize.consistency import rounding
 from optsched.optimize.exact import Exact, choose
@@ -40,6 +39,7 @@ from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.progress import percent
+from optsched.workloads.problem import Problem, as_problem
 
 __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 

@@ -25,7 +25,6 @@ from optsched.costs.fleet import Fleet
 from optsched.files.measured import Measured
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluation import Evaluation
-from optsched.judge.problem import Problem
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.run import run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
@@ -33,6 +32,7 @@ from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import derive
 from optsched.problem.schedule import check_columns
+from optsched.workloads.problem import Problem
 
 REPEATS = 0.3
 """The median relative error up to which the twin is said to repeat a run."""

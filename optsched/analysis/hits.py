@@ -32,11 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem, as_problem
 from optsched.policies.one_by_one import Cache, price_of
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.workloads.problem import Problem, as_problem
 
 
 class Use(NamedTuple):

@@ -41,7 +41,6 @@ from optsched.files.read_write import read_instance, read_json, schedule_from_di
 from optsched.files.strict_json import Place, check_format, json_text
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
-from optsched.judge.problem import Problem
 from optsched.optimize.consistency import end_of, reconcile, rounding
 from optsched.optimize.strategies import outside_reason
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
@@ -49,6 +48,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objective
 from optsched.problem.processes import Processes, in_processes
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 # Of each kind of file, the field of an entry and the folder.
 _KINDS = {"schedule": ("best", "schedules"), "certificate": ("bound", "certificates")}

@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from optsched.files.read_write import schedule_from_dict
-from optsched.judge.problem import Problem
 from optsched.policies import make_policy, predictor_of
 from optsched.policies.base import Batch, Rules, Runner, Scheduler, View, Windows
 from optsched.policies.engine.simulate import simulate
@@ -34,6 +33,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.processes import Process, adopt_orphans, begin_fork, end_children
 from optsched.problem.schedule import Schedule
 from optsched.problem.specs import is_file
+from optsched.workloads.problem import Problem
 
 MAX_BYTES = 1 << 28
 """Max bytes of an answer that holds a schedule or the fields of rules."""

@@ -10,13 +10,13 @@ from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
 from optsched.bounds.service import most_within
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.problem import Problem
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS
 from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import slos_of_all
 from optsched.problem.progress import number
 from optsched.problem.scope import Scope
+from optsched.workloads.problem import Problem
 
 # So many points of the bound for each doubling of the rate are drawn.
 _DRAWN = 12

@@ -22,7 +22,6 @@ import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.analysis.policy_process import Link, PolicyHost
-from optsched.judge.problem import Problem
 from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
@@ -30,6 +29,7 @@ from optsched.problem.errors import InputError, OptschedError, UsageError, check
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import DiedError, Processes, begin_fork
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 BASELINE = "fcfs"
 """The policy whose values a score divides by."""

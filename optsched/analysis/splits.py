@@ -14,7 +14,6 @@ from optsched.bounds.pools import POOLED, POOLED_IN_TIME
 from optsched.costs.cost import CostModel
 from optsched.costs.machine import Link
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.problem import Problem
 from optsched.optimize.bound import bound as find_bound
 from optsched.optimize.strategies import NO_SCHEDULE
 from optsched.policies import behind, make_policy
@@ -28,6 +27,7 @@ from optsched.problem.limits import slos_of_all
 from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.workloads.problem import Problem
 
 POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""

@@ -13,7 +13,6 @@ from optsched.bounds import list_bounds
 from optsched.bounds.certificate import verify_certificate
 from optsched.costs.cost import shipped_models
 from optsched.files.read_write import read_instance
-from optsched.judge.problem import Problem
 from optsched.optimize.bound import bound
 from optsched.optimize.solve import solve
 from optsched.problem.budget import work_time
@@ -21,6 +20,7 @@ from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.workloads.generate import generate
+from optsched.workloads.problem import Problem
 
 # The time limit of a job. Compiling does not count in it.
 _EACH_S = 1.0

@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.problem import Problem, as_problem
 from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.workloads.problem import Problem, as_problem
 
 if TYPE_CHECKING:
     import pandas as pd

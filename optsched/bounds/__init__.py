@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import REGISTRY, Bound, BoundTask, Completions, Proof, features_of
 from optsched.bounds.relaxations import relax
-from optsched.judge.problem import Problem, as_problem
 from optsched.problem.budget import Budget
 from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
+from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time for choosing among relaxations.
 _CHOICE_SHARE = 0.2

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, SESSION_FIELDS, further_fields
 from optsched.bounds.checker.prefixes import Charge
 from optsched.costs.cost import BatchCost, CostModel
-from optsched.judge.problem import Problem
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.registry import Registry
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 Completions: TypeAlias = Callable[[Instance, BatchCost], NDArray[np.float64] | None]
 
@@ -28,6 +28,8 @@ class BoundTask(Problem):
 
     Parameters
     ----------
+    instance, fleet, objective, slo_ttft, slo_tpot, slo_gap, slo_latency
+        As of `Problem`.
     known : Schedule, optional
         A schedule of the instance, for bounds that can start from one.
     seed : int

@@ -7,9 +7,9 @@ from typing import Any
 from optsched.bounds.certificate import verify_certificate
 from optsched.bounds.pools import verify_pools
 from optsched.files.read_write import read_json
-from optsched.judge.problem import Problem, as_problem
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.workloads.problem import Problem, as_problem
 
 
 def verify(

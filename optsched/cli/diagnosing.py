@@ -14,9 +14,9 @@ from optsched.costs.cost import load_cost_model, roofline
 from optsched.costs.model_file import to_toml
 from optsched.files.measured import Measured, read_measured, settings_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes
-from optsched.judge.problem import Problem
 from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.instance import Instance, Limits
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.diagnose import Diagnosis

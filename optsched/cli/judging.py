@@ -31,10 +31,10 @@ from optsched.files.results import head, result_dict
 from optsched.files.sources import schedule_of
 from optsched.files.strict_json import Place
 from optsched.judge.evaluate import Evaluation, evaluate as judge
-from optsched.judge.problem import Problem
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem
 
 
 def simulate(

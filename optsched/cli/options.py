@@ -17,13 +17,13 @@ from optsched.costs.fleet import Fleet, fleet_of
 from optsched.files.library import cost_model_of
 from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
-from optsched.judge.problem import Problem
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.service import SLOS
 from optsched.problem.specs import read_entries, read_pairs
 from optsched.problem.text_files import parse_json
+from optsched.workloads.problem import Problem
 
 
 def in_range(

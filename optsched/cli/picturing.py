@@ -13,12 +13,12 @@ from optsched.costs.fleet import stated_fleet
 from optsched.files.read_write import read_instance
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,6 @@ from optsched.cli.options import (
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
 from optsched.files.read_write import read_schedule, write_json
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem
 from optsched.problem import errors, objective as objectives
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InfeasibleError, InputError, NoIncumbentError, UsageError
@@ -29,6 +28,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.optimize.bound import BoundResult

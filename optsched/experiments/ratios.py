@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.analysis.ratio import ratios
 from optsched.experiments.base import Experiment, Row
-from optsched.judge.problem import Problem
 from optsched.problem.specs import is_file, parse_spec, read_pairs
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.ratio import Study

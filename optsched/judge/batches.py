@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from optsched.judge import replay as rules
 from optsched.judge.evaluation import Clock, Evaluation, Moved, Reuse
 from optsched.judge.moves import moves_of
-from optsched.judge.problem import Problem
 from optsched.judge.replay import Breach, Columns, Origin, replay
 from optsched.judge.validity import warn_outside
 from optsched.problem.errors import InputError, ViolationError, some
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.workloads.problem import Problem
 
 MAX_WORKERS = 1_000_000
 """Maximum number of workers of a schedule."""

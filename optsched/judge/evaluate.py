@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from optsched.judge.evaluation import Evaluation
-from optsched.judge.problem import Problem, as_problem
 from optsched.judge.starts import judge_starts
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns, runs_on
+from optsched.workloads.problem import Problem, as_problem
 
 
 def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Evaluation:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from optsched.judge import spans
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
-from optsched.judge.problem import Problem, as_problem
 from optsched.judge.spans import PHASES
 from optsched.problem.errors import InputError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns, runs_on
+from optsched.workloads.problem import Problem, as_problem
 
 MAX_ENTRIES = 50_000_000
 """Maximum number of output tokens of a schedule of starts, which is expanded round by round."""

@@ -14,7 +14,6 @@ from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
-from optsched.judge.problem import Problem, as_problem
 from optsched.optimize.consistency import is_met
 from optsched.optimize.exact import choose_if_able
 from optsched.optimize.formulations.base import Task
@@ -37,6 +36,7 @@ from optsched.problem.metrics import time_words
 from optsched.problem.objective import first_metric, parse_objective
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time limit for bounds. The rest is spent on schedules.
 _BOUND_SHARE = 0.6

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.judge.problem import Problem
 from optsched.optimize.consistency import TOLERANCE, end_of, float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
@@ -28,6 +27,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
+from optsched.workloads.problem import Problem
 
 # Policies whose schedules are tried as warm starts. They are quick, and each of them ends.
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from optsched.files.results import NOT_HERE, head
 from optsched.judge.evaluate import Evaluation
-from optsched.judge.problem import Problem, as_problem
 from optsched.optimize.exact import (
     Exact,
     Start,
@@ -44,6 +43,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem, as_problem
 
 # Of more requests than this a bound and a search are asked first whether a schedule is better than
 # a value: the shares of the time left for the bound (the first), and for searches until one is.

@@ -12,7 +12,6 @@ from optsched.bounds.certificate import certified_value, same_cost_model
 from optsched.files import library
 from optsched.files.read_write import read_json, schedule_from_dict
 from optsched.judge.evaluate import Evaluation
-from optsched.judge.problem import Problem
 from optsched.optimize.interval import Interval
 from optsched.policies import allows, list_policies as registry
 from optsched.policies.engine.simulate import completions
@@ -27,6 +26,7 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 # The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1

@@ -291,7 +291,7 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64]) -> Schedule:
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     """Return the schedule of some requests as a part of the schedule of all."""
     from optsched.judge.evaluate import evaluate
-    from optsched.judge.problem import Problem
+    from optsched.workloads.problem import Problem
 
     with warnings.catch_warnings():  # the judgement of the whole says it once
         warnings.simplefilter("ignore")

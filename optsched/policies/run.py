@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.judge.problem import Problem, as_problem
 from optsched.policies import label_of, make_policy
 from optsched.policies.base import Scheduler
 from optsched.policies.engine.simulate import simulate
@@ -17,6 +16,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 from optsched.problem.streams import Seed
 from optsched.workloads.predict import Predictor
+from optsched.workloads.problem import Problem, as_problem
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric of `optsched.problem.metrics.TABLE` to minimize, or maximize where more is better.
+    """A metric to minimize, or to maximize where more is better.
 
-    `parameters` are limits, times > 0 in the instance's unit, by name.
+    Parameters
+    ----------
+    name : str
+        A metric of `optsched.list_metrics`.
+    parameters : tuple of (str, float)
+        Limits that it depends on, times > 0 in the instance's unit, by name.
     """
 
     name: str
@@ -51,7 +56,12 @@ class Objective:
         return self.metric.sense == "max"
 
     def check(self, instance: Instance) -> None:
-        """Check that the metric has what it needs: limits, its own or the instance's; sessions."""
+        """Check that the metric has what it needs: limits, its own or the instance's; sessions.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
         if instance.after is None and {"session_completion", "above_chain"} & {*self.metric.needs}:
             raise UsageError(
                 f"objective: {self.name}: found an instance without sessions; expected one with "
@@ -66,20 +76,40 @@ class Objective:
             )
 
     def integral(self, instance: Instance) -> bool:
-        """Whether the value is an integer for every schedule of an instance."""
+        """Whether the value is an integer for every schedule of an instance.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
         return self.metric.is_whole(instance)
 
     def of(self, evaluation: Any) -> float | int | None:
-        """Return the value that an evaluation has for the objective."""
+        """Return the value that an evaluation has for the objective.
+
+        Parameters
+        ----------
+        evaluation : Evaluation
+        """
         value: float | int | None = evaluation.metrics[self.name]
         return value
 
     def signed(self, value: float) -> float:
-        """Return the value with its sign turned where more is better, so that less is better."""
+        """Return the value with its sign turned where more is better, so that less is better.
+
+        Parameters
+        ----------
+        value : float
+        """
         return -value if self.maximized else value
 
     def better(self, one: float | None, other: float | None) -> bool:
-        """Whether one value is strictly better than another. Any value is better than None."""
+        """Whether one value is strictly better than another. Any value is better than None.
+
+        Parameters
+        ----------
+        one, other : float or None
+        """
         if one is None or other is None:
             return other is None and one is not None
 

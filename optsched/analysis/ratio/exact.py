@@ -3,10 +3,10 @@
 from contextlib import suppress
 from typing import Any
 
-from optsched.judge.problem import Problem
 from optsched.optimize.solve import Result, solve
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.workloads.problem import Problem
 
 
 def optimum(problem: Problem | Instance, **options: Any) -> Result:

@@ -20,7 +20,6 @@ from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import lower_bound
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
-from optsched.judge.problem import Problem, as_problem
 from optsched.optimize.consistency import reconcile
 from optsched.optimize.strategies import outside_reason
 from optsched.policies import Named, Scheduler, labelled, make_policy
@@ -32,6 +31,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
+from optsched.workloads.problem import Problem, as_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from optsched.bounds.base import ANY_INSTANCE, features_of_problem
-from optsched.judge.problem import Problem
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance, TimeUnit
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
+from optsched.workloads.problem import Problem
 
 LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
 """Limits and switches of an instance, with the names of `demands`."""
@@ -23,6 +23,8 @@ class Task(Problem):
 
     Parameters
     ----------
+    instance, fleet, objective, slo_ttft, slo_tpot, slo_gap, slo_latency
+        As of `Problem`.
     extras : mapping of str to object
         Options that only some formulations have, by name (for example ``eviction_free``).
     """

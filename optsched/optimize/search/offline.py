@@ -16,7 +16,6 @@ import numpy as np
 
 from optsched.bounds.tail import TAIL
 from optsched.judge.evaluate import Evaluation
-from optsched.judge.problem import Problem
 from optsched.optimize.search.on_time import Served, quick_to_search, serve_in_time
 from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
@@ -25,6 +24,7 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 # The share of the time for policies behind routers, where there are several workers.
 _ROUTED = 0.3

@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem
 from optsched.policies import make_policy
 from optsched.policies.base import Job, Rules
 from optsched.policies.routers import Routed, run_on
@@ -49,6 +48,7 @@ from optsched.problem.limits import all_limits
 from optsched.problem.metrics import served_well
 from optsched.problem.schedule import Schedule, workers_of
 from optsched.workloads.predict import predict
+from optsched.workloads.problem import Problem
 
 Flags = NDArray[np.bool_]
 

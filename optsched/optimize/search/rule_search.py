@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.judge.problem import Problem
 from optsched.optimize.search.rule import Server
 from optsched.policies.runner import Job, own_work
 from optsched.policies.workers import Part, joined
@@ -31,6 +30,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule, check_columns, from_batches, in_parts
+from optsched.workloads.problem import Problem
 
 _FREE = 1e18
 _STARTS: tuple[tuple[float, ...], ...] = (

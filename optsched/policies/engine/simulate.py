@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem, as_problem
 from optsched.policies import label_of, make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.routers import Routed
@@ -18,6 +17,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 from optsched.problem.streams import Seed
 from optsched.workloads.predict import Predictor, predict
+from optsched.workloads.problem import Problem, as_problem
 
 MAX_ENTRIES = 1 << 28
 """Max output tokens of an instance that is simulated. Each is an entry of the schedule."""

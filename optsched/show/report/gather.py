@@ -16,7 +16,6 @@ from optsched.costs.fleet import stated_fleet
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
 from optsched.files.strict_json import Place, read_json, stem
-from optsched.judge.problem import Problem
 from optsched.judge.timeline import Timeline, timeline
 from optsched.optimize.consistency import AGREEMENT
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
@@ -25,6 +24,7 @@ from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 from optsched.problem.scope import ONE_WORKER
+from optsched.workloads.problem import Problem
 
 # Formats with the instance's name.
 _NAMING = ("result", "comparison", "capacity")

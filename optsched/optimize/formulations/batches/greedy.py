@@ -6,7 +6,6 @@ from itertools import chain, islice, product
 from typing import NamedTuple
 
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
 from optsched.optimize.formulations.batches.problem import Batch, BatchProblem, Times, problem
@@ -14,6 +13,7 @@ from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 _LARGE = 2000
 # The seconds for the first plan, where no time is left.

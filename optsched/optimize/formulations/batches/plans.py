@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from optsched.judge.evaluate import evaluate
-from optsched.judge.problem import Problem
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, BatchProblem, Times
@@ -17,6 +16,7 @@ from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
+from optsched.workloads.problem import Problem
 
 Plan = list[Batch]
 
