@@ -112,11 +112,8 @@ def of_policy(instance: optsched.Instance, spec: str) -> Any:
     """Return the digest and the metrics of a policy's schedule, or the kind of its error."""
     cost = None if instance.time_unit == "round" else COST
     try:
-        schedule = optsched.run(optsched.Problem(instance, cost), spec, seed=1).schedule
-        return [
-            digest(schedule),
-            optsched.evaluate(optsched.Problem(instance, cost), schedule).metrics,
-        ]
+        done = optsched.run(optsched.Problem(instance, cost), spec, seed=1)
+        return [digest(done.schedule), done.metrics]
     except optsched.OptschedError as error:
         return type(error).__name__
 

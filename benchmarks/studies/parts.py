@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from optsched import Problem
+from optsched import Problem, run
 from optsched.experiments.base import Claim, Row, Run
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.policies.base import Rules
-from optsched.policies.engine.simulate import simulate
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
@@ -163,7 +162,7 @@ def judged(instance: Instance, policy: str | Rules, cost: Any = None, **options:
     -------
     Evaluation
     """
-    return evaluate(Problem(instance, cost), simulate(Problem(instance, cost), policy, **options))
+    return run(Problem(instance, cost), policy, **options).evaluation
 
 
 def picked(metrics: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
