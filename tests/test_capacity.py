@@ -321,10 +321,10 @@ def test_every_command_takes_slos_as_options(command: str, tmp_path, monkeypatch
     assert metrics["slo_attainment"] == 0.5
     if command in ("solve", "bound"):
         assert data["bound"] == 0.5
-        assert data["objective_name"] == "slo_attainment"
+        assert data["objective_name"] == "slo_attainment:slo_ttft=1"
         twice = run(command, "two.json", "--slo-ttft", 1, "--objective",
                     "slo_attainment:slo_ttft=2")  # fmt: skip
-        assert "slo_ttft: found 1 beside 2 of the objective" in one_line_error(twice, 2)
+        assert "slo_ttft: found both 2 and 1; expected one value" in one_line_error(twice, 2)
 
 
 def test_simulate_refuses_a_policy_without_its_slos_as_compare_does(tmp_path, monkeypatch) -> None:

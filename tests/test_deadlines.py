@@ -11,7 +11,7 @@ from optsched import BatchCost, Instance, Problem, compare, run
 from optsched.policies import allows
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.rules import Rules
-from optsched.problem.errors import InputError, PolicyError, UsageError
+from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.metrics import served_well
 
 # One layer, milliseconds: 1 per token, 10 per batch.
@@ -186,5 +186,3 @@ def test_simulate_and_compare_tell_policies_the_slos_that_are_given() -> None:
     assert rows[0].metrics["slo_attainment"] == rows[1].metrics["slo_attainment"] == 2 / 3
     assert "no slo_ttft" in compare(bare, ["edf"], bound=False).rows[0].error
     assert "edf" in {row.policy for row in compare(Problem(bare, slo_ttft=2.0), bound=False).rows}
-    with pytest.raises(UsageError, match="SLO: 'slo' is unknown; known are slo_ttft"):
-        simulate(Problem(bare, **{"slo": 1.0}), "fcfs")

@@ -60,7 +60,7 @@ def test_every_bound_and_formulation_declares_kinds_that_have_words() -> None:
     seconds = Instance([0.0], [1], [1], kv_capacity=3, time_unit="second")
     for name, instance in (("hindsight", PAUSES), ("infermax", seconds)):
         model = get(name)
-        task = Task(instance, objective=("tel",))
+        task = Task(instance, None if instance.in_rounds else "llama2-7b-a100-infermax")
         assert model.leaves_out(task) <= set(KINDS)
 
 
@@ -233,7 +233,7 @@ def test_no_schedule_on_two_workers_beats_a_bound_for_two() -> None:
     judged = 0
     while judged < 40:
         instance = in_rounds(rng)
-        best = optimum(Problem(instance, Fleet.of(2)))
+        best = optimum(instance, 2)
         if best is None or instance.n < 2:
             continue
         judged += 1

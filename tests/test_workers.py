@@ -15,6 +15,7 @@ from test_batch_bounds import tiny as tiny_batches
 from test_most_in_time import by_brute_force, slos_of, text, tiny
 from test_service_bound import most_by_search, slos_for
 
+import optsched
 from optsched import (
     BatchCost,
     Fleet,
@@ -236,7 +237,7 @@ def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
     routed = []
     for spec in behind_routers(starts, 3):
         try:
-            judged = run(Problem(instance, MODEL, **limits), spec).evaluation
+            judged = optsched.run(Problem(instance, Fleet.of(3, MODEL), **limits), spec).evaluation
         except OptschedError:
             continue
         routed.append(sign * judged.metrics[metric])
@@ -277,7 +278,7 @@ def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
         generator.integers(1, 40, n), kv_capacity=300,
     )  # fmt: skip
     routed = [
-        run(instance, spec).metrics["tel"]
+        optsched.run(instance, spec).metrics["tel"]
         for spec in behind_routers(("mc-sf", "fcfs", "least-work"), 3)
     ]
     found = solve(Problem(instance, Fleet.of(3)), time_limit_s=2.0)

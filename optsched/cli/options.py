@@ -13,10 +13,11 @@ import typer
 
 from optsched.cli.output import tell
 from optsched.costs.cost import CostModel
-from optsched.costs.fleet import Fleet, fleet_of
+from optsched.costs.fleet import MAX_MACHINES, Fleet, fleet_of
 from optsched.files.library import cost_model_of
 from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
@@ -233,19 +234,12 @@ def fleet_from(
 
     text: str | int = given[named[0]]
     if named == ["workers"]:
-        text = number_of_workers(str(text))
+        whole = str(text).removeprefix("-").isdecimal()
+        text = check_whole(int(text) if whole else text, "--workers", 1, MAX_MACHINES)
     elif named == ["fleet"]:
         check_suffix(str(text), "--fleet", ".toml")
 
     return Fleet.of(text, cost_model, **more)
-
-
-def number_of_workers(text: str) -> int:
-    """Return the number of an option ``--workers``."""
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--workers: found {text}; expected an integer >= 1")
-
-    return int(text)
 
 
 def check_requests_out(text: str | None) -> None:

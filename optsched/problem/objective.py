@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,17 @@ class Objective:
                 f"objective: {self.name}: found no limit; expected {' or '.join(known)}, as in "
                 f"{self.name}:{known[0]}=1, or as a column of the instance"
             )
+
+    def within(self, limits: Mapping[str, float]) -> Objective:
+        """Return the objective with those of some limits that its metric takes, beside its own.
+
+        Parameters
+        ----------
+        limits : mapping of str to float
+        """
+        more = tuple((key, limits[key]) for key in self.metric.parameters if key in limits)
+        both = service_limits([self, Objective(self.name, more)]) if more else {}
+        return Objective(self.name, tuple(both.items())) if more else self
 
     def integral(self, instance: Instance) -> bool:
         """Whether the value is an integer for every schedule of an instance.

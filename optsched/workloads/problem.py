@@ -11,7 +11,6 @@ from optsched.costs.cost import CostModel
 from optsched.costs.fleet import Fleet, Hardware, fleet_of
 from optsched.costs.machine import Machine
 from optsched.files.read_write import as_instance
-from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import with_slos
 from optsched.problem.objective import (
@@ -58,7 +57,8 @@ class Problem:
     Notes
     -----
     A single machine's KV capacity and limits become the instance's. Parameters of an objective, as
-    in ``slo_attainment:slo_ttft=1``, become columns like the SLOs.
+    in ``slo_attainment:slo_ttft=1``, become columns like the SLOs, and SLOs parameters of those
+    objectives that have them.
 
     Examples
     --------
@@ -94,32 +94,24 @@ class Problem:
     def __post_init__(self, *slos: float | None) -> None:
         put = object.__setattr__.__get__(self)
         put("fleet", fleet_of(self.fleet))
-        put("objective", parse_objectives(self.objective))
-        put(
-            "instance",
-            self._on_machine(as_instance(self.instance), dict(zip(SLOS, slos, strict=True))),
-        )
+        given = {name: value for name, value in zip(SLOS, slos, strict=True) if value is not None}
+        goals = tuple(one.within(given) for one in parse_objectives(self.objective))
+        put("objective", goals)
+        instance = self._on_machine(as_instance(self.instance))
+        put("instance", with_slos(instance, given | service_limits(goals)))
         for goal in self.objective:
             goal.check(self.instance)
 
         put("hardware", self.fleet.on(self.instance))
 
-    def _on_machine(self, instance: Instance, slos: dict[str, float | None]) -> Instance:
-        """Return the instance with the KV capacity and limits of a single machine, and the SLOs."""
-        if len(self.fleet) == 1:
-            one = self.fleet.machines[0]
-            capacity = one.kv_capacity or instance.kv_capacity
-            limits = one.limits_on(instance)
-            if capacity != instance.kv_capacity or limits != instance.limits:
-                instance = replace(instance, kv_capacity=capacity, limits=limits, known=None)
+    def _on_machine(self, instance: Instance) -> Instance:
+        """Return the instance with the KV capacity and limits of a single machine."""
+        one = self.fleet.machines[0]
+        capacity, limits = one.kv_capacity or instance.kv_capacity, one.limits_on(instance)
+        if len(self.fleet) > 1 or (capacity, limits) == (instance.kv_capacity, instance.limits):
+            return instance
 
-        for name, value in service_limits(self.objective).items():
-            if slos[name] not in (None, value):
-                raise UsageError(f"{name}: found {slos[name]:g} beside {value:g} of the objective")
-
-            slos[name] = value
-
-        return with_slos(instance, slos)
+        return replace(instance, kv_capacity=capacity, limits=limits, known=None)
 
     def __repr__(self) -> str:
         goals, fleet = ",".join(map(str, self.objective)), self.fleet.words
