@@ -278,7 +278,7 @@ def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
         generator.integers(1, 40, n), kv_capacity=300,
     )  # fmt: skip
     routed = [
-        optsched.run(instance, spec).metrics["tel"]
+        optsched.run(Problem(instance, Fleet.of(3)), spec).metrics["tel"]
         for spec in behind_routers(("mc-sf", "fcfs", "least-work"), 3)
     ]
     found = solve(Problem(instance, Fleet.of(3)), time_limit_s=2.0)

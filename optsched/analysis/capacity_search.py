@@ -161,8 +161,9 @@ class CapacitySearch:
             raise _StoppedError
 
         try:
-            policy = behind(spec, self.asked.router)
-            judged = run_within(self.asked.at(value), policy, budget, self.asked.seed).evaluation
+            asked = self.asked.at(value)
+            policy = behind(spec, self.asked.router) if asked.workers > 1 else spec
+            judged = run_within(asked, policy, budget, self.asked.seed).evaluation
         except OutOfTimeError:
             raise _StoppedError from None
 
