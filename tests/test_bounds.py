@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -119,11 +119,12 @@ def test_ten_thousand_requests_are_bounded_by_more_than_their_outputs(arrivals: 
 
 def test_bounds_say_where_they_do_not_apply() -> None:
     instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
-    assert lower_bound(instance) == (None, None)
+    problem = Problem(instance, PLAIN)
+    assert lower_bound(problem.about("peak_kv")) == (None, None)
     with pytest.raises(UsageError, match="does not apply"):
-        lower_bound(instance, method="srpt")
+        lower_bound(problem, method="srpt")
     with pytest.raises(UsageError, match="expected auto, "):
-        lower_bound(instance, method="magic")
+        lower_bound(problem, method="magic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +149,10 @@ def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     for name, one in list_bounds().items():
         if one.needs:  # of sessions
             continue
-        instance = padded if one.time_unit == "round" else seconds
+        about = Problem(padded) if one.time_unit == "round" else Problem(seconds, PLAIN)
+        limited = replace(about, objective=(one.objectives[0],), slo_ttft=1.0)
         with pytest.raises(UsageError, match=f"'{name}', which is not proved for pad_tokens"):
-            lower_bound(Problem(instance, PLAIN, one.objectives[0]), method=name)
+            lower_bound(limited, method=name)
 
 
 def test_no_optimum_is_claimed_for_what_no_method_models() -> None:

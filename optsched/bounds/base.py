@@ -71,11 +71,7 @@ class BoundTask(Problem):
     @property
     def batch_cost(self) -> BatchCost:
         """The cost model of an instance in seconds."""
-        if not isinstance(self.cost_model, BatchCost):
-            raise UsageError(
-                "bound: found an instance in seconds without a cost model; expected one with it"
-            )
-
+        assert isinstance(self.cost_model, BatchCost)  # that of a problem in seconds
         if self.cost_model.table is not None:
             raise UsageError("bound: found a tabulated cost model; expected one of its minorants")
 
@@ -172,17 +168,12 @@ class Bound:
     def applies(self, task: BoundTask) -> bool:
         """Return whether the bound is one for the task's objective and the instance's time unit.
 
-        An instance in seconds has bounds only under a cost model.
-
         Parameters
         ----------
         task : BoundTask
         """
-        instance = task.instance
-        priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)
-        same_unit = self.time_unit == instance.time_unit
-        asked = task.goal.name in self.objectives and self.needs <= task.features
-        return priced and same_unit and asked
+        same_unit = self.time_unit == task.instance.time_unit
+        return same_unit and task.goal.name in self.objectives and self.needs <= task.features
 
 
 ANY_INSTANCE = LIMITS | {"arrivals", "evictions", "kv_cached", "kv_generated"}

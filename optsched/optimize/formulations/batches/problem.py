@@ -405,7 +405,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> BatchProblem:
     if not isinstance(model, BatchCost):
         raise UsageError("formulation: found no cost model of batches; infermax expected one")
 
-    objectives = task.names or ("makespan",)
+    objectives = task.names
     for name in objectives:
         if name in SPANS and not (instance.output_tokens > 1).any():
             raise UsageError(
